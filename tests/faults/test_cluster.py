@@ -61,10 +61,12 @@ async def node_down(node: Node) -> AsyncIterator[None]:
 
 
 async def wait_for_progress(scenario: FaultScenario) -> None:
-    """Wait until more was asked than was under way: calls are admitted, run and answered."""
-    before = scenario.provider_count().total()
+    """Wait until more was asked than was under way: calls are admitted, run and answered. All calls are enough."""
+    wanted = scenario.provider_count().total() + MAX_CONCURRENCY + 1
+    if scenario.load is None:
+        wanted = min(wanted, len(scenario.questions))
     async with asyncio.timeout(60):
-        while scenario.provider_count().total() <= before + MAX_CONCURRENCY:
+        while scenario.provider_count().total() < wanted:
             await asyncio.sleep(0.1)
 
 
