@@ -60,7 +60,8 @@ class LimitedH11Protocol(H11Protocol):
             self._reject(transport)
             return
         super().connection_made(transport)
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined] # asyncio's, but in no stub; without effect for TLS
+        if hasattr(transport, "max_size"):  # of asyncio's sockets; other loops' and TLS's transports have none
+            transport.max_size = READ_BYTES
         self._shared.metrics.connections.inc()
         self._start_header_timer()
 

@@ -126,6 +126,35 @@ async def test_a_body_is_read_in_small_blocks(
     assert max(sizes) <= READ_BYTES
 
 
+class TransportOfAnotherLoop:
+    """A transport that has no attributes of its own to set, as uvloop's has none."""
+
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> object:
+        if name == "max_size":
+            raise AttributeError(name)
+        return getattr(self._transport, name)
+
+
+async def test_a_loop_whose_transports_have_no_block_size_is_served(
+    fleet: MemoryFleet, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection_made, problems = LimitedH11Protocol.connection_made, list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+
+    def made_with(protocol: LimitedH11Protocol, transport: asyncio.Transport) -> None:
+        connection_made(protocol, TransportOfAnotherLoop(transport))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LimitedH11Protocol, "connection_made", made_with)
+    async with open_gateway_client(fleet.gateway_url, token) as door:
+        assert (await door.post("/invoke", {"question": "x"}))[0] == 200
+    assert problems == []
+
+
 async def test_a_slow_body_is_408(socket: RawConnection, token: str) -> None:
     await socket.write(invoke_head(token, **{"Content-Length": "100"}) + b"{")
     answer = await socket.read_response()
