@@ -54,8 +54,13 @@ class Message(BaseModel):
         try:
             message: Self = cls.__pydantic_validator__.validate_json(body)  # `model_validate_json` without its options
         except ValidationError as error:
-            raise BadRequest(describe_validation_error(error)) from None
+            raise BadRequest(cls.describe(error)) from None
         return message
+
+    @classmethod
+    def describe(cls, error: ValidationError) -> str:
+        """Return in one sentence why a message of this class is invalid."""
+        return describe_validation_error(error)
 
     def with_fields(self, **fields: object) -> Self:
         """Return a copy with these fields, which are not validated.
@@ -92,13 +97,9 @@ class StrictMessage(Message):
     model_config = ConfigDict(extra="forbid")
 
     @classmethod
-    def from_wire(cls, body: bytes | str) -> Self:
-        """Parse and validate a message. Raises `BadRequest`; for unknown keys it names the nearest known ones."""
-        try:
-            message: Self = cls.__pydantic_validator__.validate_json(body)  # `model_validate_json` without its options
-        except ValidationError as error:
-            raise BadRequest(describe_unknown_keys(error, cls) or describe_validation_error(error)) from None
-        return message
+    def describe(cls, error: ValidationError) -> str:
+        """Return in one sentence why a message of this class is invalid; unknown keys with the nearest known ones."""
+        return describe_unknown_keys(error, cls) or describe_validation_error(error)
 
 
 def describe_unknown_keys(error: ValidationError, model: type[BaseModel]) -> str:
