@@ -295,13 +295,19 @@ async def nap(target: Any, emit: Any, send: Any) -> None:
     await asyncio.sleep(0.3)
 
 
+def seconds_without_a_processor() -> float:
+    """For how long this thread could have run so far, and other programs had the processors."""
+    return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
+
 async def longest_hold(stop: asyncio.Event) -> float:
-    """For how long the event loop was held at most."""
+    """For how long the event loop was held at most, by this process and not by others on the machine."""
     loop, longest = asyncio.get_running_loop(), 0.0
     while not stop.is_set():
-        began = loop.time()
+        began, without_before = loop.time(), seconds_without_a_processor()
         await asyncio.sleep(0.005)
-        longest = max(longest, loop.time() - began)
+        without = seconds_without_a_processor() - without_before
+        longest = max(longest, loop.time() - began - without)
     return longest
 
 
@@ -396,7 +402,8 @@ async def test_twenty_tasks_of_a_second_on_three_slots_end_in_little_more_than_t
     print(f"20 tasks: {seconds:.2f} s, ideal {ideal} s, {mine.retries} retries; the loop was held for {held:.3f} s")
     assert [task.error for task in result.task_results] == [None] * 20
     assert mine.retries == is_killed
-    assert seconds < 1.2 * ideal  # how long the loop was held is a figure: it depends on what else the machine does
+    assert seconds < 1.2 * ideal
+    assert held < 0.05
 
 
 @pytest.mark.parametrize(("on_host_lost", "retries"), [("retry", 1), ("error", 0)])
