@@ -57,7 +57,7 @@ screenshots: $(ready)  ## make the pictures of the pages in docs/ again
 bench: $(ready)  ## measure calls beside a bare aio-pika loop, into docs/benchmarks.md
 	$(bin)/python benchmarks/bench.py
 	$(bin)/python benchmarks/in_flight.py
-bench-check: $(ready) ## one ratio of `make bench`, 20 s: fails if it is 25% below the recorded one
+bench-check: $(ready) ## three ratios of `make bench`, 1 min: fails if one is worse than it may be
 	$(bin)/python benchmarks/bench.py --check
 bench-peers: $(ready) ## measure other libraries and proxies beside Quintain, each in ~/.cache/quintain/clients
 	$(bin)/python benchmarks/targets.py

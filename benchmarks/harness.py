@@ -244,10 +244,12 @@ def running_fleet(
     ledger_url: str = "",
     gateway_port: int = 0,
     broker_pid: Mapping[str, int] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
-    """Metadata services, workers, and a gateway if it has a port, each a process of its own."""
+    """Metadata services, workers, and a gateway if it has a port, each a process of its own, with ``env`` too."""
     (folder / "quintain.yaml").write_text(config)
     variables = {
+        **(env or {}),
         "QUINTAIN_BROKER_URL": url,
         "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN,
         "QUINTAIN_STATE_DIR": str(folder / "state"),

@@ -32,6 +32,8 @@ HERE = Path(__file__).parent
 AGENTV, AGENTV_VERSION = "@agentv/core", "4.42.4"
 LITELLM = ClientTool(name="bench-litellm", version="1.100.0", pypi="litellm[proxy]")
 LITELLM_KEY = "sk-benchmark"
+MOCK = {"model": "openai/none", "api_key": "none", "mock_response": "fine"}
+MOCKS: Mapping[str, Mapping[str, object]] = {"bench": MOCK, "slower": {**MOCK, "mock_delay": 1}}
 
 QUESTION = "How are you?"
 LONG_CALLS, BATCH = 100, 50
@@ -101,22 +103,20 @@ async def over_rabbitmq(options: Options) -> AsyncIterator[ProxyUnderTest]:
 
 
 @contextlib.contextmanager
-def litellm_proxy(folder: Path) -> Iterator[ProxyUnderTest]:
-    """LiteLLM's proxy with mock responses. Raises `ServerUnavailable` or `NotStarted` where there is none."""
+def litellm_proxy(
+    folder: Path, models: Mapping[str, Mapping[str, object]] = MOCKS, env: Mapping[str, str] | None = None
+) -> Iterator[ProxyUnderTest]:
+    """LiteLLM's proxy, with mock responses if not said. Raises `ServerUnavailable` or `NotStarted`."""
     LITELLM.install(environment(), print)
-    answering = {"model": "openai/none", "api_key": "none", "mock_response": "fine"}
     config = {
-        "model_list": [
-            {"model_name": "bench", "litellm_params": answering},
-            {"model_name": "slower", "litellm_params": {**answering, "mock_delay": 1}},
-        ],
+        "model_list": [{"model_name": name, "litellm_params": params} for name, params in models.items()],
         "general_settings": {"master_key": LITELLM_KEY},
     }
     (folder / "litellm.yaml").write_text(json.dumps(config))
     port, programs = free_port(), LITELLM.folder(cache_folder(environment())) / "bin"
     words = [str(programs / "litellm"), "--config", str(folder / "litellm.yaml"), "--host", "127.0.0.1", "--port"]
     # It would fetch its price map from the network.
-    variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **(env or {})}
     with process([*words, str(port)], "Uvicorn running", program=str(programs / "python"), **variables) as pid:
         yield ProxyUnderTest(f"http://127.0.0.1:{port}", LITELLM_KEY, {"proxy": pid})
 

@@ -22,6 +22,7 @@ from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, Settle, TargetCard
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
+from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import calls, leases, sessions
@@ -57,7 +58,7 @@ class Bench:
         """Admit and settle calls of a target with room, one after another; returns the seconds of one settle."""
         ids = [secrets.token_hex(8) for _ in range(SETTLES_PER_ROUND)]
         admits = await self.admit("free", ids)
-        result = Result(output=[OutputMessage(content="yes")], raw_text="yes", target="free", call_count=1, max_calls=1)
+        result = Result(output=[OutputMessage(content="yes")], target="free", call_count=1, max_calls=1)
         began = time.process_time()
         for admit in admits:
             settle = Settle(
@@ -87,7 +88,7 @@ async def open_bench(held: int) -> Bench:
     ledger = await open_ledger("sqlite://")
     limits = {"free": 10_000, "joined": 10_000, "full": 1}
     cards = [TargetCard(name=name, provider="mock", max_concurrency=limit) for name, limit in limits.items()]
-    registration = Register(worker_id=WORKER, incarnation=WORKER, targets=cards)
+    registration = Register(worker_id=WORKER, incarnation=WORKER, targets=cards, protocol=PROTOCOL_VERSION)
     await ledger.transact(lambda moment: leases.register_worker(moment.now, registration, lease_ms=3_600_000))
     request = OpenSession(default_target="free", max_calls=10_000_000)
     session = await ledger.transact(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from servers import ClientTool, ServerUnavailable, cache_folder
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 FOLDER = PAGE.parent / "benchmarks"
-COLUMNS = ("", "side", "calls/s", "range", "p50 ms", "p99 ms", "× the reference", "CPU µs per call")
+COLUMNS = ("", "side", "calls/s", "range", "p50 ms", "p99 ms", "× the reference", "CPU µs per call", "× its CPU")
 
 #: In an environment of its own, as the peers are: the set-up of a checkout does not need it.
 MATPLOTLIB = ClientTool(name="bench-matplotlib", version="3.11.2", pypi="matplotlib")
@@ -58,7 +59,13 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def cells(result: Result) -> tuple[str, ...]:
+def cpu_ratio(result: Result, reference: Result) -> float:
+    """The CPU of all processes per call, as a part of the reference's: not a number where that used none."""
+    used = sum(reference.cpu_us.values())
+    return sum(result.cpu_us.values()) / used if used else math.nan
+
+
+def cells(result: Result, reference: Result) -> tuple[str, ...]:
     """One line of a table."""
     rates = sorted(one.rate for one in result.rounds)
     ratio = sorted(result.ratios)[len(result.ratios) // 2]
@@ -72,7 +79,8 @@ def cells(result: Result) -> tuple[str, ...]:
         number(result.median(lambda one: one.p50_ms)),
         number(result.median(lambda one: one.p99_ms)),
         f"{ratio:.2f}",
-        f"{sum(cpu.values()):,} ({parts})" if cpu else "",
+        f"{sum(cpu.values()):,} ({parts})",
+        f"{cpu_ratio(result, reference):.2f}",
     )
 
 
@@ -81,7 +89,9 @@ def markdown(results: Iterable[Result]) -> str:
     lines = []
     for table, rows in itertools.groupby(results, key=lambda one: one.table):
         lines += [f"\n### {table}\n", f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
-        lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+        for _, row in itertools.groupby(rows, key=lambda one: one.row):
+            reference, *others = row
+            lines += [f"| {' | '.join(cells(one, reference))} |" for one in (reference, *others)]
     return "\n".join(lines)
 
 

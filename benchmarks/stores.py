@@ -34,6 +34,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
+from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, unwrap
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import leases, sessions
@@ -61,7 +62,9 @@ class Store:
         ledger = await open_ledger(url)
         cards = [TargetCard(name=name, provider="mock", max_concurrency=10_000) for name in TARGETS]
         for number in range(WORKERS):
-            registration = Register(worker_id=f"w{number}", incarnation=f"w{number}", targets=cards)
+            registration = Register(
+                worker_id=f"w{number}", incarnation=f"w{number}", targets=cards, protocol=PROTOCOL_VERSION
+            )
             await ledger.transact(partial(_register, registration=registration))
         request = OpenSession(default_target=TARGETS[0], max_calls=10_000_000)
         return cls(
@@ -89,7 +92,6 @@ class Store:
         usage = TokenUsage(input=10, output=5)
         result = Result(
             output=[OutputMessage(content="yes")],
-            raw_text="yes",
             target=TARGETS[0],
             call_count=1,
             max_calls=1,

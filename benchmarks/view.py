@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from quintain_view.index.writer import index_path, update_index_step
+from quintain_view.index_writer import index_path, update_index_step
 
 #: The limits of issue K, in milliseconds.
 FIRST_PAINT_MS, FILTER_MS = 300, 200

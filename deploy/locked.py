@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-_EXTRAS = re.compile(r"quintain\[([a-z,]+)\]")
+_EXTRAS = re.compile(r"quintain\[([a-z,-]+)\]")
 
 
 def canonical(requirement: str) -> str:

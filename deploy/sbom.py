@@ -2,7 +2,8 @@
 
     python deploy/sbom.py > dist/quintain.cdx.json
 
-The packages and versions are those of this environment, which requirements.lock pins.
+The packages and versions are those of this environment, which requirements.lock pins. The hashes are those
+of the lock: of each file of a package's version that may be installed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ import json
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 NAME = "quintain"
+
+LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
+
+#: A package of the lock: its name, version, and the options of its lines.
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)(?: ;[^\n]*?)?((?: \\\n +--hash=sha256:[0-9a-f]+)+)", re.MULTILINE)
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([A-Za-z0-9._,\s-]+)\])?[^;]*(?:;(.*))?$")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([A-Za-z0-9._-]+)["']""")
@@ -57,20 +64,28 @@ def closure() -> dict[str, set[str]]:
     return needs
 
 
-def component(name: str) -> dict[str, object]:
+def locked_hashes() -> dict[tuple[str, str], list[str]]:
+    """The SHA-256 of each file of a package that the lock lets in, by the package's name and version."""
+    found = _PINNED.findall(LOCK.read_text(encoding="utf-8"))
+    return {(canonical(name), version): re.findall(r"[0-9a-f]{64}", options) for name, version, options in found}
+
+
+def component(name: str, hashes: Mapping[tuple[str, str], list[str]]) -> dict[str, object]:
     """A package as a component of CycloneDX."""
     metadata = importlib.metadata.metadata(name)
     version = importlib.metadata.version(name)
     purl = f"pkg:pypi/{name}@{version}"
     made: dict[str, object] = {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
+    if files := hashes.get((name, version)):
+        made["hashes"] = [{"alg": "SHA-256", "content": each} for each in files]
     licence = metadata.get("License-Expression")
     return made | ({"licenses": [{"expression": licence}]} if licence else {})
 
 
 def main() -> None:
     """Print the bill of materials."""
-    needs = closure()
-    components = {name: component(name) for name in sorted(needs)}
+    needs, hashes = closure(), locked_hashes()
+    components = {name: component(name, hashes) for name in sorted(needs)}
     references = {name: str(each["bom-ref"]) for name, each in components.items()}
     root = {**components.pop(NAME), "type": "application"}
     document = {

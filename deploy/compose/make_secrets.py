@@ -1,7 +1,7 @@
 """Creates this installation's secrets, each once, and a folder of them for each service that only the service can read.
 
 Runs before all else, in a container without a network, with the standard library alone. What is there is kept: the same
-command again changes nothing. The broker is told the passwords' hashes, never the passwords.
+command again changes nothing. The broker gets the passwords' hashes, in a volume of its own, and never the passwords.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 from pathlib import Path
 
 KEPT = Path("/run/quintain")
+HASHES = Path("/run/definitions/definitions.json")
 DEFINITIONS = Path("/deploy/definitions.json")
 
 #: The secrets in each service's folder. The number is the user id of the service: deploy/Dockerfile.
@@ -28,9 +29,14 @@ def kept(name: str, owner: int, text: str) -> None:
     """Write a file that only this owner can read."""
     path = KEPT / name
     path.parent.mkdir(exist_ok=True, mode=0o755)
+    write(path, owner, text, mode=0o400)
+
+
+def write(path: Path, owner: int, text: str, *, mode: int) -> None:
+    """Write a file of this owner, as a whole or not at all."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    new.touch(mode=0o400)
+    new.touch(mode=mode)
     new.write_text(text, encoding="ascii")
     os.chown(new, owner, owner)
     new.replace(path)
@@ -60,8 +66,7 @@ def _salted(salt: bytes, password: str) -> str:
 def definitions() -> str:
     """The broker's definitions, with the hash of every user's password."""
     told = json.loads(DEFINITIONS.read_text(encoding="utf-8"))
-    before = KEPT / "broker" / "definitions.json"
-    users = json.loads(before.read_text(encoding="utf-8"))["users"] if before.exists() else []
+    users = json.loads(HASHES.read_text(encoding="utf-8"))["users"] if HASHES.exists() else []
     hashes = {user["name"]: user["password_hash"] for user in users}
     for user in told["users"]:
         user["password_hash"] = hash_of(secret(f"broker-{user['name']}"), hashes.get(user["name"]))
@@ -77,9 +82,9 @@ def main() -> None:
     """Create the missing secrets."""
     KEPT.mkdir(exist_ok=True)
     (KEPT / "all").mkdir(exist_ok=True, mode=0o700)
-    kept("broker/definitions.json", ROOT, definitions())
-    # Hashes of 256 random bits: readable for any user, because the broker's user depends on its image.
-    (KEPT / "broker" / "definitions.json").chmod(0o444)
+    # Readable for any user of the broker's container: its user depends on the image.
+    write(HASHES, ROOT, definitions(), mode=0o444)
+    (KEPT / "broker" / "definitions.json").unlink(missing_ok=True)
     kept("postgres/password", ROOT, secret("ledger"))
     kept("metadata/broker-url", METADATA, broker_url("metadata"))
     kept("metadata/ledger-url", METADATA, f"postgresql://quintain:{secret('ledger')}@{LEDGER}/quintain")

@@ -21,11 +21,10 @@ MEANINGS = {
         "The ledger: `sqlite:///` and an absolute path, or `postgresql://user:password@host/database`.",
         "SQLite in the state folder",
     ),
-    "QUINTAIN_CONTENT_STORE": (
-        "Where requests of more than 16 MiB are stored: an absolute path, or `postgresql` for the ledger's database.",
-        "none: requests have at most 16 MiB",
+    "QUINTAIN_RETENTION_DAYS": (
+        "For how many days sessions that are closed or expired are kept, with their calls; at least 3.",
+        "for ever",
     ),
-    "QUINTAIN_CONTENT_STORE_BYTES": ("The size of all stored requests together, in bytes.", "4294967296"),
     "QUINTAIN_CONFIG": ("The configuration file.", "`quintain.yaml`, then `agentv.config.yaml`, here or above"),
     "QUINTAIN_STATE_DIR": (
         "The state folder: the ledger and the admin token.",

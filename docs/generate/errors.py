@@ -6,8 +6,8 @@ from generate.markdown import code, from_docstring, table
 from quintain import errors
 from quintain.errors import Fault, QuintainError
 from quintain_cli import console
-from quintain_cli.commands.serve_host import STUCK_EXIT_CODE
 from quintain_gateway.http import errors as http_errors
+from quintain_host.supervisor import REPLACE_EXIT_CODE
 
 #: What to do, by the error's class.
 MENDS = {
@@ -50,7 +50,7 @@ MENDS = {
     "BrokerRefused": "Correct user, permissions or virtual host; `quintain doctor` says which.",
     "GatewayUnavailable": "Start the gateway, or correct `QUINTAIN_GATEWAY_URL`.",
     "Unroutable": "Start the service that declares the queue.",
-    "QueueFull": "Send it again later; add workers if it stays so.",
+    "QueueFull": "Send it again later; if it stays so, add workers, or look whether all nodes of the broker run.",
     "NoAnswer": "Start the service that answers; `quintain status` lists those that run.",
     "HostLost": "Create the target again: the lease ends with its host.",
     "LeaseRequestNotDelivered": "Create the target again.",
@@ -74,7 +74,7 @@ EXIT_CODES = {
         "The budget is spent; every row so far is kept.",
         "Raise `max_calls`, and run the same command again.",
     ),
-    STUCK_EXIT_CODE: (
+    REPLACE_EXIT_CODE: (
         "Of `serve host`: a thread of the target did not end, and the process was ended.",
         "Start it again; correct the target, whose code does not return.",
     ),

@@ -6,7 +6,14 @@ from collections import defaultdict
 from html import escape
 
 from generate.markdown import code, table
-from quintain_metadata.rules.lifecycle import COUNTED_STATES, MAX_ATTEMPTS, TRANSITIONS, CallState, LifecycleEvent
+from quintain_metadata.rules.lifecycle import (
+    COUNTED_STATES,
+    MAX_ATTEMPTS,
+    MAX_UNCOUNTED_ATTEMPTS,
+    TRANSITIONS,
+    CallState,
+    LifecycleEvent,
+)
 
 #: The centre of each state's box.
 PLACES = {
@@ -71,7 +78,8 @@ def page() -> str:
         "A call is what a request id names within its session. The caller may reserve it; a worker that received its "
         "request asks the ledger to admit it, which charges it; then the worker asks the provider, and settles what "
         f"became of it. States with a coloured box count against the budget: {counted}. A call has at most "
-        f"{MAX_ATTEMPTS} attempts: one that dies with its worker is followed by another.\n\n"
+        f"{MAX_ATTEMPTS} attempts: one that dies with its worker is followed by another. At most "
+        f"{MAX_UNCOUNTED_ATTEMPTS} more do not count: those that died with a worker that ran other calls too.\n\n"
         "![The states of a call](call.svg)\n\n"
         "This is the table that the ledger applies; an event that is not in it changes nothing. *Charged* is what the "
         "event adds to the session's counter, and to those of all its ancestors.\n\n"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from generate.markdown import code, from_docstring, table
-from quintain.observability.metrics import ServiceMetrics
+from quintain.observe.metrics import ServiceMetrics
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_host.metrics import HostMetrics
+from quintain_host.counters import HostMetrics
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_worker.metrics import WorkerMetrics
 

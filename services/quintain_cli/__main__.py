@@ -30,8 +30,10 @@ COMMANDS: CommandTable = {
     "up": ("quintain_cli.commands.up:up", "Run all services in this process."),
     "invoke": ("quintain_cli.commands.invoke:invoke", "Call a target and print its answer."),
     "info": ("quintain_cli.commands.invoke:info", "Show the session, its counters and the targets it may call."),
-    "status": ("quintain_cli.commands.status:status", "List the running services and the targets that they serve."),
-    "top": ("quintain_cli.commands.top:top", "Watch targets, workers and budgets of the running fleet until Ctrl-C."),
+    "status": (
+        "quintain_cli.commands.status:status",
+        "Show the running services, the targets that they serve, and the budgets of open sessions.",
+    ),
     "doctor": ("quintain_cli.commands.doctor:doctor", "Check the broker, its exchanges and queues, and the ledger."),
     "drain": ("quintain_cli.commands.drain:drain", "Ask a worker to drain and exit, as SIGTERM does."),
     "snippet": (
@@ -59,6 +61,10 @@ COMMANDS: CommandTable = {
     "serve host": ("quintain_cli.commands.serve_host:serve_host", "Run a host that leases out a target under test."),
     "ledger verify": ("quintain_cli.commands.ledger:verify", "Recompute every counter of the ledger from its calls."),
     "ledger export": ("quintain_cli.commands.ledger:export", "Write every call as a line of JSON to standard output."),
+    "ledger prune": (
+        "quintain_cli.commands.ledger:prune",
+        "Count, or delete, old sessions that are closed or expired, with their children and calls.",
+    ),
     "dlq list": ("quintain_cli.commands.dlq:list_messages", "List the kept messages, oldest first."),
     "dlq show": (
         "quintain_cli.commands.dlq:show_message",
@@ -68,7 +74,7 @@ COMMANDS: CommandTable = {
     "dlq replay": ("quintain_cli.commands.dlq:replay", "Send a message again, and delete it once it is answered."),
     "broker apply": (
         "quintain_cli.commands.broker:apply",
-        "Set the policies that limit every queue that a client can fill.",
+        "Set the limits of every queue that a user can declare or fill, and of each user.",
     ),
     "broker add-user": (
         "quintain_cli.commands.broker:add_user",
@@ -98,7 +104,7 @@ GROUPS = {
     "`quintain status` shows pauses.",
     "session": "Open, list, show and close sessions (needs QUINTAIN_ADMIN_TOKEN).",
     "serve": "Run one service until SIGTERM.",
-    "ledger": "Read the ledger of QUINTAIN_LEDGER_URL; change nothing.",
+    "ledger": "Read the ledger of QUINTAIN_LEDGER_URL, or delete old sessions of it.",
     "dlq": "Show, replay and delete messages that no service could process. They are kept in quintain.poison.",
     "broker": "Set the policies and users of a broker, through its management API or as printed definitions.",
     "schema": "Print the JSON schema of a file, or the AsyncAPI document. A schema serves for completion in an editor "

@@ -14,11 +14,12 @@ from typing import Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from quintain import logs, telemetry
+from quintain import observe
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, mask_tokens
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
+from quintain.observe import logs
 from quintain.settings import environment, read_log_settings, read_trace_settings
 
 
@@ -68,7 +69,7 @@ def hex_dump(body: bytes, *, max_bytes: int = MAX_DUMPED_BYTES) -> str:
 ResultT = TypeVar("ResultT")
 
 #: Libraries whose logs are shown only with ``--verbose``.
-NOISY_LOGGERS = ("aiormq", "aio_pika", "httpx2", "httpcore2", "uvicorn")
+NOISY_LOGGERS = ("aiormq", "aio_pika", "uvicorn")
 
 EXIT_OK, EXIT_ERRORS, EXIT_USAGE, EXIT_BELOW_THRESHOLD, EXIT_BUDGET_SPENT = 0, 1, 2, 3, 4
 
@@ -151,7 +152,7 @@ def run_command(coroutine: Coroutine[Any, Any, ResultT], *, as_json: bool = Fals
 def _traced(service: str) -> contextlib.AbstractContextManager[None]:
     settings = read_trace_settings(environment())
     # The exporter's library is imported only if traces are exported.
-    return telemetry.export_spans(service, settings) if settings.export else contextlib.nullcontext()
+    return observe.export_spans(service, settings) if settings.export else contextlib.nullcontext()
 
 
 def exit_with_error(error: QuintainError, *, as_json: bool) -> NoReturn:

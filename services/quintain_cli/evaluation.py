@@ -29,8 +29,11 @@ from quintain.errors import ConfigError
 from quintain.graders import Case, Grader
 from quintain.settings import environment
 from quintain_cli.run.execution import execute_run
-from quintain_cli.run.options import RunOptions
-from quintain_runner import Row, RunReport, atomic_write, flat_rows
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.report.csv_file import flat_rows
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.atomic_file import atomic_write
+from quintain_runner.results.row import Row
 
 Returned = TypeVar("Returned")
 
@@ -115,9 +118,9 @@ def run(
         output=None if output is None else Path(output),
         config=None if config is None else Path(config),
         max_calls=max_calls,
-        as_json=True,
+        command=f"quintain run {path}",
     )
-    return EvaluationResult(_run_blocking(execute_run(options, f"quintain run {path}")))
+    return EvaluationResult(_run_blocking(execute_run(options)))
 
 
 def evaluate(

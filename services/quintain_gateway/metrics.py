@@ -14,10 +14,11 @@ from prometheus_client.core import CounterMetricFamily
 
 from quintain.client.transport import BatchItem, InvokeCall, Transport
 from quintain.clock import Clock
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.session import Info
 from quintain.errors import BusError, Cancelled, Fault
-from quintain.observability.metrics import ServiceMetrics
+from quintain.observe.metrics import ServiceMetrics
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.client import RpcClient
 
@@ -72,7 +73,7 @@ class GatewayMetrics(ServiceMetrics):
         """Allow the names of these registered targets as label values."""
         self._label_targets.update(targets)
 
-    def count_call(self, request: InvokeRequest, code: str, *, served_by: str | None = None) -> None:
+    def count_call(self, request: InvokeRequest | ApiRequest, code: str, *, served_by: str | None = None) -> None:
         """Count one ended call.
 
         ``code`` is the fault's code, or ``ok``. ``served_by`` is the name of the target that answered, if one did.

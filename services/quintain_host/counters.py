@@ -1,14 +1,19 @@
-"""Counters of a host: leases given, leases active and runs by outcome.
-
-The module does not import the metrics library, so that a host can count without it.
-"""
+"""Counts a host's leases and runs: the counters, the pipe on which slots' processes report, and the metrics."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
+
+from quintain.observe.metrics import ServiceMetrics
 
 #: Events that `HostCounters.count` takes: a lease was given, a lease ended, and the outcome of a run.
 LEASE_GIVEN: Final = "lease"
@@ -44,3 +49,103 @@ class HostCounters:
             case outcome:
                 self.runs[outcome] += 1
         self.on_count(event)
+
+
+#: Message: the child consumes lease requests.
+READY: Final = "ready"
+
+_BYTE_BY_MESSAGE: Final = {
+    READY: b"r",
+    LEASE_GIVEN: b"l",
+    LEASE_ENDED: b"o",
+    **dict(zip(RUN_OUTCOMES, (b"e", b"f", b"c"), strict=True)),
+}
+_MESSAGE_BY_BYTE: Final = {byte[0]: message for message, byte in _BYTE_BY_MESSAGE.items()}
+
+#: How much one read takes from the pipe, in bytes.
+_READ_BYTES = 4096
+
+
+def make_pipe() -> tuple[int, int]:
+    """Create a non-blocking pipe and return its read and its write descriptor; child processes do not inherit them by
+    default.
+    """
+    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class IpcWriter:
+    """Writes messages to the write end of a `make_pipe`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, message: str) -> None:
+        """Write `READY` or an event that `HostCounters.count` takes; a message that cannot be written is dropped."""
+        # The end of the parent is noticed elsewhere (`wait_parent_exit`). A full pipe (65,536 unread messages) loses a
+        # count.
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._descriptor, _BYTE_BY_MESSAGE[message])
+
+    async def wait_parent_exit(self) -> None:
+        """Wait until the parent has ended, which closes the pipe's read end: only then is the write end readable.
+
+        A target may close this process's standard streams, and knows nothing of this descriptor.
+        """
+        loop, exited = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._descriptor, exited.set)
+        try:
+            await exited.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+
+
+@contextlib.contextmanager
+def read_ipc(descriptor: int, on_message: Callable[[str], None]) -> Iterator[None]:
+    """Call ``on_message`` for each message that arrives at the pipe's read end while the context is open.
+
+    Messages that are still in the pipe at the end are read too; then the descriptor is closed. Unknown bytes are
+    ignored, because the writing process runs the target's code.
+    """
+    loop = asyncio.get_running_loop()
+
+    def read() -> bool:
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        for byte in data:
+            if byte in _MESSAGE_BY_BYTE:
+                on_message(_MESSAGE_BY_BYTE[byte])
+        if not data:
+            # End of file: the writer closed its end. The descriptor would stay readable for ever.
+            loop.remove_reader(descriptor)
+        return len(data) == _READ_BYTES
+
+    loop.add_reader(descriptor, read)
+    try:
+        yield
+    finally:
+        while read():
+            pass
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+class HostMetrics(ServiceMetrics):
+    """Prometheus metrics of one host, including those of its slots' child processes."""
+
+    def __init__(self) -> None:
+        super().__init__("host")
+        self._counters = HostCounters()
+        self.add_callback(self._collect_counters)
+
+    def set_counters(self, counters: HostCounters) -> None:
+        """Export the values of these counters from now on."""
+        self._counters = counters
+
+    def _collect_counters(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self.full_name("leases"), "Leases given", value=self._counters.leases)
+        runs = CounterMetricFamily(self.full_name("runs"), "Ended runs, by outcome", labels=["end"])
+        for outcome in RUN_OUTCOMES:
+            runs.add_metric([outcome], self._counters.runs[outcome])
+        yield runs

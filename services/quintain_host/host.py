@@ -1,21 +1,27 @@
-"""The host: a fixed number of lease slots for one target on one bus."""
+"""The host: a fixed number of lease slots for one target on one bus, and what a lease leaves behind in its process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import os
 import secrets
 import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from quintain.bus.base import Bus
 from quintain.contracts.discovery import ServedTarget, ServiceCard
 from quintain.contracts.remote_target import HostDescribed
-from quintain.discovery.announce import ServiceIdentity
+from quintain.fleet.announce import ServiceIdentity
+from quintain.process_marks import ProcessMark
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import host_topology
 from quintain_host.counters import HostCounters
-from quintain_host.factory import InstanceFactory
+from quintain_host.instances import InstanceFactory
 from quintain_host.run import RunLogHandler
 from quintain_host.slot import BOOT_SECONDS, LeaseSlot
 from quintain_host.supervisor import ProcessSupervisor, Supervision
@@ -34,7 +40,7 @@ class Host:
 
     ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known. ``supervision`` says
     which process answers for this one; without it the host answers for itself. ``boot_seconds`` is how long the factory
-    may take.
+    may take. ``after_lease`` is called after each lease and returns whether this process must end.
     """
 
     def __init__(  # noqa: PLR0913 -- a composition root
@@ -48,6 +54,7 @@ class Host:
         fingerprint: str | None = None,
         supervision: Supervision | None = None,
         boot_seconds: float = BOOT_SECONDS,
+        after_lease: Callable[[], Awaitable[bool]] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._name = bus, name
@@ -56,17 +63,18 @@ class Host:
             supervision = self._supervisor.add_process()
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._identity = ServiceIdentity("host", self.host_id)
-        #: Set once a target blocked its thread beyond the end of its lease. The slot goes on with a new thread; a
-        #: process that runs a single slot can exit instead and be restarted.
-        self.stuck = asyncio.Event()
+        #: Set once a target blocked its thread beyond the end of its lease, or ``after_lease`` said so. In the first
+        #: case the slot goes on with a new thread; a process that runs a single slot can exit and be started again.
+        self.must_end = asyncio.Event()
         self.counters = HostCounters() if counters is None else counters
         description = HostDescribed(host_id=self.host_id, fingerprint=fingerprint)
         assert supervision is not None, "without one the host has its own"
         self._slots = [
             LeaseSlot(
-                *(bus, name, factory, description, self.stuck.set, self.counters),
+                *(bus, name, factory, description, self.must_end.set, self.counters),
                 supervision=supervision,
                 boot_seconds=boot_seconds,
+                after_lease=after_lease,
                 timings=timings,
             )
             for _ in range(slots)
@@ -117,3 +125,70 @@ class Host:
         if self._supervisor is not None:
             await self._supervisor.close()
         logging.getLogger().removeHandler(self._log_handler)
+
+
+#: By how much a process may have grown since it was ready, in bytes of resident memory.
+MAX_GROWTH_BYTES = 256 * 1024 * 1024
+
+#: How long the threads of a target may take to end after its teardown, in seconds.
+THREAD_SECONDS = 1.0
+_POLL_SECONDS = 0.01
+
+#: The names of the threads of an event loop's own pool begin so. The loop keeps them, a few at most, for the next
+#: lookup of a host's name or the next ``asyncio.to_thread``; they hold nothing of a lease.
+LOOP_POOL_PREFIX = "asyncio_"
+
+#: How many threads or processes are named.
+MAX_NAMED = 5
+
+
+class Leftovers:
+    """Finds what is there beyond what was there when this was created; ``env`` is the environment of this process."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._mark = ProcessMark(env, inherited=True)
+        self._processes = self._mark.find()
+        self._threads = set(threading.enumerate())
+        self._memory_bytes = resident_bytes()
+
+    def end_processes(self) -> list[str]:
+        """Kill the processes that were started here since, also those of another session; returns their commands."""
+        return self._mark.kill(self._processes)
+
+    async def end(self) -> bool:
+        """End the processes that are left, and log what else is. Returns whether anything was left."""
+        left = [_named("processes, which were killed", self.end_processes())]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(THREAD_SECONDS):
+                while self._new_threads():  # noqa: ASYNC110 -- a thread's end is no event of this loop
+                    await asyncio.sleep(_POLL_SECONDS)
+        left.append(_named("threads", self._new_threads()))
+        if self._growth_bytes() > MAX_GROWTH_BYTES:
+            gc.collect()
+            if (growth := self._growth_bytes()) > MAX_GROWTH_BYTES:
+                left.append(f"{growth / 1024**2:.0f} MiB of memory")
+        words = "; ".join(filter(None, left))
+        if words:
+            log.warning("The target left this behind at the end of its lease: %s. Its process is replaced", words)
+        return bool(words)
+
+    def _new_threads(self) -> list[str]:
+        names = (thread.name for thread in set(threading.enumerate()) - self._threads)
+        return sorted(name for name in names if not name.startswith(LOOP_POOL_PREFIX))
+
+    def _growth_bytes(self) -> int:
+        return resident_bytes() - self._memory_bytes
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system does not tell it below ``/proc``."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _named(kind: str, names: list[str]) -> str:
+    further = ", and others" if len(names) > MAX_NAMED else ""
+    return f"{len(names)} {kind} ({', '.join(names[:MAX_NAMED])}{further})" if names else ""

@@ -14,6 +14,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery
@@ -28,9 +29,12 @@ from quintain.contracts.remote_target import (
     RunInput,
     SetConfig,
     StartRun,
+    Teardown,
 )
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BadRequest, BusError, Fault
+from quintain.observe.semconv import lease_request_span
+from quintain.observe.spans import TRACEPARENT_HEADER, Span, span_in_trace
 from quintain.remote.silence import SilenceMeter
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
 from quintain.rpc.private_queue import PrivateQueue
@@ -38,14 +42,10 @@ from quintain.rpc.server import AckBatcher, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
 from quintain.target.serialization import require_size
-from quintain.telemetry.semconv import lease_request_span
-from quintain.telemetry.spans import Span, span_in_trace
-from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.timings import Timings
 from quintain_host.counters import HostCounters
-from quintain_host.event_sender import EventSender
-from quintain_host.instance_thread import InstanceThread
-from quintain_host.run import HostedRun
+from quintain_host.instances import InstanceThread
+from quintain_host.run import EventSender, HostedRun
 
 log = logging.getLogger(__name__)
 
@@ -115,16 +115,21 @@ class HostedLease:
             if self._teardown_task is not None:
                 # The controller requested this teardown: let it finish within the limit.
                 await asyncio.wait([self._teardown_task], timeout=self._timings.host_lost_seconds)
-            for answer in self._answers.values():
-                answer.cancel()
+            self._cancel_requests()
             await self._stop_run()
             if self._teardown_task is None:
-                await self._run_and_log_errors(self._target.reset_ephemeral_state)
-                await self._run_and_log_errors(self._teardown)
+                try:
+                    async with asyncio.timeout(2 * self._timings.host_lost_seconds):
+                        await self._teardown(reset=True)
+                except Exception:
+                    # There is no controller any more that could get the error.
+                    log.exception("A target failed while its lapsed lease was ended")
         finally:
             if self._teardown_task is not None:
                 self._teardown_task.cancel()
             is_thread_ended = await self._instance_thread.close()
+            # Nothing else refers to the instance: its memory is free before the next lease.
+            self._target = self._run = None
         return is_thread_ended
 
     async def close_queue(self) -> None:
@@ -135,14 +140,6 @@ class HostedLease:
         if self._run is not None:
             self._run.cancel()
             await self._run.wait_ended()
-
-    async def _run_and_log_errors(self, function: Callable[[], Awaitable[None]]) -> None:
-        try:
-            async with asyncio.timeout(self._timings.host_lost_seconds):
-                await self._instance_thread.run(_await(function))
-        except Exception:
-            # There is no controller any more that could get the error.
-            log.exception("A target failed while its lapsed lease was ended")
 
     async def _on_message(self, delivery: Delivery) -> None:
         self._silence.record()
@@ -202,6 +199,9 @@ class HostedLease:
         request_class, operation = LEASE_OPERATIONS[delivery.type]
         request = request_class.from_wire(delivery.body)
         if request.request_id not in self._answers:
+            if delivery.type == TEARDOWN.key:
+                # It does not wait for a request that may never end.
+                self._cancel_requests()
             execution = self._execute(lambda: operation(self, request))
             self._answers[request.request_id] = asyncio.get_running_loop().create_task(execution)
             if len(self._answers) > MAX_STORED_ANSWERS:
@@ -209,20 +209,31 @@ class HostedLease:
         return await asyncio.shield(self._answers[request.request_id])
 
     async def _execute(self, operation: Callable[[], Awaitable[LeaseResult]]) -> LeaseResult:
-        async with self._request_lock:
-            try:
+        try:
+            async with self._request_lock:
                 return _require_sendable(await operation())
-            except Exception as error:
-                # A target's exception is sent with its class, so that the controller can raise the same.
-                return LeaseResult(failure=to_failure(error))
+        except asyncio.CancelledError:
+            return LeaseResult(failure=to_failure(RuntimeError("The request was ended: its instance is torn down")))
+        except Exception as error:
+            # A target's exception is sent with its class, so that the controller can raise the same.
+            return LeaseResult(failure=to_failure(error))
 
-    async def describe(self, _: BareLeaseRequest) -> LeaseResult:
+    def _cancel_requests(self) -> None:
+        for answer in self._answers.values():
+            answer.cancel()
+
+    async def describe(self, _: LeaseRequest) -> LeaseResult:
         """Return what the target exposes in its current configuration."""
         return LeaseResult(descriptor=await self._instance_thread.call(lambda: self._codec.describe(self._target)))
 
     async def set_config(self, request: SetConfig) -> LeaseResult:
-        """Set one configuration slot of the target."""
-        await self._instance_thread.call(lambda: self._target.set_config(request.name, request.value))
+        """Set configuration slots of the target; the first one that fails ends it."""
+        for name, value in request.values.items():
+            await self._instance_thread.call(partial(self._target.set_config, name, value))
+        if request.described:
+            # A description that fails is asked for again, and then its error is raised.
+            with contextlib.suppress(Exception):
+                return _require_sendable(await self.describe(request))
         return LeaseResult()
 
     async def query(self, request: Query) -> LeaseResult:
@@ -253,17 +264,36 @@ class HostedLease:
         await self._instance_thread.run(_await(self._target.reset_ephemeral_state))
         return LeaseResult()
 
-    async def teardown(self, _: BareLeaseRequest) -> LeaseResult:
-        """Tear the target down; the lease ends afterwards, even where the teardown fails."""
-        await self._teardown()
+    async def teardown(self, request: Teardown) -> LeaseResult:
+        """Tear the target down; the lease ends afterwards, even where the teardown fails.
+
+        Raises `TimeoutError` where the target blocks its thread.
+        """
+        await self._teardown(reset=request.reset)
         return LeaseResult()
 
-    async def _teardown(self) -> None:
+    async def _teardown(self, *, reset: bool) -> None:
         """Run the target's teardown once; later callers wait for the same one."""
         if self._teardown_task is None:
-            teardown = self._instance_thread.run(_await(self._target.teardown))
-            self._teardown_task = asyncio.get_running_loop().create_task(teardown)
+            self._teardown_task = asyncio.get_running_loop().create_task(self._run_teardown(reset=reset))
         await asyncio.shield(self._teardown_task)
+
+    async def _run_teardown(self, *, reset: bool) -> None:
+        try:
+            async with asyncio.timeout(self._timings.host_lost_seconds):
+                await self._instance_thread.call(lambda: None)
+        except TimeoutError:
+            raise TimeoutError(
+                "The target blocks its thread: its teardown did not run, and its slot is replaced"
+            ) from None
+        if reset:
+            try:
+                async with asyncio.timeout(self._timings.host_lost_seconds):
+                    await self._instance_thread.run(_await(self._target.reset_ephemeral_state))
+            except Exception:
+                # The outcome of the run is known; the teardown goes on.
+                log.exception("A target was not reset before its teardown")
+        await self._instance_thread.run(_await(self._target.teardown))
 
 
 LeaseOperation = Callable[[HostedLease, Any], Awaitable[LeaseResult]]
@@ -276,7 +306,7 @@ LEASE_OPERATIONS: dict[str, tuple[type[LeaseRequest], LeaseOperation]] = {
     START_RUN.key: (StartRun, HostedLease.start_run),
     CANCEL_RUN.key: (CancelRun, HostedLease.cancel_run),
     RESET.key: (BareLeaseRequest, HostedLease.reset),
-    TEARDOWN.key: (BareLeaseRequest, HostedLease.teardown),
+    TEARDOWN.key: (Teardown, HostedLease.teardown),
 }
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope
@@ -23,18 +23,17 @@ from quintain.contracts.remote_target import (
     OpenLease,
 )
 from quintain.errors import BadRequest, BusError, Fault, QueueFull, Unroutable
+from quintain.observe.semconv import lease_request_span
 from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.private_queue import PrivateQueue
 from quintain.rpc.server import delivery_context, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
 from quintain.target.type_registry import types_of_target
-from quintain.telemetry.semconv import lease_request_span
 from quintain.timings import Timings
 from quintain.topology import REPLY, host_topology, lease_topology
 from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, HostCounters
-from quintain_host.factory import InstanceFactory, require_target
-from quintain_host.instance_thread import InstanceThread
+from quintain_host.instances import InstanceFactory, InstanceThread, require_target
 from quintain_host.lease import HostedLease
 from quintain_host.supervisor import Supervision
 
@@ -50,9 +49,9 @@ BOOT_SECONDS = 600.0
 class LeaseSlot:
     """Holds at most one leased instance of a target.
 
-    ``description`` is the reply to requests for a description of the host. ``on_stuck`` is called when an instance
-    blocks its thread at the end of its lease. ``supervision`` says who answers for this process. An instance must be
-    created within ``boot_seconds``.
+    ``description`` is the reply to requests for a description of the host. ``must_end`` is called when an instance
+    blocks its thread at the end of its lease, and when ``after_lease`` returns True; then the slot drains, too.
+    ``supervision`` says who answers for this process. An instance must be created within ``boot_seconds``.
     """
 
     def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
@@ -61,15 +60,17 @@ class LeaseSlot:
         name: str,
         factory: InstanceFactory,
         description: HostDescribed,
-        on_stuck: Callable[[], None],
+        must_end: Callable[[], None],
         counters: HostCounters,
         *,
         supervision: Supervision,
         boot_seconds: float,
+        after_lease: Callable[[], Awaitable[bool]] | None,
         timings: Timings,
     ) -> None:
         self._bus, self._name, self._factory, self._description = bus, name, factory, description
-        self._on_stuck, self._counters, self._timings = on_stuck, counters, timings
+        self._must_end, self._counters, self._timings = must_end, counters, timings
+        self._after_lease = after_lease
         self._supervision, self._boot_seconds = supervision, boot_seconds
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
@@ -77,6 +78,8 @@ class LeaseSlot:
         #: controller would hold a lease that no host serves.
         self._is_busy = False
         self.is_draining = False
+        #: Whether the factory was called for the current request.
+        self._is_used = False
         self._request_consumer: Consumer | None = None
         #: The queue of the next lease, declared while the slot waits or serves: the controller need not wait for that.
         self._next_queue: PrivateQueue | None = None
@@ -107,6 +110,10 @@ class LeaseSlot:
                     lease = await self._answer(request)
                 if lease is not None:
                     await self._serve_lease(lease)
+                if self._is_used and self._after_lease is not None and await self._after_lease():
+                    self.is_draining = True
+                    self._must_end()
+                self._is_used = False
             except Exception:
                 log.exception("A lease of %s failed; the slot takes the next one", self._name)
                 await asyncio.sleep(self._timings.host_pause_seconds)
@@ -215,7 +222,7 @@ class LeaseSlot:
                 log.error(
                     "An instance of %s blocks its thread at the end of its lease: the thread is left behind", self._name
                 )
-                self._on_stuck()
+                self._must_end()
         finally:
             # The next lease does not wait for the deletion of this one's queue.
             task = asyncio.get_running_loop().create_task(lease.close_queue())
@@ -257,6 +264,7 @@ class LeaseSlot:
         )
 
     async def _create_instance(self, instance_thread: InstanceThread) -> Any:
+        self._is_used = True
         limit = asyncio.timeout(self._boot_seconds)
         try:
             async with limit:
@@ -271,7 +279,7 @@ class LeaseSlot:
 
     async def _close_thread(self, instance_thread: InstanceThread) -> None:
         if not await instance_thread.close():
-            self._on_stuck()
+            self._must_end()
 
 
 def require_version(request: OpenLease) -> None:

@@ -36,10 +36,10 @@ class CallCounter:
         self._targets: defaultdict[str, _TargetCounts] = defaultdict(_TargetCounts)
 
     def count_admission(self, target: str, admission: Admission) -> None:
-        """Count a decision: a granted call, or the code of its refusal; a replay is neither."""
+        """Count a decision: a granted call, or the code of its refusal; others are neither."""
         if admission.fault is not None:
             self._targets[target].faults[admission.fault.code] += 1
-        elif admission.replay is None:
+        elif admission.is_grant:
             self._targets[target].started += 1
 
     def count_settle(self, target: str, item: Settle) -> None:
@@ -48,10 +48,11 @@ class CallCounter:
         counts.outcomes[str(item.outcome)] += 1
         if item.fault is not None:
             counts.faults[item.fault.code] += 1
-        if item.reply is not None:
-            counts.wait[bucket_of(item.reply.queued_ms)] += 1
-            counts.service[bucket_of(item.reply.duration_ms)] += 1
-            counts.cost_usd += item.reply.cost_usd or 0.0
+        timed = item if item.reply is None else item.reply
+        if timed.queued_ms is not None and timed.duration_ms is not None:
+            counts.wait[bucket_of(timed.queued_ms)] += 1
+            counts.service[bucket_of(timed.duration_ms)] += 1
+            counts.cost_usd += timed.cost_usd or 0.0
         if item.token_usage is not None:
             counts.input_tokens += item.token_usage.input
             counts.output_tokens += item.token_usage.output

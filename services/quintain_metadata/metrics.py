@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.observability.metrics import ServiceMetrics
+from quintain.observe.metrics import ServiceMetrics
 from quintain_metadata.call_counter import CallCounter
 from quintain_metadata.rules.gauges import LedgerGauges
 
@@ -45,7 +45,11 @@ class MetadataMetrics(ServiceMetrics):
 
     def count_admissions(self, admissions: Iterable[Admission]) -> None:
         """Count the decisions on admits."""
-        codes = Counter(each.fault.code if each.fault else REPLAYED if each.replay else GRANTED for each in admissions)
+        codes = Counter(
+            each.fault.code if each.fault else REPLAYED if each.is_replay else GRANTED
+            for each in admissions
+            if not each.must_be_alone
+        )
         for code, count in codes.items():
             self._admits.labels(code).inc(count)
 

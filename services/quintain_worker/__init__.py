@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from quintain_worker.delivery.worker_target import WorkerTarget
     from quintain_worker.metrics import WorkerMetrics
     from quintain_worker.providers.checks import check_program, check_provider
-    from quintain_worker.providers.factory import PROVIDERS_WITH_EXTRA, ProviderContext, build_provider
+    from quintain_worker.providers.factory import ProviderContext, build_provider
     from quintain_worker.service.worker import Worker
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -17,13 +17,12 @@ else:
             "quintain_worker.delivery.worker_target": ("WorkerTarget",),
             "quintain_worker.metrics": ("WorkerMetrics",),
             "quintain_worker.providers.checks": ("check_program", "check_provider"),
-            "quintain_worker.providers.factory": ("PROVIDERS_WITH_EXTRA", "ProviderContext", "build_provider"),
+            "quintain_worker.providers.factory": ("ProviderContext", "build_provider"),
             "quintain_worker.service.worker": ("Worker",),
         },
     )
 
 __all__ = [
-    "PROVIDERS_WITH_EXTRA",
     "ProviderContext",
     "Worker",
     "WorkerMetrics",

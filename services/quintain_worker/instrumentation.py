@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import Throttled
-from quintain.telemetry.semconv_genai import input_content, output_content, provider_span, response_attributes
-from quintain.telemetry.spans import span
+from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
+from quintain.observe.spans import span
 from quintain_worker.metrics import OK, WorkerMetrics
 from quintain_worker.providers.provider import (
     Billing,
@@ -35,7 +37,7 @@ class InstrumentedProvider(SessionScopedProvider):
         self._provider, self._card, self._metrics, self._record_content = provider, card, metrics, record_content
 
     async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Answer like the wrapped provider (`Provider.answer`), with metrics and a span for the try."""
         started_at = time.perf_counter()
@@ -64,17 +66,23 @@ class InstrumentedProvider(SessionScopedProvider):
         """Close the wrapped provider."""
         await self._provider.close()
 
-    async def _in_span(self, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None) -> ProviderAnswer:
+    async def _in_span(
+        self, request: InvokeRequest | ApiRequest, timeout_seconds: float, on_text: OnText | None
+    ) -> ProviderAnswer:
         with span(partial(provider_span, self._card.name, self._card.provider, self._card.model, request)) as try_span:
             if self._record_content and try_span.is_recording:
                 try_span.set_attributes(input_content(request))
             try:
-                answer = await self._provider.answer(request, timeout_seconds=timeout_seconds, on_text=on_text)
+                # An `ApiRequest` comes with a provider that takes it.
+                asked: Any = request
+                answer = await self._provider.answer(asked, timeout_seconds=timeout_seconds, on_text=on_text)
             except ProviderFailure as failure:
                 try_span.set_attributes({"quintain.billing": failure.billing.value})
                 raise
             if try_span.is_recording:
                 try_span.set_attributes(response_attributes(answer.model, answer.finish_reason, answer.token_usage))
                 if self._record_content:
-                    try_span.set_attributes(output_content(answer.text, answer.output, answer.finish_reason))
+                    try_span.set_attributes(
+                        output_content(answer.text, answer.output, answer.finish_reason, answer.body)
+                    )
             return answer

@@ -11,7 +11,7 @@ from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.message import Message
 from quintain.errors import Fault
-from quintain.observability.metrics import ServiceMetrics
+from quintain.observe.metrics import ServiceMetrics
 
 #: The ``code`` label of deliveries without a fault: answered by the provider, answered from the ledger's stored reply,
 #: returned to the queue.

@@ -8,7 +8,7 @@
     │   ├── BrokerRefused           the broker refused permanently: permissions, virtual host, arguments
     │   ├── GatewayUnavailable      over HTTP: no gateway answered, or the connection to it was lost
     │   ├── Unroutable              no queue is bound for this exchange and routing key
-    │   └── QueueFull               the queue rejected the message
+    │   └── QueueFull               the broker nacked the message
     ├── NoAnswer                    the request was delivered, and no reply arrived in time
     ├── HostLost                    the host of a leased target, or the lease itself, is gone
     │   └── LeaseRequestNotDelivered   … before the request was delivered: it had no effect
@@ -89,7 +89,7 @@ class Unroutable(BusError):
 
 
 class QueueFull(BusError):
-    """The queue refused the message; it was not taken."""
+    """The broker nacked the message: the queue is full, or cannot be reached now; it was not taken."""
 
 
 class NoAnswer(QuintainError):

@@ -156,22 +156,27 @@ async def start_process(
         )
     )
 
-    def kill_created(_: asyncio.Future[Process]) -> None:
-        if not creating.cancelled() and creating.exception() is None:
-            _kill_group(creating.result().pid)
-            if mark is not None:
-                mark.kill()
-
     try:
         # asyncio kills a process whose creation is cancelled, but not the children that it has started by then.
         return await asyncio.shield(creating)
     except asyncio.CancelledError:
-        # A callback, because a second cancellation would end the wait below before the process exists.
-        creating.add_done_callback(kill_created)
-        await asyncio.wait((creating,))
+        # A task of its own, because a second cancellation would end the wait below before the process exists.
+        await asyncio.wait((asyncio.ensure_future(_end_created(creating, mark)),))
         raise
     except OSError as error:
         raise start_error(error.errno, error.strerror or str(error)) from None
+
+
+async def _end_created(creating: asyncio.Future[Process], mark: ProcessMark | None) -> None:
+    await asyncio.wait((creating,))
+    if creating.cancelled() or creating.exception() is not None:
+        return
+    process = creating.result()
+    _kill_group(process.pid)
+    if mark is not None:
+        mark.kill()
+    # A loop that ends before it has heard of the end of its process leaves it to nobody.
+    await process.wait()
 
 
 async def end_process(process: Process, grace_seconds: float = 0) -> bool:

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,36 +28,54 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 _READ_BYTES = 131_072
 
+#: How much of a command line is told, in characters.
+_COMMAND_CHARACTERS = 80
+
 
 class ProcessMark:
-    """A mark of one program: `variables` are for its environment, and `kill` ends all that inherited them."""
+    """A mark of one program: `variables` are for its environment, and `kill` ends all that inherited them.
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        own = f"{secrets.token_hex(12)}."
+    With ``inherited`` it is the mark that this process was started with. Raises `KeyError` where it has none.
+    """
+
+    def __init__(self, env: Mapping[str, str], *, inherited: bool = False) -> None:
         # A program may be Quintain itself, whose programs then have both marks.
-        self.variables = {MARK_VARIABLE: env.get(MARK_VARIABLE, "") + own}
-        self._own = own.encode()
+        marks = env[MARK_VARIABLE] if inherited else f"{env.get(MARK_VARIABLE, '')}{secrets.token_hex(12)}."
+        self.variables = {MARK_VARIABLE: marks}
+        self._own = marks.split(".")[-2].encode() + b"."
+        self._inherited = inherited
         self._made = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else 0.0
 
-    def kill(self) -> None:
-        """Kill all processes with this mark: they, and those that they start meanwhile, are ended or ending."""
+    def find(self) -> set[int]:
+        """Return the processes with this mark; with ``inherited`` also this process's children without it."""
+        return self._find()[0]
+
+    def kill(self, spared: Collection[int] = ()) -> list[str]:
+        """Kill all processes with this mark: they, and those that they start meanwhile, are ended or ending.
+
+        Returns their command lines. This process and the ``spared`` ones are left alone.
+        """
         killed: set[int] = set()
+        commands: list[str] = []
         deadline = time.monotonic() + _STARTING_SECONDS
         while True:
             found, starting = self._find()
+            found -= {os.getpid(), *spared}
             for pid in found - killed:
+                words = (_read(f"/proc/{pid}/cmdline") or b"").decode(errors="replace").split("\0")
+                commands.append(" ".join(words).strip()[:_COMMAND_CHARACTERS] or str(pid))
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             # A killed process starts no others, so only the new ones may have.
             if found <= killed and (not starting or time.monotonic() > deadline):
-                return
+                return commands
             killed |= found
             if starting:
                 time.sleep(0.001)
 
     def _find(self) -> tuple[set[int], bool]:
         """Return the marked processes, and whether there is one of which that is not known yet."""
-        found: set[int] = set()
+        found = _children() if self._inherited else set()
         starting = False
         for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():  # noqa: PTH112, PTH208 -- Path is slow
             if not name.isdigit():
@@ -82,6 +100,17 @@ class ProcessMark:
             return False
         stat = (_read(f"/proc/{name}/stat") or b"").rpartition(b")")[2].split()
         return len(stat) > _START_FIELD and int(stat[_START_FIELD]) / _TICKS_PER_SECOND >= self._made - 1
+
+
+def _children() -> set[int]:
+    """The running children of this process, whatever their environment."""
+    listed = [_read(f"{thread}/children") or b"" for thread in Path("/proc/self/task").glob("*")]
+    return {int(pid) for pids in listed for pid in pids.split() if _is_running(int(pid))}
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process is no zombie."""
+    return b") Z " not in (_read(f"/proc/{pid}/stat") or b") Z ")
 
 
 def _read(path: str) -> bytes | None:

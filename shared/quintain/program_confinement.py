@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
+from quintain.contracts.numbers import NumberModel
 from quintain.errors import ConfigError
 
 #: The script that is the first process of a sandbox.
@@ -50,7 +51,7 @@ _UNSHARED_BY_ROOT = (
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 
 
-class Sandbox(BaseModel):
+class Sandbox(NumberModel):
     """A sandbox of bubblewrap, with its limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -132,6 +133,7 @@ class Confinement:
             _check_user(self.run_as)
         if self.sandbox is not None and shutil.which("bwrap") is None:
             raise ConfigError("sandbox: bwrap is not installed; install the package bubblewrap")
+        files = list(files)
         paths = [*_and_parents(folders), *_and_parents(path.parent for path in files), *files]
         # Without the port: nobody accepts its connections here.
         alone = replace(self, gateway=None)
@@ -157,7 +159,9 @@ class Confinement:
         if tried.returncode != 0:
             said = tried.stderr.decode(errors="replace").strip()
             raise ConfigError(f"sandbox: this machine does not allow it ({said}); allow user namespaces, or use run_as")
-        if unreachable := tried.stdout.decode(errors="replace").strip():
+        if unreachable := os.fsdecode(tried.stdout.removesuffix(b"\n")):
+            below = [file for file in files if Path(unreachable) in file.parents]
+            unreachable += f", and so not {below[0]}, which it runs" if below else ""
             if self.sandbox is None:
                 fix = "give it the right to read and enter it, or move it"
                 raise ConfigError(f"run_as: the user {self.run_as!r} may not read {unreachable}; {fix}")

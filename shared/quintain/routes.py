@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quintain.contracts import admin, contents, discovery, fleet, ledger, remote_target
+from quintain.contracts import admin, discovery, fleet, ledger, remote_target
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
-from quintain.telemetry.trace_context import TRACEPARENT_HEADER
+from quintain.observe.spans import TRACEPARENT_HEADER
 from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, PROBE, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
 
@@ -48,7 +48,6 @@ CLOSE_CHILDREN = Route(
 RESERVE = Route("reserve", METADATA, "reserve", session_messages.ReserveCalls, session_messages.CallsReserved)
 RELEASE = Route("release", METADATA, "release", session_messages.ReleaseCalls, session_messages.CallsReleased)
 CANCEL = Route("cancel", METADATA, "cancel", session_messages.CancelCalls, session_messages.CallsCancelled)
-PUT_CONTENT = Route("put_content", METADATA, "put_content", contents.PutContent, contents.ContentStatus)
 LIST = Route("list", METADATA, "list", session_messages.ListSessions, session_messages.SessionList)
 SHOW = Route("show", METADATA, "show", session_messages.ShowSession, session_messages.Info)
 TARGETS = Route("targets", METADATA, "targets", discovery.ListTargets, discovery.TargetList)
@@ -64,7 +63,6 @@ DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discover
 REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
 HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)
 ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitReply)
-GET_CONTENT = Route("get_content", LEDGER, "get_content", contents.GetContent, contents.ContentPiece)
 OPEN_CHILD = Route("open_child", LEDGER, "open_child", ledger.OpenChild, session_messages.SessionOpened)
 #: Published by a metadata service, read by any: it has no reply.
 HEARTBEAT_PROBE = Route("heartbeat_probe", PROBE, "probe", ledger.HeartbeatProbe, Message)
@@ -78,7 +76,7 @@ QUERY = Route("query", HOST, "query", remote_target.Query, remote_target.LeaseRe
 START_RUN = Route("start_run", HOST, "start_run", remote_target.StartRun, remote_target.LeaseResult)
 CANCEL_RUN = Route("cancel_run", HOST, "cancel_run", remote_target.CancelRun, remote_target.LeaseResult)
 RESET = Route("reset", HOST, "reset", remote_target.BareLeaseRequest, remote_target.LeaseResult)
-TEARDOWN = Route("teardown", HOST, "teardown", remote_target.BareLeaseRequest, remote_target.LeaseResult)
+TEARDOWN = Route("teardown", HOST, "teardown", remote_target.Teardown, remote_target.LeaseResult)
 WATCH_PROCESS = Route("watch_process", HOST, "watch_process", remote_target.WatchProcess, remote_target.ProcessStatus)
 RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 
@@ -108,10 +106,8 @@ ACCEPT_GROUPS = "group"
 CHUNK_TYPE = "chunk"
 PROGRESS_TYPE = "progress"
 
-#: The protocol version of a request that is sent alone, and that of a group; any other one is refused with
-#: ``bad_request``. A request whose body is stored has 2 too: a worker that cannot read it must not take it for a body.
-PROTOCOL_VERSION, GROUP_PROTOCOL_VERSION = 1, 2
-CONTENT_PROTOCOL_VERSION = 2
+#: The version of the protocol. A request and a worker with another one are refused with ``bad_request``.
+PROTOCOL_VERSION = 1
 
 #: The headers of one call. In a group they stand in the head of its item; all others are the message's.
 CALL_HEADERS = frozenset(
@@ -125,9 +121,9 @@ DELIVERY_COUNT_HEADERS = ("x-delivery-count", "x-acquired-count")
 #: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
-    *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL, PUT_CONTENT),
+    *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL),
     *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET),
     DISCOVER,
-    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, GET_CONTENT, OPEN_CHILD),
+    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, OPEN_CHILD),
     *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),
 )

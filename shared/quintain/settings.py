@@ -22,27 +22,10 @@ MEMORY_URL = "memory://"
 TEST_LEASE_VARIABLE = "QUINTAIN_TEST_LEASE_SECONDS"
 SHORTEST_TEST_LEASE_SECONDS, LONGEST_TEST_LEASE_SECONDS = 1.0, DEFAULT_TIMINGS.lease_seconds
 
-CONTENT_STORE_VARIABLE, CONTENT_BYTES_VARIABLE = "QUINTAIN_CONTENT_STORE", "QUINTAIN_CONTENT_STORE_BYTES"
-
-#: The size of all stored contents together where nothing is set, in bytes; and the most digits of a number of bytes.
-DEFAULT_CONTENT_STORE_BYTES = 4 * 1024**3
-MAX_CONTENT_DIGITS = 15
-
 log = logging.getLogger(__name__)
 
 #: The log levels by name.
 LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContentSettings:
-    """Where bodies larger than a message are stored: the path of a folder, or ``postgresql`` for the ledger's database.
-
-    ``max_bytes`` is the size of all of them together, in bytes.
-    """
-
-    store: str
-    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +43,8 @@ class Settings:
     ops_port: int | None
     ops_host: str
     timings: Timings = DEFAULT_TIMINGS
-    contents: ContentSettings | None = None
+    #: For how many days sessions that have ended are kept; None is for ever.
+    retention_days: int | None = None
 
     def require_broker_url(self) -> str:
         """Return the broker's URL. Raises `ConfigError` if it is not set."""
@@ -88,6 +72,10 @@ class Settings:
                 "QUINTAIN_SESSION_TOKEN is not set: open a session with `quintain session open --default-target NAME`"
             )
         return self.session_token
+
+
+#: Replies are stored for a day, and sessions at least as long.
+MIN_RETENTION_DAYS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,27 +121,17 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         ops_port=_port(env, "QUINTAIN_OPS_PORT"),
         ops_host=env.get("QUINTAIN_OPS_HOST") or "127.0.0.1",
         timings=_timings(env),
-        contents=read_content_settings(env),
+        retention_days=_retention_days(env),
     )
 
 
-def read_content_settings(env: Mapping[str, str]) -> ContentSettings | None:
-    """Read the settings of the content store; None where there is none. Raises `ConfigError` for an invalid value."""
-    store, text = env.get(CONTENT_STORE_VARIABLE), env.get(CONTENT_BYTES_VARIABLE)
-    if not store:
-        if text:
-            raise ConfigError(
-                f"{CONTENT_BYTES_VARIABLE} is set, and {CONTENT_STORE_VARIABLE} is not: set both, or none"
-            )
+def _retention_days(env: Mapping[str, str]) -> int | None:
+    text = env.get("QUINTAIN_RETENTION_DAYS")
+    if not text:
         return None
-    if store != "postgresql" and not store.startswith("/"):
-        raise ConfigError(
-            f"{CONTENT_STORE_VARIABLE} is {store!r}: use the absolute path of a folder, or postgresql for the ledger's "
-            "database"
-        )
-    if text and not (text.isascii() and text.isdecimal() and 0 < len(text) <= MAX_CONTENT_DIGITS and int(text) > 0):
-        raise ConfigError(f"{CONTENT_BYTES_VARIABLE} is {text!r}: a whole number of bytes above 0")
-    return ContentSettings(store=store, max_bytes=int(text) if text else DEFAULT_CONTENT_STORE_BYTES)
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) >= MIN_RETENTION_DAYS):
+        raise ConfigError(f"QUINTAIN_RETENTION_DAYS is {text!r}: a whole number of days from {MIN_RETENTION_DAYS}")
+    return int(text)
 
 
 def _port(env: Mapping[str, str], name: str) -> int | None:

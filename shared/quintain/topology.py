@@ -13,6 +13,9 @@ SECOND_MS: Final = 1000
 MINUTE_MS: Final = 60 * SECOND_MS
 DAY_MS: Final = 24 * 60 * MINUTE_MS
 
+#: How often a message is delivered at most, from whichever queue: consumers keep to it, and targets' queues too.
+DELIVERY_LIMIT: Final = 100
+
 Argument = str | int | bool
 
 
@@ -110,7 +113,6 @@ DISCOVERY = Exchange("quintain.discovery", "fanout")
 #: What happens in the fleet: transient, and nothing waits for it.
 EVENTS = Exchange("quintain.events", "topic")
 POISON = Exchange("quintain.poison", "fanout")
-POISON_LOCK = Exchange("quintain.poison.turn", "fanout")
 
 UNROUTED_QUEUE = Queue("quintain.metadata.unrouted", "quorum")
 METADATA_QUEUE = Queue("quintain.metadata", "quorum")
@@ -118,11 +120,9 @@ ADMIT_QUEUE = Queue("quintain.ledger.admit", "quorum")
 HEARTBEAT_QUEUE = Queue("quintain.ledger.heartbeat", "quorum")
 SETTLE_QUEUE = Queue("quintain.ledger.settle", "quorum")
 DEAD_QUEUE = Queue("quintain.metadata.dead", "quorum")
-POISON_QUEUE = Queue("quintain.poison", "quorum")
-#: Holds one message while a process browses the poison queue.
-POISON_LOCK_QUEUE = Queue(
-    "quintain.poison.turn", "classic", message_ttl_ms=MINUTE_MS, expires_ms=10 * MINUTE_MS, max_length=1
-)
+#: Reading it returns its messages, and RabbitMQ 4 drops a message that is returned more than 20 times: the limit is
+#: higher than anybody reads. It has to be a number, as RabbitMQ 3 takes -1 for one that every return exceeds.
+POISON_QUEUE = Queue("quintain.poison", "quorum", delivery_limit=1_000_000)
 
 
 def target_queue(target: str) -> Queue:
@@ -132,7 +132,7 @@ def target_queue(target: str) -> Queue:
         "quorum",
         message_ttl_ms=DAY_MS,
         max_length=100_000,
-        delivery_limit=100,
+        delivery_limit=DELIVERY_LIMIT,
         dead_letter_exchange=DEAD.name,
     )
 
@@ -209,7 +209,7 @@ def run_topology(run_id: str) -> Topology:
 
 #: The operations authorized by a token: those of sessions, then those of administrators.
 OPERATION_KEYS = (
-    *("info", "open", "amend", "close", "close_children", "reserve", "release", "cancel", "put_content"),
+    *("info", "open", "amend", "close", "close_children", "reserve", "release", "cancel"),
     *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet"),
 )
 
@@ -222,7 +222,7 @@ METADATA_TOPOLOGY = Topology(
         Binding(DEAD, DEAD_QUEUE),
         Binding(POISON, POISON_QUEUE),
         *(Binding(METADATA, METADATA_QUEUE, key) for key in OPERATION_KEYS),
-        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "admit", "get_content", "open_child")),
+        *(Binding(LEDGER, ADMIT_QUEUE, key) for key in ("register", "admit", "open_child")),
         Binding(LEDGER, HEARTBEAT_QUEUE, "heartbeat"),
         Binding(PROBE, HEARTBEAT_QUEUE, "probe"),
         Binding(LEDGER, SETTLE_QUEUE, "settle"),
@@ -232,6 +232,5 @@ METADATA_TOPOLOGY = Topology(
 #: The topology that a client needs before it may publish.
 EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, METADATA, REPLY))
 
-#: The topology needed for browsing the poison queue.
+#: The topology needed for reading the poison queue.
 POISON_TOPOLOGY = Topology((POISON,), (POISON_QUEUE,), (Binding(POISON, POISON_QUEUE),))
-POISON_LOCK_TOPOLOGY = Topology((POISON_LOCK,), (POISON_LOCK_QUEUE,), (Binding(POISON_LOCK, POISON_LOCK_QUEUE),))

@@ -53,16 +53,17 @@ HELP = {
     ("serve", "host"): "leases out a target under test",
     ("serve", "worker"): "a worker that serves the configured targets",
     ("serve", "gateway"): "the HTTP gateway",
-    ("ledger",): "change nothing",
+    ("ledger",): "delete old sessions",
     ("ledger", "verify"): "Recompute every counter",
     ("ledger", "export"): "as a line of JSON",
+    ("ledger", "prune"): "closed or expired",
     ("dlq",): "no service could process",
     ("dlq", "list"): "Listing does not remove any",
     ("dlq", "show"): "its headers and its body",
     ("dlq", "replay"): "Send a message again",
     ("dlq", "drop"): "Delete messages permanently",
     ("broker",): "policies and users",
-    ("broker", "apply"): "limit every queue",
+    ("broker", "apply"): "limits of every queue",
     ("broker", "add-user"): "printed once",
     ("broker", "list-users"): "their permissions",
     ("broker", "remove-user"): "close its connections",
@@ -70,8 +71,7 @@ HELP = {
     ("schema", "eval"): "an evaluation file",
     ("schema", "config"): "a configuration",
     ("schema", "asyncapi"): "AsyncAPI",
-    ("status",): "List the running services",
-    ("top",): "Watch targets, workers and budgets",
+    ("status",): "Show the running services",
     ("target",): "Pause and resume targets",
     ("target", "pause"): "Pause a target for all workers",
     ("target", "resume"): "one that its provider requested",
@@ -267,7 +267,9 @@ def test_info_tells_the_session_its_counters_and_its_targets(shell: CommandLine)
 
 def test_an_unknown_target_is_a_fault_with_the_list(caller: CommandLine) -> None:
     refused = caller.run("invoke", "--target", "nobody", "hi", code=1)
-    assert refused.stderr == "error  Unknown target 'nobody'. Available: echo, sage, rogue\n"
+    missing, error = refused.stderr.splitlines()
+    assert missing.startswith("waiting  no worker has registered nobody; ")
+    assert error == "error  Unknown target 'nobody'. Available: echo, sage, rogue"
     assert refused.stdout == ""
     told = caller.run("invoke", "--target", "nobody", "hi", "--json", code=1)
     assert (told.json["code"], told.json["availableTargets"], told.stderr) == ("unknown_target", TARGETS, "")

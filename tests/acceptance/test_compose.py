@@ -96,16 +96,56 @@ def test_one_command_brings_every_service_up(fleet: ComposeFleet) -> None:
     assert {service: len(fleet.container_ids(service)) for service in SERVICE_REPLICAS} == SERVICE_REPLICAS
 
 
-def test_ours_run_as_users_of_their_own_on_a_file_system_that_nothing_is_written_to(fleet: ComposeFleet) -> None:
+def test_ours_run_as_users_of_their_own(fleet: ComposeFleet) -> None:
     users = set()
     for service in SERVICE_REPLICAS:
         told: Any = fleet.inspect(fleet.container_ids(service)[0])
-        assert told["HostConfig"]["ReadonlyRootfs"]
-        assert told["HostConfig"]["CapDrop"] == ["ALL"]
-        assert told["HostConfig"]["SecurityOpt"] == ["no-new-privileges:true"]
         users.add(told["Config"]["User"])
     assert len(users) == len(SERVICE_REPLICAS)
     assert all(user.startswith("100") for user in users)
+
+
+def test_every_container_is_read_only_limited_and_without_roots_rights(fleet: ComposeFleet) -> None:
+    needed = {"postgres": {"CHOWN", "DAC_OVERRIDE", "SETGID", "SETUID"}}
+    for service in (*SERVICE_REPLICAS, "rabbitmq", "postgres"):
+        host: Any = fleet.inspect(fleet.container_ids(service)[0])["HostConfig"]
+        assert host["ReadonlyRootfs"], service
+        assert host["CapDrop"] == ["ALL"], service
+        assert {name.removeprefix("CAP_") for name in host["CapAdd"] or []} == needed.get(service, set())
+        assert host["SecurityOpt"] == ["no-new-privileges:true"], service
+        assert 0 < host["Memory"] <= 2 << 30, service
+        assert 0 < host["PidsLimit"] <= 1024, service
+        assert {"max-size", "max-file"} <= host["LogConfig"]["Config"].keys(), service
+
+
+def test_the_hashes_of_passwords_are_in_the_brokers_volume_alone(fleet: ComposeFleet) -> None:
+    for service in (*SERVICE_REPLICAS, "rabbitmq", "postgres"):
+        words = ("compose", "exec", "--no-TTY", service, "cat", "/run/definitions/definitions.json")
+        assert ("password_hash" in fleet.docker(*words, code=None).stdout) == (service == "rabbitmq")
+        found = fleet.docker(
+            "compose", "exec", "--no-TTY", service, "find", "/run/quintain", "-name", "definitions*", code=None
+        )
+        assert "definitions" not in found.stdout
+
+
+def test_the_brokers_limits_are_those_of_the_definitions(fleet: ComposeFleet) -> None:
+    def listed(*words: str) -> Any:
+        ctl = ("compose", "exec", "--no-TTY", "rabbitmq", "rabbitmqctl", "--quiet", *words)
+        return json.loads(fleet.docker(*ctl, *(() if "limits" in words[0] else ("--formatter", "json"))).stdout)
+
+    definitions = json.loads((REPOSITORY / "deploy/rabbitmq/definitions.json").read_text())
+    assert {each["name"] for each in listed("list_policies")} == {each["name"] for each in definitions["policies"]}
+    with pika.BlockingConnection(pika.URLParameters(broker_url(fleet, "evaluator"))) as connection:
+        for kind, policy in (("classic", "own"), ("quorum", "own"), ("stream", "streams")):
+            channel = connection.channel()
+            name = f"quintain.reply.evaluator.{kind}"
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
+            assert {each["name"]: each["policy"] for each in listed("list_queues", "name", "policy")}[name] == (
+                f"quintain-{policy}"
+            )
+            channel.queue_delete(name)
+    assert listed("list_vhost_limits") == {"max-queues": definitions["parameters"][0]["value"]["max-queues"]}
+    assert listed("list_user_limits", "--user", "evaluator") == definitions["users"][0]["limits"]
 
 
 def test_a_port_is_published_to_this_machine_alone(fleet: ComposeFleet) -> None:

@@ -139,11 +139,118 @@ def test_a_killed_slot_is_started_again(shell: CommandLine, name: str) -> None:
     assert host.stop().code == 0
 
 
-def test_the_slots_end_with_their_parent(shell: CommandLine, name: str) -> None:
-    host = serve(shell, name, "--slots", "2")
+@pytest.mark.parametrize("closes_stdin", [False, True])
+def test_the_slots_end_with_their_parent(shell: CommandLine, name: str, closes_stdin: bool) -> None:
+    source = "import os\nfrom desk import Desk\n" + ("os.close(0)\n" if closes_stdin else "")
+    (shell.folder / "closing.py").write_text(source)
+    host = serve(shell, name, "--slots", "2", factory="closing:Desk")
     children = children_of(host.pid)
     host.kill()
     wait_until(lambda: not any(map(is_alive, children)))
+
+
+#: A target that leaves behind what its slot says, and whose query tells its process.
+LEAVING = """
+import os, subprocess, threading, time
+from pathlib import Path
+from desk import Desk
+
+FOLDER = Path(__file__).parent
+LEFT = []
+with (FOLDER / "imported").open("a") as imported:
+    imported.write(f"{os.getpid()}\\n")
+
+class Leaving(Desk):
+    def __init__(self):
+        super().__init__()
+        with (FOLDER / "made").open("a") as made:
+            made.write(f"{os.getpid()}\\n")
+
+    def set_config(self, name, value):
+        getattr(self, value)()
+
+    def query(self, name, **params):
+        return str(os.getpid())
+
+    def nothing(self):
+        subprocess.run(["true"], check=True)
+        ended = threading.Thread(target=time.sleep, args=(0.01,))
+        ended.start()
+
+    def threads(self):
+        for _ in range(20):
+            threading.Thread(target=time.sleep, args=(1000,), name="leaky").start()
+
+    def memory(self):
+        LEFT.append(b"x" * 300_000_000)
+
+    def memory_of_its_own(self):
+        self.own = b"x" * 300_000_000
+        self.myself = self
+
+    def processes(self):
+        write_pid = ["sh", "-c", "echo $$ >> left; exec sleep 1000"]
+        subprocess.Popen(write_pid, cwd=FOLDER, start_new_session=True, env={"PATH": os.environ["PATH"]})
+        subprocess.run(["setsid", "--fork", *write_pid], cwd=FOLDER, check=True)
+        while len((FOLDER / "left").read_text().split() if (FOLDER / "left").exists() else []) < 2:
+            time.sleep(0.01)
+"""
+
+
+class LeavingHost:
+    """A host of that target with one slot in a process of its own."""
+
+    def __init__(self, shell: CommandLine, name: str, *args: str) -> None:
+        (shell.folder / "leaving.py").write_text(LEAVING)
+        self.name, self.url, self.folder = name, shell.env["QUINTAIN_BROKER_URL"], shell.folder
+        self.running = serve(shell, name, "--isolation", "process", *args, factory="leaving:Leaving")
+
+    def pids_of_leases(self, *what: str) -> list[int]:
+        """The processes of leases in each of which this is left behind."""
+        pids = []
+        with remote_factory(self.name, url=self.url, prefetch=0, tags=DESK_TAGS) as factory:
+            for each in what:
+                target = factory.create()
+                target.set_config("secret", each)
+                pids.append(int(target.query("pid")))
+                asyncio.run(target.teardown())
+        return pids
+
+    def written(self, file: str) -> list[int]:
+        return [int(line) for line in (self.folder / file).read_text().split()]
+
+
+def test_a_slot_in_which_a_lease_left_something_is_replaced_and_what_was_left_is_named(
+    shell: CommandLine, name: str
+) -> None:
+    host = LeavingHost(shell, name)
+    what = ("nothing", "memory_of_its_own", "threads", "memory", "processes", "nothing")
+    pids = host.pids_of_leases(*what)
+    assert pids[0] == pids[1] == pids[2]
+    assert len({*pids[2:]}) == 4
+    assert not any(map(is_alive, pids[:-1]))
+    assert is_alive(pids[-1])
+    detached = host.written("left")
+    assert len(detached) == 2
+    assert not any(map(is_alive, detached))
+    for words in ("20 threads (leaky, ", " MiB of memory", "2 processes, which were killed (sleep 1000, sleep 1000)"):
+        assert words in host.running.stderr
+    assert host.running.stderr.count("left this behind") == 3
+    assert host.running.stop().code == 0
+
+
+def test_each_lease_has_a_process_of_its_own_where_that_is_asked(shell: CommandLine, name: str) -> None:
+    host = LeavingHost(shell, name, "--process", "per-lease")
+    pids = host.pids_of_leases("nothing", "nothing", "nothing")
+    assert len({*pids}) == 3
+    assert "left this behind" not in host.running.stderr
+
+
+def test_a_slot_is_ready_once_its_process_has_made_an_instance(shell: CommandLine, name: str) -> None:
+    host = LeavingHost(shell, name, "--slots", "2")
+    children = children_of(host.running.pid)
+    assert len(children) == 2
+    assert {*children} <= {*host.written("made")}
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

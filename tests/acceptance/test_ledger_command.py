@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import apsw
 import pytest
@@ -47,3 +48,21 @@ def test_an_inconsistent_ledger_exits_1_and_lists_the_findings(ledger_shell: Com
 def test_a_ledger_that_is_not_there_is_a_sentence(ledger_shell: CommandLine) -> None:
     nowhere = {"QUINTAIN_LEDGER_URL": f"sqlite://{ledger_shell.folder / 'nowhere'}"}
     assert "There is no ledger at" in ledger_shell.run("ledger", "verify", env=nowhere, code=2).stderr
+
+
+def test_old_sessions_are_counted_before_they_are_deleted(ledger_shell: CommandLine) -> None:
+    old = ledger_shell.folder / "old"
+    shutil.copy(ledger_shell.folder / "ledger", old)
+    shell = ledger_shell.with_environment({"QUINTAIN_LEDGER_URL": f"sqlite://{old}"})
+    connection = apsw.Connection(str(old))
+    connection.execute("UPDATE session SET created_at = created_at - 864000000; UPDATE call SET updated_at = 0")
+    connection.execute("DELETE FROM reply")
+    connection.close()
+    before = (datetime.now(UTC) - timedelta(days=5)).strftime("%Y-%m-%d")
+    counted = shell.run("ledger", "prune", "--before", before, "--json").json
+    assert (counted["deleted"], counted["calls"]) == (False, 48)
+    assert shell.run("ledger", "verify", "--json").json["calls"] == 48
+    assert shell.run("ledger", "prune", "--before", before, "--delete", "--json").json["calls"] == 48
+    assert shell.run("ledger", "verify", "--json").json == {"sessions": 0, "calls": 0, "findings": []}
+    recent = datetime.now(UTC).strftime("%Y-%m-%d")
+    assert "last 2 days" in shell.run("ledger", "prune", "--before", recent, "--delete", code=2).stderr

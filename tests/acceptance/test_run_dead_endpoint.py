@@ -17,6 +17,9 @@ from support.evaluations import rows_of, write_files
 
 CASES = 120
 CONCURRENCY = 16
+
+#: In place of a status: the provider reads the request and closes the connection.
+CLOSE = 0
 OUTPUT = Path("runs") / "eval"
 
 #: One try each: a request at the stub is a trial.
@@ -61,6 +64,9 @@ class _StubHandler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.questions[question] += 1
         status = self.server.failing_status
+        if status == CLOSE:
+            self.close_connection = True
+            return
         if status is None:
             message = {"role": "assistant", "content": question}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -113,7 +119,7 @@ def run_words(*targets: str) -> list[str]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("status", "code"), [(401, "target_unavailable"), (500, "provider_error")])
+@pytest.mark.parametrize(("status", "code"), [(401, "target_unavailable"), (503, "provider_error")])
 def test_a_provider_that_refuses_every_call_is_asked_a_few_times_and_the_next_run_asks_the_rest(
     evaluation_shell: CommandLine, provider: StubProvider, status: int, code: str
 ) -> None:
@@ -180,6 +186,28 @@ def test_fail_fast_ends_the_run_at_the_first_error_and_0_never(
     ended = evaluation_shell.run(*run_words("model"), "--max-errors", "0", code=1)
     assert provider.request_count == CASES
     assert f"exit 1: {CASES} of {CASES} trials erred" in ended.stdout
+    provider.questions.clear()
+    kept = evaluation_shell.run(*run_words("model"), "--keep-errors", code=1)
+    assert f"{CASES} rows kept ({CASES} without a score)" in kept.stderr
+    assert provider.request_count == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_provider_that_closes_the_connection_after_reading_is_asked_again_only_where_that_is_told(
+    evaluation_shell: CommandLine, provider: StubProvider
+) -> None:
+    provider.failing_status = CLOSE
+    ended = evaluation_shell.run(*run_words("model"), "--limit", "3", "--json", code=1)
+    totals = ended.json["totals"]
+    assert isinstance(totals, dict)
+    assert (totals["inDoubt"], totals["errors"], totals["calls"]) == (3, 0, 3)
+    provider.failing_status = None
+    provider.questions.clear()
+    kept = evaluation_shell.run(*run_words("model"), "--limit", "3", code=1)
+    assert provider.request_count == 0
+    assert f"3 of {CASES} trials are in doubt" in kept.stdout
+    evaluation_shell.run(*run_words("model"), "--limit", "3", "--in-doubt", "retry")
+    assert provider.request_count == 3
 
 
 @pytest.mark.parametrize("status", [401, 404])

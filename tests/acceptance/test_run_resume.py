@@ -82,20 +82,20 @@ def next_command(stdout: str) -> list[str]:
     return stdout.splitlines()[-1].partition("quintain ")[2].split()
 
 
-def test_rows_that_erred_are_asked_again_unless_they_are_to_be_kept(evaluation_shell: CommandLine) -> None:
+def test_what_was_charged_and_failed_is_asked_again_only_where_that_is_told(evaluation_shell: CommandLine) -> None:
     (evaluation_shell.folder / "fails").write_text("case-3 case-4")
     evaluation_shell.run("run", "eval.yaml", code=1)
     (evaluation_shell.folder / "fails").write_text("case-4")
     assert len(new_requests(evaluation_shell)) == 6
 
-    kept = evaluation_shell.run("run", "eval.yaml", "--keep-errors", code=1)
+    kept = evaluation_shell.run("run", "eval.yaml", code=1)
     assert "6 rows kept (2 without a score)" in kept.stderr
     assert new_requests(evaluation_shell) == []
 
-    evaluation_shell.run("run", "eval.yaml", "--retry-errors", code=1)
+    evaluation_shell.run("run", "eval.yaml", "--in-doubt", "retry", code=1)
     assert new_requests(evaluation_shell) == ["case-3", "case-4"]
     (evaluation_shell.folder / "fails").unlink()
-    evaluation_shell.run("run", "eval.yaml")
+    evaluation_shell.run("run", "eval.yaml", "--in-doubt", "retry")
     assert new_requests(evaluation_shell) == ["case-4"]
     calls = {str(row["caseId"]): row["calls"] for row in rows_of(evaluation_shell.folder / OUTPUT)}
     assert calls == {"case-1": 1, "case-2": 1, "case-3": 2, "case-4": 3, "case-5": 1, "case-6": 1}

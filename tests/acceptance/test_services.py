@@ -50,6 +50,25 @@ def test_a_worker_started_first_waits_for_the_metadata_service_and_says_so(shell
     assert metadata.stop().code == 0
 
 
+def test_a_call_before_any_worker_says_what_is_missing_and_waits(shell: CommandLine) -> None:
+    (shell.folder / "cases.jsonl").write_text('{"id": "one", "question": "hi", "expected": "hi"}\n')
+    graders = "graders: [{name: told, builtin: contains}]"
+    (shell.folder / "eval.yaml").write_text(f"dataset: cases.jsonl\ntargets: [echo]\n{graders}\n")
+    shell.start("serve", "metadata").wait_for(ready)
+    evaluator = shell.with_environment(
+        {"QUINTAIN_SESSION_TOKEN": str(shell.run("session", "open", "--json").json["token"])}
+    )
+    for words, code in ((("invoke", "hi"), 1), (("run", "eval.yaml"), 2)):
+        assert "quintain serve worker" in evaluator.run(*words, "--no-wait", code=code).stderr
+    waiting = [evaluator.start("invoke", "hi"), evaluator.start("run", "eval.yaml")]
+    for one in waiting:
+        one.wait_for(lambda one: "waiting  no worker" in one.stderr)
+    shell.start("serve", "worker").wait_for(ready)
+    assert [one.wait().code for one in waiting] == [0, 0]
+    named = evaluator.run("invoke", "--target", "other", "hi", "--no-wait", code=1)
+    assert "registered are: echo" in named.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -93,7 +112,7 @@ def test_an_idle_metadata_service_stops_when_told(shell: CommandLine, how: signa
     ended = metadata.stop(how, seconds=10)
     assert ended.code == 0
     assert ended.stdout == ""
-    assert re.fullmatch(r"ready  metadata  ledger sqlite://\S+\n", ended.stderr)
+    assert re.fullmatch(r"\S+ INFO \S+ This is a new ledger\b.*\nready  metadata  ledger sqlite://\S+\n", ended.stderr)
 
 
 def test_a_second_metadata_service_on_the_same_ledger_is_refused(shell: CommandLine) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
+import signal
+import struct
+import subprocess
+import termios
 from collections.abc import Iterator
+from typing import Any
 
+import pika
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line
+from support.command_line import CommandLine, RunningCommand, command_line, quintain_command
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
@@ -35,31 +44,73 @@ def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: Comm
     worker.wait_for(ready)
     metadata.wait_for(ready)
     well = shell.run("status")
-    assert "1 worker" in well.stdout
-    assert "echo" in well.stdout
+    assert re.search(r"^echo \(mock\) +ready .* 0 of 3 +1 ", well.stdout, re.MULTILINE)
     assert "2 services answer" in well.stderr
-    told = shell.run("status", "--json").json
+    told: Any = shell.run("status", "--json").json
     assert told["exitCode"] == 0
-    services = told["services"]
-    assert isinstance(services, list)
-    assert [one["service"] for one in services] == ["metadata", "worker"]
-    assert services[1]["slots"] == 3
-    assert services[1]["heartbeatAgeMs"] < 15_000
+    assert [one["service"] for one in told["services"]] == ["metadata"]
+    assert [(one["condition"], one["slots"]) for one in told["workers"]] == [("live", 3)]
+    assert [(one["name"], one["condition"], one["workers"]) for one in told["targets"]] == [("echo", "ready", 1)]
     assert ADMIN_TOKEN not in str(told)
-    watched = shell.run("top", "--json", "--wait", "1").json
-    assert [one["name"] for one in watched["targets"]] == ["echo"]
-    assert [one["condition"] for one in watched["workers"]] == ["live"]
-    assert ADMIN_TOKEN not in str(watched)
-    assert "echo" in shell.run("top", "--once").stdout
+    # Where standard output is no terminal, --watch prints once and ends.
+    assert "echo" in shell.run("status", "--watch").stdout
+    assert shell.run("status", "--watch", "--json").json["exitCode"] == 0
     # A worker that is gone leaves a target that is known, and served by nobody.
     worker.kill()
     gone = shell.run("status", "--wait", "0.5", code=1)
-    assert re.search(r"^echo +mock +none ", gone.stdout, re.MULTILINE)
-    assert "target echo has no live worker" in gone.stderr
+    assert re.search(r"^echo \(mock\) +no worker ", gone.stdout, re.MULTILINE)
+    assert "No worker that answers serves echo" in gone.stderr
     assert "quintain serve worker" in gone.stderr
-    # Without the admin token nobody can say what should be there.
-    blind = shell.run("status", "--wait", "0.5", env={"QUINTAIN_ADMIN_TOKEN": ""})
+    # Without the admin token nobody can say which targets should be there.
+    blind = shell.run("status", "--wait", "0.5", code=1, env={"QUINTAIN_ADMIN_TOKEN": ""})
     assert "QUINTAIN_ADMIN_TOKEN" in blind.stderr
+    assert "No worker answers" in blind.stderr
+
+
+def test_a_consumer_that_does_not_answer_is_a_problem(shell: CommandLine, broker_url: str) -> None:
+    (metadata, *workers) = (shell.start("serve", name) for name in ("metadata", "worker", "worker"))
+    for service in (metadata, *workers):
+        service.wait_for(ready)
+    assert "3 services answer" in shell.run("status").stderr
+    os.kill(workers[0].pid, signal.SIGSTOP)
+    try:
+        stopped = shell.run("status", code=1).stderr
+    finally:
+        os.kill(workers[0].pid, signal.SIGCONT)
+    assert "target echo has 2 consumers, and 1 of its workers answer" in stopped
+    with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
+        connection.channel().basic_consume("quintain.target.echo", lambda *_: None)
+        foreign: Any = shell.run("doctor", "--json", code=1).json["lines"]
+        assert ["has 3 consumers" in line["says"] for line in foreign if line["verdict"] == "fail"] == [True]
+    wrong: Any = shell.run("doctor", "--json", code=1, env={"QUINTAIN_ADMIN_TOKEN": "another admin token"}).json
+    (refused,) = [line for line in wrong["lines"] if line["verdict"] == "fail"]
+    assert refused["what"] == "services"
+    # A worker with another model for the same target: a rolling update, or a mistake.
+    (shell.folder / "quintain.yaml").write_text(CONFIG.replace("{provider: mock", "{provider: mock, response: other"))
+    shell.start("serve", "worker").wait_for(ready)
+    differing: Any = shell.run("doctor", "--json").json["lines"]
+    assert ["different configurations" in line["says"] for line in differing if line["what"] == "services"] == [True]
+
+
+def test_on_a_terminal_the_tables_are_drawn_again_until_ctrl_c(shell: CommandLine) -> None:
+    shell.start("serve", "metadata").wait_for(ready)
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    words = quintain_command(("status", "--watch"))
+    env = {**shell.env, "TERM": "xterm"}
+    with subprocess.Popen(words, env=env, cwd=shell.folder, stdout=theirs, stderr=theirs) as watching:
+        os.close(theirs)
+        seen, is_served = b"", False
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while part := os.read(ours, 65_536):
+                if b"echo (mock)" not in seen:
+                    seen += part
+                    if b"No worker answers" in seen and not is_served:
+                        is_served = bool(shell.start("serve", "worker"))
+                    if b"echo (mock)" in seen:
+                        watching.send_signal(signal.SIGINT)
+        os.close(ours)
+    assert (watching.returncode, b"echo (mock)" in seen) == (0, True)
 
 
 @pytest.fixture

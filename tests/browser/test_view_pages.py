@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from quintain_runner.results.row import Row
 from quintain_runner.results.row_content import RowCase
-from quintain_view import write_html_report
-from quintain_view.labels.notes import read_notes
+from quintain_view.html_report import write_html_report
+from quintain_view.labels import read_notes
 from support.browser import ViewPage, start_view, visit
 from support.command_line import CommandLine, command_line
 from support.hostile_rows import HOSTILE, hostile_row

@@ -50,8 +50,10 @@ async def test_a_task_of_generated_answers(session: ToolSession, tool: ClientToo
     printed = await session.print_snippet("lm-eval")
     write_task(session, "generated", GENERATED)
     # gsm8k would be downloaded.
-    command = printed.command.replace("gsm8k", "generated") + ",temperature=0.3,top_p=0.2"
-    ended = await session.run(f"{printed.exports}\n{command} --include_path . --output_path out", tool, **OFFLINE)
+    command = printed.command.replace("gsm8k", "generated") + " --gen_kwargs temperature=0.3,top_p=0.2"
+    ended = await session.run(
+        f"{printed.exports}\n{command} --include_path . --output_path out", tool, seconds=600, **OFFLINE
+    )
     assert ended.code == 0, ended
     assert result_of(session, "generated")["exact_match,none"] == 1
     assert len(session.bodies) == len(CASES)
@@ -69,7 +71,7 @@ async def test_a_task_of_log_likelihoods(session: ToolSession, tool: ClientTool)
     command = (
         f"lm_eval --model local-completions --model_args {model} --tasks chosen --include_path . --output_path out"
     )
-    ended = await session.run(f"{printed.exports}\npython tokenizer.py\n{command}", tool, **OFFLINE)
+    ended = await session.run(f"{printed.exports}\npython tokenizer.py\n{command}", tool, seconds=600, **OFFLINE)
     assert ended.code == 0, ended
     assert result_of(session, "chosen")["acc,none"] == 1
     assert {request.path for request in session.provider.requests} == {"/v1/completions"}

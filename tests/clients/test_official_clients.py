@@ -85,7 +85,7 @@ REFUSALS = (
     case("unknown", "nope"),
     case("forbidden", "forbidden"),
     case("unauthorized", token=SessionToken.mint().text),
-    case("bad value", parameters={"temperature": "warm"}),
+    case("bad value", parameters={"tools": [{"type": "web_search", "name": "web_search"}]}),
     case("answered"),
     case("streamed", parameters={"stream": True}),
     case("broken stream", question="BREAKS", parameters={"stream": True}),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,13 +198,16 @@ class ToolSession:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
+        communicating = asyncio.ensure_future(process.communicate())
         try:
             async with asyncio.timeout(seconds):
-                stdout, stderr = await process.communicate()
+                stdout, stderr = await asyncio.shield(communicating)
         except TimeoutError:
-            process.kill()
-            stdout, stderr = await process.communicate()
+            # The shell's own end would leave the tool, which has its pipes.
+            os.killpg(process.pid, signal.SIGKILL)
+            stdout, stderr = await communicating
             raise AssertionError(f"{script}: it did not end\n{stdout.decode()}\n{stderr.decode()}") from None
         return Ended(process.returncode, stdout.decode(), stderr.decode())
 

@@ -18,6 +18,7 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed
+from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import audit, calls, cancellation, leases, reservations, sessions
 from quintain_metadata.rules.calls import Deferred
@@ -49,7 +50,9 @@ class ClockedLedgerDriver:
     async def register(self, incarnation: str = "w1", *, limit: int = 64, sole_id: str | None = None) -> None:
         card = TargetCard(name="a", provider="mock", max_concurrency=limit)
         worker_id, sole = sole_id or incarnation, None if sole_id is None else True
-        request = Register(worker_id=worker_id, incarnation=incarnation, targets=[card], sole=sole)
+        request = Register(
+            worker_id=worker_id, incarnation=incarnation, targets=[card], sole=sole, protocol=PROTOCOL_VERSION
+        )
         await self.ledger.transact(lambda moment: leases.register_worker(self.with_clock(moment).now, request))
 
     async def renew(self, incarnation: str = "w1", *, pauses: dict[str, int] | None = None) -> LeaseRenewed:
@@ -75,7 +78,7 @@ class ClockedLedgerDriver:
     async def admit_granted(self, session: SessionOpened, request_id: str, **overrides: object) -> Admission:
         admission = await self.admit(session, request_id, **overrides)  # type: ignore[arg-type]
         assert isinstance(admission, Admission)
-        assert (admission.fault, admission.replay) == (None, None)
+        assert admission.is_grant, admission
         return admission
 
     async def admit_fault(self, session: SessionOpened, request_id: str, **overrides: object) -> FaultReply:
@@ -150,7 +153,7 @@ class ClockedLedgerDriver:
 
 
 def result(text: str) -> Result:
-    return Result(output=[OutputMessage(content=text)], raw_text=text, target="a", call_count=1, max_calls=1)
+    return Result(output=[OutputMessage(content=text)], target="a", call_count=1, max_calls=1)
 
 
 def counters(info: Info) -> dict[str, int]:

@@ -15,18 +15,18 @@ from quintain_metadata.ledger.factory import open_ledger
 from support.thread_host import ThreadHost, thread_host
 
 
-@pytest.fixture(params=["memory", "pipe", pytest.param("rabbit", marks=pytest.mark.broker)])
+@pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.broker)])
 async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
     url = request.getfixturevalue("broker_url") if request.param == "rabbit" else ""
     async with open_transport(request.param, url) as transport:
         yield transport
 
 
-@pytest.fixture(params=["sqlite", "sqlite alone", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 async def ledger_driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClockedLedgerDriver]:
     on_postgres = request.param == "postgres"
     url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
-    ledger = await open_ledger(url, dedicated_process=request.param == "sqlite alone")
+    ledger = await open_ledger(url)
     desk = ClockedLedgerDriver(ledger)
     await desk.register()
     yield desk

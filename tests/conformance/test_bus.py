@@ -1,4 +1,4 @@
-"""The bus's promise, kept by every transport: each test runs over memory, over a pipe to it, and over RabbitMQ."""
+"""The bus's promise, kept by every transport: each test runs over memory and over RabbitMQ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from conformance.transports import Transport
-from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.bus.socketpair import SocketpairBus
-from quintain.errors import QueueFull, Unroutable
-from quintain.rpc.group_delivery import earlier_deliveries
-from quintain.topology import Binding, Exchange, Queue, Topology
+from quintain.bus.base import Bus, Delivery, Envelope, QueueCount
+from quintain.bus.handler_tasks import earlier_deliveries
+from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
+from quintain.topology import DELIVERY_LIMIT, Binding, Exchange, Queue, Topology
 
 pytestmark = pytest.mark.every_broker
 
@@ -316,6 +315,59 @@ async def test_what_a_handler_broke_on_is_delivered_again(
     assert "will be delivered again" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "times"),
+    [({"delivery_limit": None}, 3), ({"kind": "classic", "delivery_limit": None, "dead_letter_exchange": None}, 2)],
+    ids=["quorum", "classic, which does not count"],
+)
+async def test_what_its_handler_breaks_on_every_time_is_given_up(
+    transport: Transport, arguments: dict[str, object], times: int
+) -> None:
+    ground = await bound_queue_factory(**arguments)(transport)
+    inbox, graveyard = Inbox("nothing"), Inbox()
+
+    async def breaks(delivery: Delivery) -> None:
+        await inbox(delivery)
+        if delivery.body == b"poison":
+            raise RuntimeError("broken")
+        await delivery.ack()
+
+    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    await ground.bus.consume(ground.queue, breaks, prefetch=1)
+    await ground.publish(b"poison")
+    assert [(await inbox.next()).body for _ in range(times)] == [b"poison"] * times
+    if ground.queue.dead_letter_exchange:
+        dead = await graveyard.next()
+        assert (dead.body, dead.headers["x-first-death-reason"]) == (b"poison", "rejected")
+    await ground.publish(b"after")
+    assert (await inbox.next()).body == b"after"
+
+
+async def test_no_message_is_delivered_for_ever(transport: Transport) -> None:
+    ground = await bound_queue_factory(delivery_limit=None)(transport)
+    inbox, graveyard = Inbox("requeue"), Inbox()
+    await ground.bus.consume(ground.dead, graveyard, prefetch=1)
+    await ground.bus.consume(ground.queue, inbox, prefetch=1)
+    await ground.publish(b"x")
+    assert (await graveyard.next()).body == b"x"
+    brokers = await transport.default_delivery_limit()
+    assert inbox.deliveries.qsize() == (DELIVERY_LIMIT if brokers is None else brokers + 1)
+
+
+async def test_a_handler_that_found_the_broker_away_is_called_again(transport: Transport) -> None:
+    ground = await bound_queue_factory(delivery_limit=None)(transport)
+    inbox = Inbox()
+
+    async def is_away_for_long(delivery: Delivery) -> None:
+        if earlier_deliveries(delivery) < 5:
+            raise BrokerUnavailable("away")
+        await inbox(delivery)
+
+    await ground.bus.consume(ground.queue, is_away_for_long, prefetch=1)
+    await ground.publish(b"x")
+    assert (await inbox.next()).body == b"x"
+
+
 async def test_a_queue_unused_for_its_time_is_gone(transport: Transport) -> None:
     ground = await bound_queue_factory(kind="classic", expires_ms=300, delivery_limit=None, dead_letter_exchange=None)(
         transport
@@ -474,8 +526,6 @@ async def test_a_queue_deleted_over_the_bus_is_declared_no_more(transport: Trans
 
 
 async def test_a_connection_that_was_lost_and_made_again_is_counted(bound_queue: BoundQueue) -> None:
-    if isinstance(bound_queue.bus, SocketpairBus):
-        pytest.skip("a pipe is made once, and ends with the process at either end")
     assert (bound_queue.bus.connected, bound_queue.bus.reconnects) == (True, 0)
     await bound_queue.transport.drop_connection(bound_queue.bus)
     async with asyncio.timeout(15):
@@ -517,17 +567,26 @@ async def test_a_declaration_that_is_cancelled_ends_and_costs_no_connection(boun
     assert bound_queue.bus.reconnects == 0
 
 
-async def test_waiting_messages_are_counted_up_to_a_queue_that_is_not_there(bound_queue: BoundQueue) -> None:
+async def test_waiting_messages_and_consumers_are_counted_up_to_a_queue_that_is_not_there(
+    bound_queue: BoundQueue,
+) -> None:
     queue = bound_queue.queue
     for body in (b"1", b"2"):
         await bound_queue.publish(body)
     async with asyncio.timeout(30):
         # A quorum queue counts a message a moment after its confirm.
-        while (counts := await bound_queue.bus.count_messages([queue, Queue("t.nowhere", "classic")])) != {
-            queue.name: 2
+        while await bound_queue.bus.count([queue, Queue("t.nowhere", "classic")]) != {
+            queue.name: QueueCount(messages=2, consumers=0)
         }:
-            if isinstance(bound_queue.bus, SocketpairBus):
-                assert counts == {}, "this transport cannot tell"
-                return
             await asyncio.sleep(0.05)
-    assert await bound_queue.bus.count_messages([]) == {}
+    assert await bound_queue.bus.count([]) == {}
+
+    async def hold(_: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    consumers = [await bound_queue.bus.consume(queue, hold, prefetch=1) for _ in range(2)]
+    async with asyncio.timeout(30):
+        while await bound_queue.bus.count([queue]) != {queue.name: QueueCount(messages=0, consumers=2)}:
+            await asyncio.sleep(0.05)
+    for consumer in consumers:
+        await consumer.drain(0)

@@ -10,6 +10,7 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome
+from quintain.contracts.limits import LARGE_REPLY_BYTES
 from quintain.contracts.session import AmendSession, Info, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
@@ -26,6 +27,9 @@ from quintain.errors import (
 from quintain_metadata.ledger.base import Moment, SqlProgram
 from quintain_metadata.rules import reservations, sessions
 from quintain_metadata.rules.calls import Deferred
+from quintain_metadata.rules.leases import LOST_SETTLE_MS
+from quintain_metadata.rules.lifecycle import LOSSES_BEFORE_ALONE
+from quintain_metadata.rules.replies import LargeReplay, read_replay
 
 
 async def test_a_call_is_charged_once_from_its_admit_to_its_result(ledger_driver: ClockedLedgerDriver) -> None:
@@ -48,6 +52,20 @@ async def test_the_same_request_id_is_answered_from_the_ledger(ledger_driver: Cl
     assert again.replay is not None
     assert (again.replay.raw_text, again.replay.replayed) == ("kept", True)
     assert (await ledger_driver.info(session)).call_count == 1
+
+
+async def test_a_large_reply_is_kept_and_is_no_part_of_the_decision_to_replay_it(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    session, text = await ledger_driver.open_session(max_calls=1), "kept" * LARGE_REPLY_BYTES
+    grant = await ledger_driver.admit_granted(session, "r1")
+    await ledger_driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.RESULT, text)
+    again = await ledger_driver.admit(session, "r1", by="w2")
+    assert isinstance(again, LargeReplay)
+    assert (again.replay, again.is_replay) == (None, True)
+    read = await ledger_driver.ledger.transact(lambda _: read_replay(again))
+    assert read.replay is not None
+    assert (read.attempt_id, read.replay.raw_text, read.replay.replayed) == (again.attempt_id, text, True)
 
 
 async def test_another_body_under_the_same_request_id_is_a_conflict(ledger_driver: ClockedLedgerDriver) -> None:
@@ -141,7 +159,8 @@ async def test_after_three_lost_attempts_the_call_is_in_doubt(ledger_driver: Clo
     session = await ledger_driver.open_session()
     for number in (1, 2, 3):
         await ledger_driver.register(f"w{number}")
-        assert (await ledger_driver.admit_granted(session, "r1", by=f"w{number}")).attempt == number
+        grant = await ledger_driver.admit_granted(session, "r1", by=f"w{number}", alone=number > LOSSES_BEFORE_ALONE)
+        assert grant.attempt == number
         ledger_driver.clock_ahead_ms += 16_000
     lost = await ledger_driver.admit(session, "r1", by="w4")
     assert isinstance(lost, Admission)
@@ -270,6 +289,19 @@ async def test_the_clock_refunds_nothing_that_may_have_reached_a_provider(ledger
     assert await ledger_driver.sweep() == 1
     info = await ledger_driver.info(session)
     assert (info.in_doubt, info.call_count) == (1, 1)
+
+
+async def test_a_call_whose_settle_was_lost_ends_although_its_worker_lives(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await ledger_driver.open_session(deadline_seconds=1)
+    granted = await ledger_driver.admit_granted(session, "r1", by="w1")
+    ledger_driver.clock_ahead_ms = 1_000 + LOST_SETTLE_MS
+    await ledger_driver.renew("w1")
+    assert await ledger_driver.sweep() == 1
+    assert counters(await ledger_driver.info(session))["in_doubt"] == 1
+    # It was only late.
+    await ledger_driver.settle(session, "r1", granted.attempt_id, AttemptOutcome.RESULT)
+    assert counters(await ledger_driver.info(session))["committed"] == 1
+    assert await ledger_driver.audit_findings() == ()
 
 
 async def test_a_call_whose_deadline_passed_in_the_queue_is_refused_uncharged(

@@ -8,6 +8,7 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.admin import PauseTarget, ResumeTarget, TargetPause, WorkerList
 from quintain.contracts.ledger import AttemptOutcome, DrainState, Heartbeat, LeaseRenewed, Register, TargetCard
 from quintain.errors import BadRequest, UnknownTarget
+from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata.rules import leases, targets
 from quintain_metadata.rules.calls import Deferred
 
@@ -41,7 +42,9 @@ async def register_worker(
     names: str = "a",
 ) -> LeaseRenewed:
     cards = [TargetCard(name=name, provider="mock", max_concurrency=64) for name in names]
-    ask = Register(worker_id=worker, incarnation=incarnation or worker, targets=cards, drain=able)
+    ask = Register(
+        worker_id=worker, incarnation=incarnation or worker, targets=cards, drain=able, protocol=PROTOCOL_VERSION
+    )
     return await ledger_driver.ledger.transact(
         lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, ask)
     )

@@ -36,13 +36,21 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
+from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, execute
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import audit, calls, cancellation, leases, reservations, sessions
 from quintain_metadata.rules.calls import DUPLICATE_WAIT_MS, Deferred
 from quintain_metadata.rules.cancellation import CancelResult
-from quintain_metadata.rules.lifecycle import COUNTED_STATES, MAX_ATTEMPTS, CallState
+from quintain_metadata.rules.leases import LOST_SETTLE_MS
+from quintain_metadata.rules.lifecycle import (
+    COUNTED_STATES,
+    LOSSES_BEFORE_ALONE,
+    MAX_ATTEMPTS,
+    MAX_UNCOUNTED_ATTEMPTS,
+    CallState,
+)
 from quintain_metadata.rules.session_repository import SessionRow
 from support.servers.postgres_sql import run_sql
 
@@ -52,8 +60,8 @@ REQUESTS = ("r1", "r1", "r2")  # most of what is interesting happens to one call
 WORKERS = ("w1", "w2")
 LEASE_MS = DEFAULT_TIMINGS.lease_ms
 
-#: A deadline further ahead than any lease, so that leases lapse before and after it.
-DEADLINE_MS = 40_000
+#: A deadline further ahead than several leases, so that leases lapse before and after it.
+DEADLINE_MS = 60_000
 
 
 @dataclass
@@ -66,6 +74,7 @@ class Attempt:
     worker: str
     state: str = "running"
     end: AttemptOutcome | None = None
+    alone: bool = False
 
 
 @dataclass
@@ -74,6 +83,7 @@ class Call:
 
     state: CallState = CallState.NONE
     attempts: int = 0
+    uncounted: int = 0
     holder: Attempt | None = None
     deadline: int = 0
     cancelled: bool = False
@@ -95,6 +105,8 @@ class Model:
     calls: dict[tuple[str, str], Call] = field(default_factory=dict)
     attempts: dict[str, Attempt] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
+    #: How many calls ran at a worker when the first of them was found lost with it.
+    lost_calls: dict[str, int] = field(default_factory=dict)
     target_paused_until: int = 0
 
     def lineage(self, name: str) -> list[str]:
@@ -121,7 +133,9 @@ class Model:
         return not self.is_worker_alive(attempt.worker) or self.target_paused_until > self.now
 
     def admit(self, attempt: Attempt) -> str:
-        """What the one who asks is told: granted, held, told (the stored answer), or the code of a refusal."""
+        """What the one who asks is told: granted, held, alone (it must be), told (the stored answer), or the code of a
+        refusal.
+        """
         key = (attempt.session, attempt.request)
         call = self.calls.get(key, Call())
         if call.state in {CallState.COMMITTED, CallState.IN_DOUBT}:
@@ -148,15 +162,39 @@ class Model:
             if not call.cancelled:
                 call.joined_until = self.now + DUPLICATE_WAIT_MS
             return "held"
-        if call.deadline <= self.now or call.cancelled or call.attempts >= MAX_ATTEMPTS:
-            call.state = CallState.IN_DOUBT
+        uncounted = min(call.uncounted + (self.count_lost_with(call) > 1), MAX_UNCOUNTED_ATTEMPTS)
+        if call.deadline <= self.now or call.cancelled or call.attempts - uncounted >= MAX_ATTEMPTS:
+            self.end_lost(call)
             return "told"
         if attempt.name in self.attempts:
             return "cancelled"
         if self.is_deferred(attempt):
             return "held"
+        if not attempt.alone and self.count_lost_attempts(call) >= LOSSES_BEFORE_ALONE:
+            return "alone"
+        self.record_loss(call)
+        call.uncounted = uncounted
         self._start_attempt(call, attempt, call.deadline)
         return "granted"
+
+    def count_lost_with(self, call: Call) -> int:
+        """How many calls were lost with this one's worker, itself among them."""
+        assert call.holder is not None
+        running = [one for one in self.calls.values() if one.state is CallState.RUNNING and one.holder is not None]
+        here = sum(one.holder is not None and one.holder.worker == call.holder.worker for one in running)
+        return self.lost_calls.get(call.holder.worker, here)
+
+    def count_lost_attempts(self, call: Call) -> int:
+        assert call.holder is not None
+        return sum(one.state not in {"proven", "void"} for one in (call.holder, *self.others(call.holder)))
+
+    def record_loss(self, call: Call) -> None:
+        assert call.holder is not None
+        self.lost_calls[call.holder.worker] = self.count_lost_with(call)
+
+    def end_lost(self, call: Call) -> None:
+        self.record_loss(call)
+        call.state = CallState.IN_DOUBT
 
     def _refusal(self, call: Call, attempt: Attempt) -> str | None:
         if self.paused(attempt.session):
@@ -260,6 +298,8 @@ class Model:
             if call.state is CallState.RESERVED:
                 call.state = CallState.RELEASED
             elif call.state is CallState.RUNNING and not self.is_holder_alive(call):
+                self.end_lost(call)
+            elif call.state is CallState.RUNNING and call.deadline <= self.now - LOST_SETTLE_MS:
                 call.state = CallState.IN_DOUBT
 
 
@@ -309,7 +349,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             self.model.sessions[name] = Session(limit)
         card = TargetCard(name="a", provider="mock", max_concurrency=64)
         for worker in WORKERS:
-            ask = Register(worker_id=worker, incarnation=worker, targets=[card])
+            ask = Register(worker_id=worker, incarnation=worker, targets=[card], protocol=PROTOCOL_VERSION)
             self.transact(lambda moment, ask=ask: leases.register_worker(moment.now, ask))  # type: ignore[misc]
             self.model.leases[worker] = self.model.now + LEASE_MS
 
@@ -318,7 +358,10 @@ class LedgerModelMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), request=st.sampled_from(REQUESTS), worker=st.sampled_from(WORKERS))
     def admit_new_attempt(self, name: str, request: str, worker: str) -> None:
-        self.admit(self.attempt(name, request, worker))
+        attempt = self.attempt(name, request, worker)
+        if self.admit(attempt) == "alone":
+            attempt.alone = True
+            self.admit(attempt)
 
     def attempt(self, name: str, request: str, worker: str) -> Attempt:
         self.all.append(Attempt(f"attempt-{len(self.all)}", name, request, worker))
@@ -341,6 +384,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             target="a",
             body_sha256="body",
             deadline=self.model.now + DEADLINE_MS,
+            alone=attempt.alone or None,
         )
         expected = self.model.admit(attempt)
         verdict = self.transact_or_fault(lambda moment: calls.admit(moment, ask, attempt.worker))
@@ -360,7 +404,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             assert decision.replay.replayed
             return "told"
         if decision.fault is None:
-            return "granted"
+            return "granted" if decision.is_grant else "alone"
         # What counts says that it was charged; a refusal says that it was not.
         if decision.fault.code != "cancelled":
             assert decision.fault.charged is (decision.fault.code not in {"overloaded", "budget_exhausted"})
@@ -445,6 +489,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
         until = self.model.target_paused_until
         assert renewed.paused == ({"a": until} if until > self.model.now else None)
         self.model.leases[worker] = self.model.now + LEASE_MS
+        self.model.lost_calls.pop(worker, None)
 
     @rule()
     def sweep(self) -> None:
@@ -483,7 +528,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
 
 
 def kept_result() -> Result:
-    return Result(output=[OutputMessage(content="yes")], raw_text="yes", target="a", call_count=1, max_calls=1)
+    return Result(output=[OutputMessage(content="yes")], target="a", call_count=1, max_calls=1)
 
 
 def in_memory(loop: asyncio.AbstractEventLoop) -> Ledger:

@@ -11,18 +11,17 @@ from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import digest
 from quintain.errors import Fault, Unauthorized
 from quintain_metadata.rules.call_batches import AdmitOperation
-from quintain_metadata.rules.session_repository import sessions_sending_tokens
 
 DEADLINE = 2**52
 
 
-def proven_admit(session: SessionOpened, request_id: str, /, **altered: object) -> Admit:
-    """An admit with a proof of this call, and with fields that differ from what it proves."""
+def proven_admit(session: SessionOpened, request_id: str, /, *, key: str = "a", **altered: object) -> Admit:
+    """An admit with a proof of this call, published with this routing key, and with fields that differ from it."""
     proof = make_proof(
         digest(session.token),
         session_id=session.session_id,
         request_id=request_id,
-        target="a",
+        target=key,
         body_sha256="body",
         deadline=DEADLINE,
     )
@@ -47,10 +46,6 @@ async def admit_together(driver: ClockedLedgerDriver, *admits: Admit) -> list[st
     ]
 
 
-async def senders(driver: ClockedLedgerDriver) -> list[tuple[str, str | None]]:
-    return await driver.ledger.transact(lambda moment: sessions_sending_tokens(driver.with_clock(moment).now))
-
-
 async def test_of_a_batch_each_admit_is_checked_by_itself(ledger_driver: ClockedLedgerDriver) -> None:
     await ledger_driver.register()
     session, other = [await ledger_driver.open_session() for _ in range(2)]
@@ -68,18 +63,26 @@ async def test_of_a_batch_each_admit_is_checked_by_itself(ledger_driver: Clocked
     assert codes == ["granted", *["unauthorized"] * 6, "granted"]
 
 
-async def test_sessions_whose_calls_carry_a_token_are_noted(ledger_driver: ClockedLedgerDriver) -> None:
+async def test_a_proof_without_a_routing_key_is_good_for_the_default_target_alone(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
     await ledger_driver.register()
-    old, new = await ledger_driver.open_session(label="old"), await ledger_driver.open_session(label="new")
-    assert await admit_together(ledger_driver, proven_admit(new, "r1")) == ["granted"]
-    assert await senders(ledger_driver) == []
-    with_token = proven_admit(old, "r1").model_copy(
-        update={"token": old.token, "proof": None, "session_id": None, "attempt_id": "old"}
-    )
-    assert await admit_together(ledger_driver, with_token) == ["granted"]
-    assert await senders(ledger_driver) == [(old.session_id, "old")]
-    ledger_driver.clock_ahead_ms += 25 * 3_600_000
-    assert await senders(ledger_driver) == []
+    ours, other = await ledger_driver.open_session(), await ledger_driver.open_session(default_target="b")
+    together = [proven_admit(session, f"r{number}", key="") for number, session in enumerate((ours, other, ours))]
+    assert await admit_together(ledger_driver, *together) == ["granted", "unauthorized", "granted"]
+    assert await admit_together(ledger_driver, together[1]) == ["unauthorized"]
+    assert (await ledger_driver.info(other)).call_count == 0
+
+
+async def test_a_proof_without_a_routing_key_is_good_where_its_call_was_admitted_before(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    await ledger_driver.register()
+    session = await ledger_driver.open_session(default_target="b")
+    assert await admit_together(ledger_driver, proven_admit(session, "r1")) == ["granted"]
+    again = [proven_admit(session, name, key="", attempt_id=f"another of {name}") for name in ("r1", "r2")]
+    assert await admit_together(ledger_driver, *again) == ["deferred", "unauthorized"]
+    assert (await ledger_driver.info(session)).call_count == 1
 
 
 async def test_a_closed_sessions_proof_is_refused(ledger_driver: ClockedLedgerDriver) -> None:

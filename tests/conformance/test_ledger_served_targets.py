@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.discovery import RegisteredTarget
 from quintain.contracts.ledger import DrainState, Heartbeat, Register, TargetCard
+from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.rules import leases, served_targets, targets
 
@@ -13,7 +14,7 @@ LEASE_MS = DEFAULT_TIMINGS.lease_ms
 
 async def register(ledger_driver: ClockedLedgerDriver, worker: str, fingerprint: str | None) -> None:
     card = TargetCard(name="a", provider="mock", max_concurrency=64, fingerprint=fingerprint)
-    request = Register(worker_id=worker, incarnation=worker, targets=[card])
+    request = Register(worker_id=worker, incarnation=worker, targets=[card], protocol=PROTOCOL_VERSION)
     await ledger_driver.ledger.transact(
         lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, request)
     )
@@ -97,11 +98,11 @@ async def test_info_has_the_fingerprint_of_the_live_worker_that_changed_last(
     assert (await listed(ledger_driver))[1] is None, "of a worker that reports none, nothing is known"
 
 
-async def register_slots(
-    ledger_driver: ClockedLedgerDriver, worker: str, slots: int, *, protocol: int | None = 2, drain: str = "able"
-) -> None:
+async def register_slots(ledger_driver: ClockedLedgerDriver, worker: str, slots: int, *, drain: str = "able") -> None:
     card = TargetCard(name="a", provider="mock", max_concurrency=10, worker_concurrency=slots)
-    request = Register(worker_id=worker, incarnation=worker, targets=[card], protocol=protocol, drain=DrainState(drain))
+    request = Register(
+        worker_id=worker, incarnation=worker, targets=[card], protocol=PROTOCOL_VERSION, drain=DrainState(drain)
+    )
     await ledger_driver.ledger.transact(
         lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, request)
     )
@@ -122,15 +123,13 @@ async def other_slots(ledger_driver: ClockedLedgerDriver, *workers: str) -> list
     return [answer.other_slots for answer in renewed]
 
 
-async def test_a_target_takes_groups_while_all_of_its_live_workers_read_them(
+async def test_a_group_has_as_many_calls_as_the_live_worker_with_the_fewest_slots_takes(
     ledger_driver: ClockedLedgerDriver,
 ) -> None:
     await register_slots(ledger_driver, "w1", 8)
     assert await group_slots(ledger_driver) == {"a": 8}
     await register_slots(ledger_driver, "w2", 4)
     assert await group_slots(ledger_driver) == {"a": 4}
-    await register_slots(ledger_driver, "old", 8, protocol=None)
-    assert await group_slots(ledger_driver) == {}
     await later(ledger_driver, LEASE_MS // 1000 + 1, "w1")
     assert await group_slots(ledger_driver) == {"a": 8}
 
@@ -151,28 +150,3 @@ async def test_a_worker_learns_the_free_slots_that_others_have_for_its_targets(
     assert await other_slots(ledger_driver, "w1") == [{"a": 2}]
     await register_slots(ledger_driver, "w2", 4, drain="draining")
     assert await other_slots(ledger_driver, "w1") == [None]
-
-
-async def test_a_target_takes_proofs_while_all_of_its_live_workers_read_them(
-    ledger_driver: ClockedLedgerDriver,
-) -> None:
-    async def register_worker(worker: str, proof_targets: list[str] | None) -> None:
-        card = TargetCard(name="a", provider="mock", max_concurrency=10)
-        request = Register(worker_id=worker, incarnation=worker, targets=[card], proof_targets=proof_targets)
-        await ledger_driver.ledger.transact(
-            lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, request)
-        )
-
-    async def proof_targets() -> set[str]:
-        return await ledger_driver.ledger.transact(
-            lambda moment: served_targets.proof_targets(ledger_driver.with_clock(moment).now)
-        )
-
-    await register_worker("w1", ["a"])
-    assert await proof_targets() == {"a"}
-    await register_worker("old", None)
-    assert await proof_targets() == set()
-    await later(ledger_driver, LEASE_MS // 1000 + 1, "w1")
-    assert await proof_targets() == {"a"}
-    await later(ledger_driver, LEASE_MS // 1000 + 1)
-    assert await proof_targets() == {"a"}, "its last worker read them"

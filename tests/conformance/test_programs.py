@@ -15,17 +15,13 @@ from pathlib import Path
 
 import pytest
 
-import quintain_cli.fleet.metadata_process
 from quintain.bus.memory import MemoryBroker
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain.program_confinement import Confinement, Sandbox
-from quintain_cli.fleet.metadata_process import run_metadata_process
-from quintain_host.processes import SlotProcesses
-from quintain_host.supervisor import ProcessSupervisor
-from quintain_runner.graders.process import GraderCommand, run_grader
-from quintain_runner.graders.process_pool import GraderProcessPool
+from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
+from quintain_runner.graders.process import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict_parser import GraderError
 from quintain_worker.providers.factory import ProviderContext, build_provider
 from quintain_worker.providers.provider import ProviderFailure
@@ -63,20 +59,6 @@ async def slot_process(argv: list[str], _: Path, env: dict[str, str], timeout_se
         await asyncio.sleep(timeout_seconds)
     finally:
         await children.stop(0)
-        broker.close()
-    return ""
-
-
-async def metadata_service(argv: list[str], folder: Path, env: dict[str, str], timeout_seconds: float) -> str:
-    package = folder / "quintain_metadata"
-    package.mkdir(exist_ok=True)
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(f"import os\nos.execv({argv[0]!r}, {argv!r})")
-    broker = MemoryBroker()
-    try:
-        async with run_metadata_process(broker, "sqlite://", "a token", {**env, "PYTHONPATH": str(folder)}):
-            await asyncio.sleep(timeout_seconds)
-    finally:
         broker.close()
     return ""
 
@@ -145,13 +127,10 @@ async def test_a_program_cancelled_at_any_moment_of_its_start_leaves_no_process(
     assert not left, f"{len(left)} processes of 120 programs are left"
 
 
-@pytest.mark.parametrize("run", [slot_process, metadata_service], ids=lambda run: run.__name__)
-async def test_a_service_cancelled_at_any_moment_of_its_start_leaves_no_process(
-    run: Run, tmp_path: Path, mark: dict[str, str], monkeypatch: pytest.MonkeyPatch
+async def test_a_slot_cancelled_at_any_moment_of_its_start_leaves_no_process(
+    tmp_path: Path, mark: dict[str, str]
 ) -> None:
-    # Nothing here ends by itself.
-    monkeypatch.setattr(quintain_cli.fleet.metadata_process, "STOP_TIMEOUT_SECONDS", 0.1)
-    await cancel_while_it_starts(run, tmp_path, mark, cancels=1)
+    await cancel_while_it_starts(slot_process, tmp_path, mark, cancels=1)
     left = await all_gone(mark)
     assert not left, f"{len(left)} processes of 120 programs are left"
 

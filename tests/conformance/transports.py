@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import aio_pika
+import aiormq
 
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.bus.rabbit import RabbitBus
-from quintain.bus.socketpair import SocketpairBroker, SocketpairBus
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
 
 
@@ -31,6 +29,9 @@ class Transport(Protocol):
 
     async def lose_queue(self, bus: Bus, name: str) -> None:
         """Lose this bus's connection, and the queue while it is away."""
+
+    async def default_delivery_limit(self) -> int | None:
+        """After how many returns the broker drops a message of a quorum queue that names no limit; none if never."""
 
 
 class MemoryTransport:
@@ -53,42 +54,13 @@ class MemoryTransport:
         await self.drop_connection(bus)
         await self.delete_queue(name)
 
+    async def default_delivery_limit(self) -> None:
+        return None
+
     async def close(self) -> None:
         for bus in self._buses:
             await bus.close()
         self._broker.close()
-
-
-class SocketpairTransport:
-    """The memory transport over pipes; what is cut is the connection of the broker's end."""
-
-    def __init__(self) -> None:
-        self._memory = MemoryTransport()
-        self._connections: list[tuple[SocketpairBus, Bus, asyncio.Task[None]]] = []
-
-    async def connect(self) -> Bus:
-        broker_socket, client_socket = socket.socketpair()
-        memory_bus = await self._memory.connect()
-        broker = SocketpairBroker(memory_bus, *await asyncio.open_connection(sock=broker_socket))
-        server_task = asyncio.create_task(broker.serve())
-        self._connections.append((await SocketpairBus.from_socket(client_socket), memory_bus, server_task))
-        return self._connections[-1][0]
-
-    async def drop_connection(self, bus: Bus) -> None:
-        await self._memory.drop_connection(next(beneath for pipe, beneath, _ in self._connections if pipe is bus))
-
-    async def delete_queue(self, name: str) -> None:
-        await self._memory.delete_queue(name)
-
-    async def lose_queue(self, bus: Bus, name: str) -> None:
-        await self.drop_connection(bus)
-        await self.delete_queue(name)
-
-    async def close(self) -> None:
-        for pipe, _, serving in self._connections:
-            await pipe.close()
-            await serving
-        await self._memory.close()
 
 
 class RabbitTransport:
@@ -123,20 +95,20 @@ class RabbitTransport:
         await self.delete_queue(name)
         proxy.refusing = False
 
+    async def default_delivery_limit(self) -> int | None:
+        connection = await aiormq.connect(self._url.geturl())
+        version = str(connection.server_properties["version"])
+        await connection.close()
+        return 20 if int(version.split(".", 1)[0]) >= 4 else None
+
     async def close(self) -> None:
         await self._stack.aclose()
-
-
-_BROKERLESS: dict[str, type[MemoryTransport | SocketpairTransport]] = {
-    "memory": MemoryTransport,
-    "pipe": SocketpairTransport,
-}
 
 
 @contextlib.asynccontextmanager
 async def open_transport(kind: str, broker_url: str) -> AsyncIterator[Transport]:
     """The transport of this kind, closed at the end."""
-    transport = RabbitTransport(broker_url) if kind == "rabbit" else _BROKERLESS[kind]()
+    transport = RabbitTransport(broker_url) if kind == "rabbit" else MemoryTransport()
     try:
         yield transport
     finally:

@@ -208,7 +208,7 @@ async def test_the_settles_queue_is_deleted(
             await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.ledger.settle")
             await asyncio.sleep(0.1)
 
-    # A settle that was in the queue is gone; its call is in doubt when its deadline passes, and charged as it was.
+    # A settle that was in the queue is gone; its call is in doubt a minute after its deadline, and charged as it was.
     after = await FaultScenario(fleet, questions, deadline_seconds=30).run("settles' queue deleted", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     assert after.info.call_count == len(questions)

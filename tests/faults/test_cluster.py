@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from faults.conftest import LONG_CALLS
 from faults.invariants import InvariantChecker, invariant_checker
 from faults.load import BATCH_AND_LOAD, Load
 from faults.scenario import BOT, MAX_CONCURRENCY, FaultScenario, config_with_limit
+from quintain.bus.base import Bus, Envelope
+from quintain.bus.connect import connect_bus
+from quintain.errors import QueueFull
 from quintain.settings import environment
+from quintain.topology import Binding, Exchange, Queue, Topology
 from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_node import ClusterUnderTest, Node, private_cluster
 
@@ -84,6 +89,35 @@ async def test_each_node_is_killed_and_calls_go_on(
     after = await scenario.run("each of three nodes in turn killed -9", inject_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(fleet, after)
+
+
+async def count_nacks(bus: Bus, exchange: Exchange, message: Envelope) -> int:
+    """Publish this message until it is taken; returns how often it was nacked."""
+    for nacks in itertools.count():
+        try:
+            await bus.publish(exchange, "here", message)
+        except QueueFull:
+            await asyncio.sleep(0.2)
+        else:
+            return nacks
+    raise AssertionError("it ends with a return")
+
+
+@pytest.mark.long
+async def test_channels_whose_first_message_met_a_dead_leader_publish_while_its_node_is_down(
+    cluster: ClusterUnderTest,
+) -> None:
+    exchange, queue = Exchange("quintain.test.led", "direct"), Queue("quintain.test.led", "quorum", expires_ms=600_000)
+    buses = [await connect_bus(node.url) for node in cluster.nodes]
+    # The node that it is declared at leads a quorum queue.
+    await buses[0].declare(Topology((exchange,), (queue,), (Binding(exchange, queue, "here"),)), redeclare=False)
+    async with node_down(cluster.nodes[0]), asyncio.timeout(30):
+        nacks = await asyncio.gather(
+            *(count_nacks(bus, exchange, Envelope(body=b"", type="test")) for bus in buses[1:])
+        )
+    for bus in buses:
+        await bus.close()
+    assert all(nacks), "no channel met the dead leader"
 
 
 @pytest.mark.long

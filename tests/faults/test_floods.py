@@ -5,24 +5,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pika
 import pytest
 
 import quintain
 from faults.load import is_long
 from quintain.bus.connect import connect_bus
+from quintain.errors import BrokerRefused, BusError
 from quintain.settings import environment
 from quintain.topology import target_topology
-from support.broker_users import DEFINITIONS, apply_policies
+from support.broker_users import (
+    DEFINITIONS,
+    USERS,
+    BrokerUsers,
+    apply_limits,
+    apply_policies,
+    broker_users,
+    declarable,
+)
 from support.flood import MESSAGE_BYTES
+from support.flood_own import KINDS
 from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin
 from support.servers.rabbitmq_node import private_cluster
@@ -38,45 +50,57 @@ SERVICE_BYTES, DISK_BYTES = 512 * MIB, 2048 * MIB
 #: How many large operations are sent, how long an evaluator calls before that, and the share of the limits in bytes.
 OPERATIONS, QUIET_SECONDS, BYTE_SHARE = (70, 20.0, 1.0) if is_long() else (32, 2.0, 1 / 16)
 
-TARGET_LIMIT_BYTES = BYTE_SHARE * next(
-    policy["definition"]["max-length-bytes"]
-    for policy in DEFINITIONS["policies"]
-    if policy["name"] == "quintain-target"
-)
+POLICIES = {policy["name"]: policy["definition"] for policy in DEFINITIONS["policies"]}
+COPIES = next(policy["pattern"] for policy in DEFINITIONS["policies"] if policy["name"] == "quintain-copies")
+TARGET_LIMIT_BYTES = BYTE_SHARE * POLICIES["quintain-target"]["max-length-bytes"]
+
+RABBITMQ_CONF = Path(__file__).parents[2] / "deploy" / "rabbitmq" / "rabbitmq.conf"
+
+#: Everybody but the metadata service, which all others rely on.
+FLOODING_USERS = [user for user in USERS if user != "metadata"]
 
 
 @dataclass(frozen=True)
 class Flooded:
-    """A metadata service and a worker at a broker of their own, which has the limits of a deployment."""
+    """A metadata service and a worker at a broker of their own, which has the users and limits of a deployment."""
 
     fleet: ProcessFleet
     admin: BrokerAdmin
+    users: BrokerUsers
 
     def peak_bytes(self) -> dict[str, int]:
         """The largest resident size of each process so far, by its log's name."""
-        sizes = {}
-        for process in self.fleet.processes:
-            (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-            sizes[process.log.stem] = 1024 * int(kib)
-        return sizes
+        return {process.log.stem: process.peak_bytes for process in self.fleet.processes}
 
     def disk_bytes(self) -> int:
-        """What the quorum queues have on the disk."""
-        folder = Path(self.admin.evaluate('io:format("~s", [ra_env:data_dir()])'))
+        """What the broker has on the disk."""
+        folder = Path(self.admin.evaluate('io:format("~s", [rabbit_mnesia:dir()])'))
         total = 0
         for path in folder.rglob("*"):
             with contextlib.suppress(FileNotFoundError):
                 total += path.stat().st_size
         return total
 
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete the exchanges and queues of these names, where they are."""
+        with pika.BlockingConnection(pika.URLParameters(self.fleet.broker_url)) as connection:
+            channel = connection.channel()
+            for name in names:
+                channel.exchange_delete(name)
+                channel.queue_delete(name)
+
 
 @pytest.fixture(scope="module")
 def flooded(rabbitmq_server: Path) -> Iterator[Flooded]:
     with private_cluster(rabbitmq_server, environment(), size=1) as cluster:
+        users = broker_users(cluster.admin, cluster.url, vhost="/")
         apply_policies(cluster.admin, byte_share=BYTE_SHARE)
+        apply_limits(cluster.admin)
+        (frame_max,) = re.findall(r"^frame_max = (\d+)$", RABBITMQ_CONF.read_text(), re.MULTILINE)
+        cluster.admin.evaluate(f"ok = application:set_env(rabbit, frame_max, {frame_max})")
         with process_fleet(cluster.url, CONFIG, targets=["served", UNREAD]) as fleet:
             fleet.start_services("metadata", "worker")
-            yield Flooded(fleet, cluster.admin)
+            yield Flooded(fleet, cluster.admin, users)
 
 
 async def call_while(work: Awaitable[object], client: quintain.Client) -> list[float]:
@@ -93,14 +117,19 @@ async def call_while(work: Awaitable[object], client: quintain.Client) -> list[f
 async def publish(url: str, count: int, *places: str) -> int:
     """Publish so many large messages without a token to these exchanges and routing keys in turn; returns how many the
     broker took."""
+    return int(await run_program("support.flood", url, str(count), *places))
+
+
+async def run_program(module: str, *arguments: str) -> str:
+    """Run a program of the tests to its end; returns what it prints."""
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "support.flood", url, str(count), *places),
+        *(sys.executable, "-m", module, *arguments),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     printed, _ = await program.communicate()
     assert program.returncode == 0
-    return int(printed)
+    return printed.decode()
 
 
 async def wait_until_read(admin: BrokerAdmin) -> None:
@@ -172,3 +201,89 @@ async def test_a_queue_that_nobody_reads_takes_no_more_than_its_limit(
     summary = request.config.pluginmanager.getplugin("quintain-summary")
     name = f"{sent} messages of 15 MiB, {taken} taken, {disk / MIB:.0f} MiB on the disk"
     summary.add("floods", latencies(name, before, during))
+
+
+@pytest.mark.parametrize("user", FLOODING_USERS)
+async def test_what_a_user_declares_for_itself_takes_no_more_than_its_limit(
+    flooded: Flooded, request: pytest.FixtureRequest, user: str
+) -> None:
+    fleet = flooded.fleet
+    own = POLICIES["quintain-own"]
+    largest, longest = int(BYTE_SHARE * own["max-length-bytes"] / MIB), own["max-length"]
+    names = [name for name in declarable(user, "flood") if name.endswith(".flood")]
+    # Messages of headers alone take long to send: one user is enough.
+    headers = longest + 500 if user == "evaluator" else 0
+    opened = await asyncio.to_thread(fleet.open_session, "served", 1_000_000)
+    before_bytes = await asyncio.to_thread(flooded.disk_bytes)
+    taken: dict[str, tuple[int, int]] = {}
+
+    async def flood() -> None:
+        sent = str(3 * largest)
+        url = flooded.users.url(user)
+        taken.update(json.loads(await run_program("support.flood_own", url, sent, str(headers), *names)))
+
+    async with quintain.connect(fleet.broker_url, opened.token) as client:
+        before = await call_while(asyncio.sleep(QUIET_SECONDS), client)
+        during = await call_while(flood(), client)
+    try:
+        assert taken
+        for queue, (bodies, filled) in taken.items():
+            # The others take every message, and throw the oldest away.
+            if not queue.endswith("stream") and not re.search(COPIES, queue):
+                assert bodies <= largest + 2, queue
+                assert bodies + filled <= longest + 2, queue
+        disk = await asyncio.to_thread(flooded.disk_bytes) - before_bytes
+        # A quorum queue writes each message to a log of all queues, and from there to its own.
+        assert disk <= len(taken) * (3 * largest * MIB + headers * 16 * 1024) + 64 * MIB, taken
+    finally:
+        await asyncio.to_thread(flooded.delete, [f"{name}.{kind}" for name in names for kind in KINDS])
+    assert all(process.alive for process in fleet.processes)
+    summary = request.config.pluginmanager.getplugin("quintain-summary")
+    name = f"{user}: {len(taken)} queues, {sum(map(sum, taken.values()))} messages taken, {disk / MIB:.0f} MiB more"
+    summary.add("floods", latencies(name, before, during))
+
+
+async def test_queues_without_end_are_refused_and_the_calls_go_on(flooded: Flooded) -> None:
+    fleet = flooded.fleet
+    most = DEFINITIONS["parameters"][0]["value"]["max-queues"]
+    names = [f"quintain.reply.evaluator.flood.{number}" for number in range(most + 1)]
+    opened = await asyncio.to_thread(fleet.open_session, "served", 1_000_000)
+
+    def declare() -> None:
+        with pika.BlockingConnection(pika.URLParameters(flooded.users.url("evaluator"))) as connection:
+            channel = connection.channel()
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="limit"):
+                for name in names:
+                    channel.queue_declare(name, durable=True)
+
+    try:
+        async with quintain.connect(fleet.broker_url, opened.token) as client:
+            await call_while(asyncio.to_thread(declare), client)
+            assert len(await asyncio.to_thread(flooded.admin.list_queues)) == most
+            with pytest.raises(BrokerRefused) as refused:
+                async with quintain.connect(flooded.users.url("evaluator"), opened.token):
+                    pass
+            assert "max-queues" in refused.value.message
+    finally:
+        await asyncio.to_thread(flooded.delete, names)
+    assert all(process.alive for process in fleet.processes)
+
+
+async def test_connections_without_end_are_refused_to_their_user_alone(flooded: Flooded) -> None:
+    most = DEFINITIONS["users"][0]["limits"]["max-connections"]
+    opened = await asyncio.to_thread(flooded.fleet.open_session, "served", 1_000_000)
+    url = flooded.users.url("evaluator")
+
+    def connect(connections: contextlib.ExitStack) -> None:
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            for _ in range(most + 1):
+                connections.enter_context(pika.BlockingConnection(pika.URLParameters(url)))
+
+    with contextlib.ExitStack() as connections:
+        await asyncio.to_thread(connect, connections)
+        with pytest.raises(BusError) as refused:
+            async with quintain.connect(url, opened.token):
+                pass
+        assert "limit" in refused.value.message
+        async with quintain.connect(flooded.fleet.broker_url, opened.token) as client:
+            await client.invoke("hello", target="served")

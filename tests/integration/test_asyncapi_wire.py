@@ -131,7 +131,7 @@ def exchange_all_messages(fleet: ProcessFleet, tap: WireTap) -> None:
     administer("pause", target="lame", forSeconds=60)
     administer("resume", target="lame")
     worker = {"workerId": "stranger", "incarnation": "stranger"}
-    card = {**worker, "targets": [], "drain": "able"}
+    card = {**worker, "targets": [], "drain": "able", "protocol": 1}
     result_body(admin.call(card, key="register", exchange="quintain.ledger", kind="register"))
     administer("drain", workerId="stranger")
     result_body(admin.call(worker, key="heartbeat", exchange="quintain.ledger", kind="heartbeat"))

@@ -15,7 +15,14 @@ from quintain.bus.connect import connect_bus
 from quintain.errors import ConfigError
 from quintain.topology import METADATA_TOPOLOGY, host_topology, reply_topology, target_topology
 from quintain_cli.commands.broker import add_user, apply, list_users, remove_user
-from quintain_cli.fleet.broker_policies import QUEUE_POLICIES, ROLES, user_permissions
+from quintain_cli.fleet.broker_policies import (
+    MAX_QUEUES,
+    QUEUE_POLICIES,
+    ROLES,
+    USER_LIMITS,
+    user_permissions,
+    vhost_limits,
+)
 from support.broker_users import DEFINITIONS, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -67,21 +74,54 @@ def test_policies_and_permissions_are_those_of_the_deployment() -> None:
     assert [{"vhost": "/", "name": each.name, **each.body()} for each in QUEUE_POLICIES] == DEFINITIONS["policies"]
     assert [{"user": role, "vhost": "/", **ROLES[role].body()} for role in ROLES] == DEFINITIONS["permissions"]
     assert all(user_permissions(role, role) == ROLES[role] for role in ROLES)
+    assert [vhost_limits("/")] == DEFINITIONS["parameters"]
+    assert all(user["limits"] == USER_LIMITS for user in DEFINITIONS["users"])
 
 
-def test_apply_sets_every_policy_in_the_virtual_host_of_the_url(api: ManagementApi) -> None:
-    apply(management=api.url)
-    assert api.written() == {f"/api/policies/evals/{each.name}": each.body() for each in QUEUE_POLICIES}
+@pytest.mark.parametrize(("vhost", "path"), [(None, "evals"), ("other/one", "other%2Fone")])
+def test_apply_sets_every_policy_and_limit_in_one_virtual_host(
+    api: ManagementApi, vhost: str | None, path: str
+) -> None:
+    api.answers["/api/users"] = [{"name": "root", "tags": ["administrator"]}, {"name": "worker", "tags": []}]
+    api.answers[f"/api/vhosts/{path}/permissions"] = [{"user": "root"}, {"user": "worker"}]
+    apply(management=api.url, vhost=vhost)
+    assert api.written() == {
+        **{f"/api/policies/{path}/{each.name}": each.body() for each in QUEUE_POLICIES},
+        f"/api/vhost-limits/{path}/max-queues": {"value": MAX_QUEUES},
+        **{f"/api/user-limits/worker/{name}": {"value": most} for name, most in USER_LIMITS.items()},
+    }
 
 
-def test_printed_definitions_change_nothing(api: ManagementApi, capsys: pytest.CaptureFixture[str]) -> None:
-    apply(management=api.url, vhost="evals", print_only=True)
+@pytest.mark.parametrize(
+    ("url", "vhost", "printed_vhost"),
+    [
+        ("amqp://root:word@127.0.0.1:5672/evals", None, "evals"),
+        ("amqp://root:word@127.0.0.1:5672/evals", "other", "other"),
+        ("amqps://root:word@a.example/a%2Fb?cafile=ca.pem,amqps://root:word@b.example/a%2Fb", None, "a/b"),
+        ("amqp://root:word@127.0.0.1:5672/", None, "/"),
+        ("", None, "/"),
+    ],
+)
+def test_printed_definitions_are_of_the_urls_virtual_host_and_change_nothing(
+    api: ManagementApi,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    vhost: str | None,
+    printed_vhost: str,
+) -> None:
+    monkeypatch.setenv("QUINTAIN_BROKER_URL", url)
+    apply(management=api.url, vhost=vhost, print_only=True)
     printed = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in printed["policies"]] == [each.name for each in QUEUE_POLICIES]
-    add_user("worker-a", role="worker", only=["echo"], management=api.url, vhost="evals", print_only=True)
+    assert {each["vhost"] for each in printed["policies"] + printed["parameters"]} == {printed_vhost}
+    add_user("worker-a", role="worker", only=["echo"], management=api.url, vhost=vhost, print_only=True)
     told = capsys.readouterr()
-    (user,) = json.loads(told.out)["users"]
+    definitions = json.loads(told.out)
+    assert {each["vhost"] for each in definitions["permissions"]} == {printed_vhost}
+    (user,) = definitions["users"]
     assert user["password_hash"]
+    assert user["limits"] == USER_LIMITS
     assert told.err.split()[-1] not in told.out, "the password is printed beside the definitions"
     assert api.requests == []
 
@@ -92,6 +132,7 @@ def test_users_are_added_listed_and_removed(api: ManagementApi, capsys: pytest.C
     assert api.written() == {
         "/api/users/evaluator-alice": {"password": added["password"], "tags": ""},
         "/api/permissions/evals/evaluator-alice": user_permissions("evaluator", "evaluator-alice").body(),
+        **{f"/api/user-limits/evaluator-alice/{name}": {"value": most} for name, most in USER_LIMITS.items()},
     }
     api.answers["/api/users"] = [{"name": "evaluator-alice"}, {"name": "other"}]
     api.answers["/api/vhosts/evals/permissions"] = [{"user": "other", "configure": "a", "write": "b", "read": "c"}]

@@ -16,7 +16,7 @@ from quintain.bus.connect import connect_bus
 from quintain.client.connect import connect_admin
 from quintain.config import load_config
 from quintain.contracts.session import OpenSession
-from quintain.dlq.poison_queue import PoisonQueue
+from quintain.dlq import PoisonQueue
 from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
 from quintain.rpc.client import RpcClient
@@ -24,7 +24,7 @@ from quintain.settings import environment
 from quintain.target import Event, EventResponse, ObservableEvent, SecurityDomainTag
 from quintain.topology import (
     METADATA_TOPOLOGY,
-    POISON_LOCK_TOPOLOGY,
+    POISON_TOPOLOGY,
     Exchange,
     Topology,
     admit_topology,
@@ -40,8 +40,8 @@ from quintain.topology import (
 from quintain_cli.fleet import bootstrap
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.server.bind import BindAddress
-from quintain_host.factory import load_factory
 from quintain_host.host import Host
+from quintain_host.instances import load_factory
 from quintain_metadata.service.service import running_metadata
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
@@ -70,7 +70,6 @@ WRITERS = {
     "quintain.cancel": {"metadata"},
     "quintain.dead": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
-    "quintain.poison.turn": {"operator"},
     "quintain.host": {"worker", "controller"},
     "quintain.run": {"host"},
     "quintain.discovery": {"gateway", "operator"},
@@ -87,7 +86,6 @@ READERS = {
     "quintain.ledger.heartbeat": {"metadata"},
     "quintain.ledger.settle": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
-    "quintain.poison.turn": {"operator"},
     "quintain.target.echo": {"metadata", "worker"},
     "quintain.host.desk": {"host"},
     "quintain.lease.x": {"host"},
@@ -130,7 +128,7 @@ async def _declare(users: BrokerUsers) -> None:
     event_binding = dataclasses.replace(heard.bindings[0], queue=event_queue)
     owned = {
         "metadata": METADATA_TOPOLOGY + target_topology("echo") + Topology((), (admit_queue,), (admit_binding,)),
-        "operator": POISON_LOCK_TOPOLOGY,
+        "operator": POISON_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
         "gateway": Topology((), (event_queue,), (event_binding,)),
         "worker": cancel_topology("x") + run_topology("x") + discovery_topology("x"),
@@ -153,7 +151,7 @@ async def open_user_bus(users: BrokerUsers, user: str) -> AsyncIterator[Bus]:
 
 
 def test_no_password_is_among_the_definitions() -> None:
-    assert all(set(user) == {"name", "hashing_algorithm", "tags"} for user in DEFINITIONS["users"])
+    assert all(set(user) == {"name", "hashing_algorithm", "tags", "limits"} for user in DEFINITIONS["users"])
     assert {one["user"] for one in DEFINITIONS["permissions"]} == set(USERS)
 
 
@@ -167,7 +165,7 @@ def test_the_page_has_the_tables() -> None:
 
 
 def test_every_exchange_and_queue_of_the_protocol_is_in_the_tables() -> None:
-    whole = METADATA_TOPOLOGY + POISON_LOCK_TOPOLOGY + target_topology("echo") + host_topology("desk")
+    whole = METADATA_TOPOLOGY + target_topology("echo") + host_topology("desk")
     assert {exchange.name for exchange in whole.exchanges} | {""} == set(WRITERS)
     assert {queue.name for queue in whole.queues} <= set(READERS)
 

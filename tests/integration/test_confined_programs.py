@@ -9,6 +9,7 @@ import os
 import pwd
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -295,6 +296,24 @@ def test_a_folder_that_another_user_cannot_enter_is_refused_by_its_path(folder: 
     program = Program(argv=["/bin/sh"], env={}, cwd=closed / "inner", confinement=Confinement(run_as=OTHER_USER))
     with pytest.raises(ConfigError, match=f"{closed};"):
         check_rights(program)
+
+
+def test_a_program_in_a_folder_that_another_user_cannot_enter_is_named(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root starts programs as another user")
+    closed = folder / "closed"
+    closed.mkdir()
+    interpreter = closed / "python3"
+    shutil.copy("/bin/sh", interpreter)
+    closed.chmod(0o700)
+    (folder / "python").symlink_to(interpreter)
+    env = {"PATH": str(folder)}
+    program = Program(argv=["python"], env=env, cwd=folder, confinement=Confinement(run_as=OTHER_USER))
+    with pytest.raises(ConfigError) as refused:
+        check_rights(program)
+    assert OTHER_USER in refused.value.message
+    assert f"{closed}," in refused.value.message
+    assert str(interpreter) in refused.value.message
 
 
 def test_a_folder_that_a_sandbox_does_not_show_is_refused_by_its_path(folder: Path, makes_sandboxes: None) -> None:

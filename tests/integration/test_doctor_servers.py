@@ -1,18 +1,30 @@
-"""What `quintain doctor` asks of real servers: a PostgreSQL, and the clock of a management API."""
+"""What `quintain doctor` asks of real servers: a PostgreSQL, a broker under an alarm, and its management API."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
-import httpx2
 import pytest
 
+from quintain.bus.connect import connect_bus
 from quintain.bus.rabbit_topology_check import inspect_broker
 from quintain.contracts.limits import MAX_BODY_BYTES
-from quintain.errors import BusError
-from quintain_cli.fleet.broker_management import Management
-from quintain_cli.fleet.server_checks import database_checks
+from quintain.errors import BusError, ConfigError
+from quintain.settings import read_settings
+from quintain.topology import INVOKE, METADATA_TOPOLOGY, Binding, Queue, Topology, target_queue, target_topology
+from quintain_cli.fleet.broker_management import Management, open_management
+from quintain_cli.fleet.doctor_checks import run_checks
+from quintain_cli.fleet.machine_checks import database_checks
+from quintain_cli.fleet.management_checks import management_checks
 from quintain_metadata import open_snapshot
+from support.servers.ports import free_port
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 
 async def test_a_postgresql_tells_what_a_crash_can_lose(postgres_url: str) -> None:
@@ -30,12 +42,111 @@ async def test_a_broker_tells_whether_it_refuses_a_message_by_its_size(broker_ur
         assert not await inspection.refuses_message_of(MAX_BODY_BYTES)
 
 
-def management(date: str) -> Management:
-    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json={}, headers={"date": date}))
-    return Management(httpx2.Client(base_url="http://broker", transport=transport), "/")
+#: Starts the management API, if the broker does not have it yet, and asks it from inside its node.
+ASK_MANAGEMENT = """
+case lists:keymember(rabbitmq_management, 1, application:which_applications()) of
+    true -> ok;
+    false ->
+        application:load(rabbitmq_management),
+        application:set_env(rabbitmq_management, tcp_config, [{port, PORT}, {ip, "127.0.0.1"}]),
+        {ok, Plugins} = application:get_env(rabbit, enabled_plugins_file),
+        ok = file:write_file(Plugins, "[rabbitmq_management]."),
+        {ok, _, _} = rabbit_plugins:ensure(Plugins)
+end,
+inets:start(),
+[Port | _] = [P || {listener, _, http, _, _, P, _} <- rabbit_networking:active_listeners()],
+{ok, {{_, Status, _}, _, Body}} = httpc:request(
+    get, {"http://127.0.0.1:" ++ integer_to_list(Port) ++ "PATH", [{"authorization", "AUTH"}]}, [], []
+),
+io:format("~b ~s", [Status, Body])
+"""
+
+
+@contextlib.contextmanager
+def open_stub(answer: Callable[[str], str], date: str | None = None) -> Iterator[Management]:
+    """A management API that answers a path with ``status body``, and gives this date or the true one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.headers["authorization"] == "Basic Z3Vlc3Q6Z3Vlc3Q="
+            status, _, body = answer(self.path).partition(" ")
+            self.send_response(int(status))
+            self.send_header("content-length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(timestamp) if date is None else date
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield open_management("amqp://127.0.0.1/", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def management_of_broker(broker_admin: BrokerAdmin) -> Iterator[Management]:
+    program = ASK_MANAGEMENT.replace("PORT", str(free_port())).replace("AUTH", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    with open_stub(lambda path: broker_admin.evaluate(program.replace("PATH", path))) as management:
+        yield management
+
+
+async def test_rights_and_copies_are_found_through_a_real_management_api(
+    management_of_broker: Management, breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin
+) -> None:
+    bus = await connect_bus(breakable_broker.url, "spy", timeout_seconds=10)
+    spy = Queue("spy", "classic", exclusive=True)
+    await bus.declare(METADATA_TOPOLOGY + target_topology("echo"))
+    await asyncio.to_thread(broker_admin.rabbitmqctl, "add_user", "almighty", "word")
+    await asyncio.to_thread(broker_admin.rabbitmqctl, "set_permissions", "almighty", ".*", ".*", ".*")
+    try:
+        before = await asyncio.to_thread(lambda: list(management_checks(management_of_broker, [])))
+        assert "management API" not in {check.what for check in before}
+        verdicts = {check.what: check for check in before}
+        assert (verdicts["rights"].verdict, verdicts["bindings"].verdict) == ("fail", "ok")
+        assert "almighty" in verdicts["rights"].says
+        await bus.declare(Topology((INVOKE,), (spy,), (Binding(INVOKE, spy, "#"),)))
+        (copies,) = [
+            check
+            for check in await asyncio.to_thread(lambda: list(management_checks(management_of_broker, [])))
+            if check.what == "bindings"
+        ]
+        assert (copies.verdict, "spy" in copies.says) == ("fail", True)
+    finally:
+        await asyncio.to_thread(broker_admin.rabbitmqctl, "delete_user", "almighty")
+        await bus.delete(target_queue("echo"))
+        await bus.close()
+
+
+async def test_under_an_alarm_each_check_ends_and_says_so(
+    tmp_path: Path, breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin
+) -> None:
+    settings = read_settings({"QUINTAIN_STATE_DIR": str(tmp_path), "QUINTAIN_ADMIN_TOKEN": "t" * 16})
+    await asyncio.to_thread(broker_admin.evaluate, 'rabbit_disk_monitor:set_disk_free_limit("100000GB")')
+    try:
+        async with asyncio.timeout(30):
+            report = await run_checks(settings, breakable_broker.url, timeout_seconds=1)
+    finally:
+        await asyncio.to_thread(broker_admin.evaluate, 'rabbit_disk_monitor:set_disk_free_limit("50MB")')
+    (alarms,) = [check for check in report.lines if check.what == "alarms"]
+    assert (alarms.verdict, "rabbitmq-diagnostics alarms" in (alarms.mend or "")) == ("fail", True)
+    assert {"broker", "version", "quintain.invoke", "ledger"} <= {check.what for check in report.lines}
 
 
 def test_the_clock_of_the_broker_is_the_date_of_its_answer() -> None:
-    assert management("Thu, 01 Jan 1970 00:01:40 GMT").clock() == 100
-    with pytest.raises(BusError):
-        management("no date").clock()
+    with open_stub(lambda _: "200 {}", "Thu, 01 Jan 1970 00:01:40 GMT") as management:
+        assert management.clock() == 100
+    with open_stub(lambda _: "200 {}", "no date") as management, pytest.raises(BusError):
+        management.clock()
+
+
+@pytest.mark.parametrize("address", ["broker:15672", "ftp://broker", "http://", "http://me:word@broker:15672"])
+def test_what_is_no_address_of_a_management_api_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_management("amqp://127.0.0.1/", address)
+    assert "word" not in refused.value.message.replace("password", "")

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import decimal
+import json
 import logging
 import struct
 import uuid
@@ -19,12 +20,23 @@ from collections.abc import AsyncIterator
 import pika
 import pytest
 
+from quintain.bus.base import Delivery, Envelope
 from quintain.bus.connect import connect_bus
 from quintain.client.client import Client
 from quintain.client.connect import connect
+from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken, digest
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.topology import (
+    DEAD,
+    DEAD_QUEUE,
+    INVOKE,
+    POISON_QUEUE,
+    UNROUTED_QUEUE,
+    Exchange,
+    exclusive_reply_topology,
+)
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import sessions
@@ -92,6 +104,8 @@ def hostile_properties(token: str) -> list[pika.BasicProperties]:
         pika.BasicProperties(headers={REQUEST_ID_HEADER: long}, **answered),
         pika.BasicProperties(headers={**honest, "stray": long}, **answered),
         pika.BasicProperties(headers={**honest, "stray": long}),
+        pika.BasicProperties(headers=honest, reply_to=b"\xff" * 255, correlation_id=b"\xff" * 255),
+        pika.BasicProperties(headers=honest, type=b"\xff" * 255, **answered),
         RawHeaders(entry(b"\xff", b"S", struct.pack(">I", 1) + b"x")),
         RawHeaders(entry(b"when", b"T", struct.pack(">Q", 2**63))),
         RawHeaders(nested(5_000)),
@@ -157,3 +171,47 @@ async def test_no_hostile_message_ends_a_connection(
     assert [line for line in said if "connection" in line and "lost" in line] == []
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
     assert [line for line in said if session.token.split("_")[3] in line] == []
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "is_invented"),
+    [(INVOKE, "a", False), (INVOKE, "a", True), (INVOKE, "", True), (DEAD, "a", True)],
+    ids=["a target", "a target, invented token", "unrouted, invented token", "dead letters, invented token"],
+)
+async def test_items_that_no_message_could_carry_are_answered_alone_and_once(
+    broker_url: str, exchange: Exchange, key: str, is_invented: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["n1", "x" * 300, "n2", "half \ud800", "n3"]
+    items = [GroupItem(name, b'{"question": "x"}', {REQUEST_ID_HEADER: f"r{n}"}) for n, name in enumerate(names)]
+    async with run_services(broker_url) as (session, client):
+        bus = await connect_bus(broker_url)
+        topology = exclusive_reply_topology("quintain.reply.guest.hostile", "hostile.items")
+        replies: asyncio.Queue[Delivery] = asyncio.Queue()
+
+        async def on_reply(reply: Delivery) -> None:
+            await reply.ack()
+            replies.put_nowait(reply)
+
+        await bus.declare(topology)
+        await bus.consume(topology.queues[0], on_reply, prefetch=10)
+        group = Envelope(
+            body=encode_group(items),
+            type=INVOKE_GROUP_TYPE,
+            content_type=GROUP_CONTENT_TYPE,
+            correlation_id="the group",
+            reply_to="hostile.items",
+            headers={TOKEN_HEADER: SessionToken.mint().text if is_invented else session.token, PROTOCOL_HEADER: 1},
+        )
+        await bus.publish(exchange, key, group)
+        async with asyncio.timeout(20):
+            answers = [await replies.get() for _ in items]
+        assert (await client.invoke(uuid.uuid4().hex)).raw_text == "yes"
+        counts = await bus.count([UNROUTED_QUEUE, DEAD_QUEUE, POISON_QUEUE])
+        assert [count.messages for count in counts.values()] == [0, 0, 0]
+        assert replies.empty()
+        await bus.close()
+    codes = {reply.correlation_id: json.loads(reply.body).get("code", "result") for reply in answers}
+    good = "unauthorized" if is_invented else "result"
+    bad = dict.fromkeys(("x" * 255, "half ?"), "bad_request")
+    assert codes == {"n1": good, "n2": good, "n3": good, **bad}
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []

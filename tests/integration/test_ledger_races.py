@@ -41,8 +41,8 @@ from support.ledger_operations import (
     settle_operation,
 )
 
-#: Behind every lease and every deadline that is written here.
-LATER_MS = 3_600_000
+#: Behind every lease and every deadline that is written here, and not so late that a settle counts as lost.
+LATER_MS = 630_000
 
 STARTS = "INSERT INTO call"
 CHARGES = "UPDATE session SET used"

@@ -4,6 +4,8 @@ the ledger comes first."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,7 +15,6 @@ import pytest
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.ledger.migrations import SCHEMA_VERSION
 from support.command_line import CommandLine, RunningCommand, command_line
-from support.old_ledger import old_sqlite
 from support.servers.postgres_admin import PostgresUnderTest
 from support.servers.postgres_sql import fresh_database, run_sql
 
@@ -44,7 +45,7 @@ def test_a_ledger_that_is_not_up_yet_is_waited_for_and_said_so_once(
             admin.start()
         # It goes on to what it needs next.
         metadata.wait_for(lambda one: bool(lines(one, "waiting  No broker")))
-        assert len(lines(metadata, "ledger")) == 1
+        assert len(lines(metadata, "waiting  The ledger")) == len(lines(metadata, "new ledger")) == 1
         assert (urlsplit(url).password or "-") not in metadata.stderr
         assert metadata.stop().code == 0
 
@@ -70,11 +71,16 @@ def test_a_ledger_whose_schema_is_newer_ends_the_start_at_once(shell: CommandLin
 
 def test_a_file_whose_schema_is_newer_ends_the_start_and_is_left_as_it_is(shell: CommandLine, tmp_path: Path) -> None:
     path, newer = tmp_path / "ledger.sqlite3", SCHEMA_VERSION + 1
-    with old_sqlite(path, SCHEMA_VERSION) as store:
-        store.run(f"PRAGMA user_version = {newer}")
+
+    async def made() -> None:
+        await (await open_ledger(f"sqlite://{path}")).close()
+
+    asyncio.run(made())
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {newer}")
         ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": f"sqlite://{path}"})
         assert f"has schema {newer}, and this release knows {SCHEMA_VERSION}: upgrade quintain" in ended.stderr
-        assert store.run("PRAGMA user_version") == [(newer,)]
+        assert connection.execute("PRAGMA user_version").fetchall() == [(newer,)]
 
 
 def test_a_login_that_is_refused_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome, Register, TargetCard
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
+from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger import postgres
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, acquire_lock, execute, fetch_one
@@ -24,7 +25,6 @@ from quintain_metadata.ledger.postgres import MAX_TRIES
 from quintain_metadata.ledger.postgres_connection import number_placeholders
 from quintain_metadata.ledger.url import redacted_url
 from quintain_metadata.rules import calls, leases, targets
-from quintain_metadata.rules.call_repository import START_CALL_SQL
 from quintain_metadata.rules.calls import Deferred
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.service.admission import AdmissionQueue
@@ -261,7 +261,7 @@ async def test_every_commit_is_on_the_disk_before_it_is_answered(ledger: Ledger)
 
 async def test_what_one_service_frees_another_grants_without_a_sweep(services: list[Ledger]) -> None:
     card = TargetCard(name="a", provider="mock", max_concurrency=1)
-    registration = Register(worker_id=WORKER, incarnation=WORKER, targets=[card])
+    registration = Register(worker_id=WORKER, incarnation=WORKER, targets=[card], protocol=PROTOCOL_VERSION)
     await services[0].transact(lambda moment: leases.register_worker(moment.now, registration))
     session = await open_session(services[0], 10)
     here, there = AdmissionQueue(services[0]), AdmissionQueue(services[1])
@@ -288,33 +288,7 @@ async def test_what_one_service_frees_another_grants_without_a_sweep(services: l
     await asyncio.gather(*fills)
 
 
-# Starting: several at once, an older release, a database that is not ours to change.
-
-
-async def test_a_service_of_the_release_before_the_attempts_needed_no_rows_goes_on_beside_this_one(
-    ledger: Ledger, fresh_postgres_url: str
-) -> None:
-    session = await open_session(ledger, 10)
-    assert is_granted(await admit(ledger, session, "of this release", "a1"))
-    # It takes an attempt without a row for one that was not granted.
-    states = "SELECT string_agg(state, ',') FROM attempt WHERE id = 'a1'"
-    assert await asyncio.to_thread(run_sql, fresh_postgres_url, states) == "running"
-
-    def grant_as_before(moment: Moment) -> SqlProgram[None]:
-        key = (session.session_id, "of the release before")
-        columns = (*key, "of the release before", "a", "running", 1, "a2", WORKER, moment.now + 60_000, 2)
-        yield from execute(START_CALL_SQL, *columns, moment.now, moment.now)
-        yield from execute("UPDATE session SET used = used + 1 WHERE id = ?", session.session_id)
-        yield from execute(
-            "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at)"
-            " VALUES (?, ?, ?, ?, ?, 'running', ?)",
-            *("a2", *key, 1, WORKER, moment.now),
-        )
-
-    await ledger.transact(grant_as_before)
-    await settle(ledger, session, "of the release before", "a2", AttemptOutcome.RESULT)
-    assert (await info(ledger, session)).committed == 1
-    await assert_ledger_consistent(ledger)
+# Starting: several at once, a database that is not ours to change.
 
 
 async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url: str) -> None:

@@ -24,15 +24,15 @@ from quintain.remote.connection_thread import ConnectionThread, open_connection_
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.remote.lease_request import acquire_lease
 from quintain.remote.timeouts import TargetTimeouts
-from quintain.routes import LEASE
+from quintain.routes import LEASE, RENEW, WATCH_PROCESS
 from quintain.rpc.client import parse_reply
 from quintain.rpc.request import RpcRequest
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange
-from quintain_view.pages.trajectory_page import RunState
-from quintain_view.reading.trajectories import read_trajectory, trajectory_names
+from quintain_view.trajectory_files import read_trajectory, trajectory_names
+from quintain_view.trajectory_page import RunState
 from support.command_line import clean_environment
 from support.target_placements import Controller, scripted_target_class
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
@@ -162,7 +162,7 @@ def test_what_is_no_target_is_an_error_that_says_what_it_lacks(host: ThreadHost,
 def test_a_controller_of_another_version_is_told_both(host: ThreadHost, connection_thread: ConnectionThread) -> None:
     asked = OpenLease(controller_id="c", version=REMOTE_TARGET_VERSION + 1).to_wire()
     question = RpcRequest(exchange=HOST, key=host.name, type=LEASE.key, body=asked, headers={}, deadline_seconds=20)
-    with pytest.raises(BadRequest, match=r"version 2 of hosting, the controller 3: install the same release"):
+    with pytest.raises(BadRequest, match=r"version 3 of hosting, the controller 4: install the same release"):
         parse_reply(connection_thread.run_blocking(connection_thread.rpc_client.call(question)), LeaseOpened)
     with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread) as factory:
         assert factory.create().get_controllables()
@@ -414,6 +414,62 @@ async def test_a_drivers_cancelled_error_is_raised_in_the_target_and_ends_the_ru
         with pytest.raises(asyncio.CancelledError):
             await Controller(QUINTAIN_TYPES, cancelled).drive(target)
     assert "CancelledError" in host.instances[0].notes[0]
+    await target.teardown()
+
+
+async def test_a_task_needs_few_requests_and_each_does_what_it_did(
+    host: ThreadHost, connection_thread: ConnectionThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[str] = []
+    publish = connection_thread.rpc_client.publish
+
+    async def noting_publish(request: RpcRequest, *args: Any, **options: Any) -> None:
+        if request.exchange is HOST and request.type not in {RENEW.key, WATCH_PROCESS.key}:
+            requests.append(request.type)
+        await publish(request, *args, **options)
+
+    monkeypatch.setattr(connection_thread.rpc_client, "publish", noting_publish)
+
+    class Noting(Bot):
+        async def reset_ephemeral_state(self) -> None:
+            self.notes.append("reset")
+
+        async def teardown(self) -> None:
+            self.notes.append("teardown")
+
+    host.serve(lambda: Noting(do_nothing))
+    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread) as factory:
+        for persona in ("calm", "bold"):
+            target = factory.create()
+            # As superred's Controller and a task of three slots and four queries use it.
+            for value in ("a", "b", persona):
+                target.set_config("persona", value)
+            assert target.get_controllables()[1].name == f"voice of {persona}"
+            assert target.get_observables()[0].content == {"persona": persona}
+            await controller().drive(target)
+            for spec in target.query_specs * 4:
+                assert target.query(spec.name, since="lease") == "1"
+            await target.reset_ephemeral_state()
+            await target.reset_ephemeral_state()
+            await target.teardown()
+            assert host.instances[-1].notes == ["reset", "reset", "teardown"]
+    common = ["lease", *["set_config"] * 3, "start_run", *["query"] * 4, "reset", "teardown"]
+    assert requests == [*common[:4], "describe", *common[4:], *common]
+
+
+async def test_a_second_reset_comes_before_what_follows_it(host: ThreadHost, remote: RemoteFactory) -> None:
+    class Noting(Bot):
+        async def reset_ephemeral_state(self) -> None:
+            self.notes.append("reset")
+
+        def query(self, name: str, **params: str) -> str:
+            return ", ".join(self.notes)
+
+    host.serve(lambda: Noting(do_nothing))
+    target = remote.create()
+    for _ in range(2):
+        await target.reset_ephemeral_state()
+    assert target.query("notes") == "reset, reset"
     await target.teardown()
 
 

@@ -17,9 +17,11 @@ from quintain.config import Config, load_config, target_fingerprints
 from quintain.config.fingerprint import hosted_fingerprint
 from quintain.contracts.session import OpenSession
 from quintain_cli.fleet.embedded import Fleet, FleetPlan, run_fleet
-from quintain_cli.run.execution import RunOptions, execute_run
+from quintain_cli.run.execution import execute_run
 from quintain_gateway import GatewayLimits
-from quintain_host import Host, factory_fingerprint
+from quintain_host.host import Host
+from quintain_host.instances import factory_fingerprint
+from quintain_runner.engine.run_setup import RunOptions
 from support.quick import timings
 from support.target_placements import scripted_target_class
 
@@ -86,7 +88,7 @@ class HostedWorld:
         with monkeypatch.context() as environment:
             for name, value in self.env.items():
                 environment.setenv(name, value)
-            await execute_run(RunOptions(path=Path("eval.yaml")), "quintain run eval.yaml")
+            await execute_run(RunOptions(path=Path("eval.yaml"), command="quintain run eval.yaml"))
         output = self.folder / "runs" / "eval"
         plan = json.loads((output / "run.json").read_text())["history"][-1]["plan"]
         rows = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]

@@ -42,7 +42,7 @@ for name in [one.name for one in pkgutil.iter_modules() if one.name.startswith("
 """
 
 #: What extras bring.
-OF_EXTRAS = ("anthropic", "asyncpg", "openai", "opentelemetry", "pydantic_ai", "superred")
+OF_EXTRAS = ("asyncpg", "opentelemetry", "pydantic_ai", "superred")
 
 
 def find_python(version: str) -> Path | None:

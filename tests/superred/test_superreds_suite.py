@@ -107,12 +107,6 @@ def require_expected(verdict: Verdict) -> None:
     assert otherwise == {}, "it fails, and for another reason than the one listed"
 
 
-def test_with_hosts_in_processes_only_those_fail_that_read_the_targets_object(
-    superred_environment: SuperredEnvironment, broker_url: str, tmp_path: Path
-) -> None:
-    require_expected(suite_behind_rabbitmq(superred_environment, broker_url, "process", tmp_path, *WITH_TARGETS))
-
-
 @pytest.mark.long
 def test_their_whole_suite_with_hosts_in_processes(
     superred_environment: SuperredEnvironment, broker_url: str, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import pika
 from pika.exceptions import ChannelClosedByBroker
 
+from quintain.topology import METADATA_TOPOLOGY
 from support.servers.rabbitmq_admin import BrokerAdmin
 
 DEFINITIONS: dict[str, Any] = json.loads(
@@ -60,10 +62,15 @@ class BrokerUsers:
 
 
 def broker_users(
-    admin: BrokerAdmin, broker_url: str, rights: Sequence[dict[str, Any]] = DEFINITIONS["permissions"]
+    admin: BrokerAdmin,
+    broker_url: str,
+    rights: Sequence[dict[str, Any]] = DEFINITIONS["permissions"],
+    vhost: str | None = None,
 ) -> BrokerUsers:
-    """The users, made on this broker in a fresh virtual host. Their password is one, and this run's alone."""
-    made = BrokerUsers(urlsplit(broker_url).netloc.rpartition("@")[2], f"users-{secrets.token_hex(4)}", PASSWORD)
+    """The users, made on this broker in a fresh virtual host, or in this one. Their password is one, and this run's
+    alone."""
+    vhost = vhost or f"users-{secrets.token_hex(4)}"
+    made = BrokerUsers(urlsplit(broker_url).netloc.rpartition("@")[2], vhost, PASSWORD)
     users = ", ".join(_erlang([one["user"], one["configure"], one["write"], one["read"]]) for one in rights)
     program = _CREATE_USERS.replace("PASSWORD", PASSWORD).replace("VHOST", made.vhost).replace("USERS", users)
     admin.evaluate(program)
@@ -77,12 +84,36 @@ def _erlang(texts: Sequence[str]) -> str:
     return "{" + ", ".join(f"<<{json.dumps(text)}>>" for text in texts) + "}"
 
 
+def declarable(user: str, suffix: str) -> list[str]:
+    """The names of the protocol that a user may declare, and so may use for what it likes; ``suffix`` ends those of
+    which there are many."""
+    (configure,) = (each["configure"] for each in DEFINITIONS["permissions"] if each["user"] == user)
+    names = {each.name for each in (*METADATA_TOPOLOGY.exchanges, *METADATA_TOPOLOGY.queues)}
+    kinds = ("cancel", "discovery", "events", "host", "ledger.admit", "lease", f"reply.{user}", "run", "target")
+    names |= {f"quintain.{kind}.{suffix}" for kind in kinds}
+    return sorted(name for name in names if re.search(configure, name))
+
+
 def apply_policies(admin: BrokerAdmin, vhost: str = "/", *, byte_share: float = 1.0) -> None:
     """Set the policies of the definitions; limits in bytes are this share of theirs."""
     for policy in DEFINITIONS["policies"]:
         definition = dict(policy["definition"])
         definition["max-length-bytes"] = int(definition["max-length-bytes"] * byte_share)
+        if "stream-max-segment-size-bytes" in definition:
+            definition["stream-max-segment-size-bytes"] = int(definition["stream-max-segment-size-bytes"] * byte_share)
         texts = (vhost, policy["name"], policy["pattern"], json.dumps(definition))
         quoted = ", ".join(f"<<{json.dumps(text)}>>" for text in texts)
         arguments = f'{quoted}, {policy["priority"]}, <<"{policy["apply-to"]}">>, <<"test">>'
         admin.evaluate(f"ok = rabbit_policy:parse_set({arguments})")
+
+
+def apply_limits(admin: BrokerAdmin, vhost: str = "/") -> None:
+    """Set the limits of the definitions: the most queues, and each user's connections and channels."""
+    for parameter in DEFINITIONS["parameters"]:
+        value = json.dumps(json.dumps(parameter["value"]))
+        admin.evaluate(f'ok = rabbit_vhost_limit:parse_set(<<"{vhost}">>, <<{value}>>, <<"test">>)')
+    for user in DEFINITIONS["users"]:
+        value = json.dumps(json.dumps(user["limits"]))
+        admin.evaluate(
+            f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{user["name"]}">>, <<{value}>>, <<"test">>)'
+        )

@@ -106,6 +106,11 @@ TOOLS: Mapping[str, ClientTool] = {
         ),
         ClientTool(name="lm-eval", version="0.4.13", pypi="lm_eval[api]", beside=("transformers",)),
         ClientTool(name="deepeval", version="4.3.1", pypi="deepeval"),
+        ClientTool(name="litellm", version="1.100.0", pypi="litellm"),
+        ClientTool(name="langchain-openai", version="1.7.3", pypi="langchain-openai"),
+        ClientTool(name="pydantic-ai", version="2.68.0", pypi="pydantic-ai-slim[openai,anthropic]"),
+        ClientTool(name="instructor", version="1.17.0", pypi="instructor"),
+        ClientTool(name="openai-agents", version="0.24.0", pypi="openai-agents"),
         # Without PyTorch and the clients of providers that no test asks.
         ClientTool(
             name="garak",

@@ -6,12 +6,13 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from quintain_runner.engine.error_limit import ErrorPolicy
-from quintain_runner.engine.run_setup import RunSetup
+from quintain_runner.engine.run_setup import RunOptions, RunSetup
+from quintain_runner.graders.environment import GraderEnvironment
 from quintain_runner.progress.display import NoProgressDisplay, ProgressDisplay
 from quintain_runner.results.row import Row
-from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.evaluation import load_evaluation
 from support.fake_client import FakeClient
 
@@ -57,12 +58,16 @@ class EvaluationFolder:
         """Where the results go."""
         return self.path / "out"
 
-    def setup(self) -> RunSetup:
-        """A run of the evaluation, as its files are now."""
+    def setup(self, **options: Any) -> RunSetup:
+        """A run of the evaluation, as its files are now, with these options."""
         return RunSetup(
+            options=RunOptions(
+                path=self.path / "eval.yaml",
+                output=self.output,
+                **{"concurrency": self.concurrency, "error_policy": self.error_policy, **options},
+            ),
             evaluation=load_evaluation(self.path / "eval.yaml"),
             targets=self.targets,
-            output=self.output,
             client=self.client,
             read_session_info=self.client.read_session_info,
             close_session=self.client.close_child,
@@ -70,8 +75,6 @@ class EvaluationFolder:
             judge_targets=self.judge_targets,
             env=self.env,
             progress=self.progress,
-            concurrency=self.concurrency,
-            error_policy=self.error_policy,
         )
 
     def rows(self) -> list[Row]:

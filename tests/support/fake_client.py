@@ -124,7 +124,6 @@ class FakeClient(Client):
     def _result(self, request: InvokeRequest, text: str) -> Result:
         return Result(
             output=[OutputMessage(content=text)],
-            raw_text=text,
             token_usage=TokenUsage(input=10, output=2),
             target=request.target or self.targets[0],
             target_fingerprint={**self.fingerprints, **self.answered_fingerprints}.get(

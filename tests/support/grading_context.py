@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from quintain.graders import Case
 from quintain_runner.graders.base import GraderRunner, GradingContext
+from quintain_runner.graders.environment import GraderEnvironment
 from quintain_runner.graders.process import GraderCommand
 from quintain_runner.graders.program import ProgramGraderRunner, process_executor
-from quintain_runner.spec.environment import GraderEnvironment
+from quintain_runner.plan.changes import RunFingerprints
+from quintain_runner.plan.trials import Trial
+from quintain_runner.results.row import Row, RowStats
 from quintain_runner.spec.graders import CommandGrader, GraderCalls
 from support.evaluation_folder import write_script
 from support.fake_client import FakeClient
@@ -43,3 +47,17 @@ def script_grader(
     )
     command = GraderCommand(argv=tuple(spec.command), folder=folder, env={}, timeout_seconds=spec.timeout_seconds)
     return ProgramGraderRunner(spec=spec, execute=process_executor(command))
+
+
+def trial_of(
+    case: Case,
+    target: str = "bot",
+    *,
+    repeat: int = 1,
+    fingerprint: str | None = None,
+    previous: RowStats | None = None,
+    kept: Row | None = None,
+) -> Trial:
+    """A trial of a case, of a target with this fingerprint."""
+    made_of = RunFingerprints(targets={target: fingerprint}).row_fingerprints(case, target)
+    return Trial(case=case, target=target, repeat=repeat, fingerprints=made_of, previous=previous, kept=kept)

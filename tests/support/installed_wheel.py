@@ -31,7 +31,7 @@ def build_wheel(folder: Path) -> Path:
 def first_commands() -> list[list[str]]:
     """The commands of the README's first screen, after the one that installs."""
     blocks = shell_blocks(REPOSITORY / "README.md")
-    return [shlex.split(line) for line in blocks[blocks.index(["pip install quintain"]) + 1]]
+    return [shlex.split(line) for line in blocks[blocks.index(["make demo"]) + 1]]
 
 
 def run(command: Sequence[str | Path], folder: Path, *, seconds: float = 600) -> str:

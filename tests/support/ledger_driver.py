@@ -13,6 +13,7 @@ from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbe
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import ProviderFailed
+from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from quintain_metadata.rules import calls, cancellation, leases, reservations, sessions
@@ -40,7 +41,13 @@ class LedgerDriver:
 
     async def register(self, *targets: str, incarnation: str = "w1", limit: int = 64) -> None:
         cards = [TargetCard(name=name, provider="mock", max_concurrency=limit) for name in targets]
-        request = Register(worker_id=incarnation, incarnation=incarnation, targets=cards, drain=DrainState.SUPPORTED)
+        request = Register(
+            worker_id=incarnation,
+            incarnation=incarnation,
+            targets=cards,
+            drain=DrainState.SUPPORTED,
+            protocol=PROTOCOL_VERSION,
+        )
         await self.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
 
     async def expire_lease(self, incarnation: str) -> None:
@@ -109,7 +116,7 @@ def settle_request(session: SessionOpened, admit: Admit, outcome: AttemptOutcome
 
 
 def result(text: str) -> Result:
-    return Result(output=[OutputMessage(content=text)], raw_text=text, target="a", call_count=1, max_calls=1)
+    return Result(output=[OutputMessage(content=text)], target="a", call_count=1, max_calls=1)
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register, Settle, TargetCard
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
+from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata.ledger.base import Ledger, Moment, Operation, SqlProgram
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.rules import audit, calls, cancellation, leases, reservations, sessions
@@ -31,7 +32,7 @@ async def open_ledgers(url: str, count: int) -> AsyncIterator[list[Ledger]]:
 
 async def register(ledger: Ledger, worker: str = WORKER) -> None:
     card = TargetCard(name="a", provider="mock", max_concurrency=10_000)
-    request = Register(worker_id=worker, incarnation=worker, targets=[card])
+    request = Register(worker_id=worker, incarnation=worker, targets=[card], protocol=PROTOCOL_VERSION)
     await ledger.transact(lambda moment: leases.register_worker(moment.now, request))
 
 
@@ -59,13 +60,13 @@ async def admit(ledger: Ledger, session: SessionOpened, request_id: str, attempt
 
 
 def is_granted(decision: object) -> bool:
-    return isinstance(decision, Admission) and decision.fault is None and decision.replay is None
+    return isinstance(decision, Admission) and decision.is_grant
 
 
 def settle_operation(
     session: SessionOpened, request_id: str, attempt_id: str, outcome: AttemptOutcome
 ) -> Operation[object]:
-    reply = Result(output=[OutputMessage(content="yes")], raw_text="yes", target="a", call_count=1, max_calls=1)
+    reply = Result(output=[OutputMessage(content="yes")], target="a", call_count=1, max_calls=1)
     is_result = outcome is AttemptOutcome.RESULT
     request = Settle(
         session_id=session.session_id,

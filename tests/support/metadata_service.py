@@ -17,7 +17,6 @@ from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue
-from quintain_metadata.contents.base import ContentStore
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.service.service import MetadataService
 from support.ledger_driver import LedgerDriver, memory_ledger_driver
@@ -109,7 +108,6 @@ async def run_metadata_service(
     *,
     start_window_seconds: float | None = 0,
     ledger: Ledger | None = None,
-    content_store: ContentStore | None = None,
 ) -> AsyncIterator[RunningMetadataService]:
     """A running metadata service, stopped at the end; by default one that has run for a while, on a ledger of its own.
 
@@ -123,7 +121,6 @@ async def run_metadata_service(
             bus,
             driver.ledger,
             digest(ADMIN_TOKEN),
-            content_store=content_store,
             timings=timings,
             start_window_seconds=start_window_seconds,
         )

@@ -36,7 +36,7 @@ class ScriptedResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedResponse:
-    """How one request is answered by server-sent events, each sent by itself.
+    """How one request is answered by server-sent events, each sent by itself, so many seconds apart.
 
     ``event_count`` of them are, or all; ``then`` the body ends as it should, the connection closes in the middle of the
     body, or nothing more comes. An unframed body has no length and no chunks: its end is the connection's.
@@ -46,6 +46,7 @@ class StreamedResponse:
     event_count: int | None = None
     then: Literal["end", "close", "stall"] = "end"
     framed: bool = True
+    apart_seconds: float = 0.0
 
     @property
     def head(self) -> bytes:
@@ -132,6 +133,7 @@ class ModelServer:
         for event in response.events[: response.event_count]:
             writer.write(response.frame(event))
             await writer.drain()
+            await asyncio.sleep(response.apart_seconds)
         if response.then == "stall":
             return await self._stall(reader)
         if response.then == "end":

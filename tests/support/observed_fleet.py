@@ -14,8 +14,11 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pamqp.commands import Basic
+
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Delivery, Envelope, Handler
 from quintain.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
+from quintain.bus.rabbit_message import to_amqp_properties
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import Info, SessionOpened
@@ -91,6 +94,9 @@ class ObservedBus(MemoryBus):
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
+        # As a broker takes it: whatever a stranger wrote, nothing may be sent that AMQP cannot carry.
+        Basic.Publish(exchange=exchange.name, routing_key=key).marshal()
+        to_amqp_properties(envelope).marshal()
         if exchange == REPLY and not key.startswith("worker."):
             self.delivery_log.answers.append(envelope)
         await super().publish(exchange, key, envelope, timeout_seconds=timeout_seconds)

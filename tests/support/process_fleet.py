@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import tempfile
@@ -41,6 +42,12 @@ class Process:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Its largest resident size so far."""
+        (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        return 1024 * int(kib)
 
     def wait_killed(self, *, seconds: float = 60) -> None:
         """Wait until it has died of a SIGKILL."""

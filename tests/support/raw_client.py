@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 import uuid
+from typing import Any
 
 import pika
 
@@ -77,3 +78,9 @@ class RawAmqpClient:
 
     def _on_reply(self, _channel: object, _method: object, properties: pika.BasicProperties, body: bytes) -> None:
         self.replies.setdefault(properties.correlation_id, []).append((properties.type, json.loads(body)))
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """The text of a result's body: that of its last message, where that is no list of parts."""
+    text: str = result["output"][-1]["content"]
+    return text

@@ -67,7 +67,7 @@ class RawGroupClient(RawAmqpClient):
             for one, name, content in zip(ids, names, bodies, strict=True)
         ]
         group_id = uuid.uuid4().hex
-        common: dict[str, object] = {"x-quintain-session": self._token, "x-quintain-protocol": 2}
+        common: dict[str, object] = {"x-quintain-session": self._token, "x-quintain-protocol": 1}
         if accept is not None:
             common["x-quintain-accept"] = accept
         self._channel.basic_publish(

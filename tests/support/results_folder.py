@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.cost.run_cost import Cost
+from quintain_runner.cost import Cost
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import RunFindings, identity_of, open_record, write_record
 from quintain_runner.report.run_report import RunReport, read_report

@@ -18,6 +18,8 @@ class TcpProxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.refusing = False
+        #: Drop all connections, once, when a client sends this.
+        self.drops_at: bytes | None = None
         self.port = 0
 
     def drop_connections(self) -> None:
@@ -62,6 +64,9 @@ class TcpProxy:
         with contextlib.suppress(ConnectionError, OSError):
             while data := await reader.read(65536):
                 await self._flowing.wait()
+                if self.drops_at is not None and self.drops_at in data:
+                    self.drops_at = None
+                    self.drop_connections()
                 if writer not in self._blackholed:
                     writer.write(data)
                     await writer.drain()

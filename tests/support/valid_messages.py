@@ -29,7 +29,6 @@ CONVERSATION: dict[str, object] = {
 
 RESULT: dict[str, object] = {
     "output": [{"role": "assistant", "content": [{"type": "text", "text": "yes"}]}],
-    "rawText": "yes",
     "tokenUsage": {"input": 1, "output": 2, "cached": 3, "reasoning": 4},
     "target": "a",
     "model": "m",

@@ -58,7 +58,8 @@ def test_the_example_of_the_protocol_loads_in_the_files_order(file: Path) -> Non
     assert isinstance(claude, AnthropicTarget)
     assert (claude.model, claude.max_concurrency, claude.max_tokens) == ("claude-sonnet-4-20250514", 8, 4096)
     assert isinstance(gpt, OpenAITarget)
-    assert (gpt.judge_target, gpt.max_concurrency, gpt.max_tries, gpt.api) == ("claude_base", 64, 3, "chat")
+    assert (gpt.judge_target, gpt.max_concurrency, gpt.max_tries, gpt.api) == ("claude_base", 64, 3, None)
+    assert gpt.apis == ("chat", "responses", "completions", "embeddings")
     assert isinstance(local, CommandTarget)
     assert (local.timeout_seconds, local.output_format) == (30, "text")
 
@@ -97,12 +98,12 @@ targets:
     )
     unresolved = config.targets["it"]
     assert isinstance(unresolved, OpenAITarget)
-    assert (unresolved.max_concurrency, unresolved.api, unresolved.judge_target) == (64, "chat", None)
+    assert (unresolved.max_concurrency, unresolved.api, unresolved.judge_target) == (64, None, None)
 
     it = config.resolve({"KEY": "the-key", "HOST": "h", "PORT": " ", "AT_ONCE": "3"}).targets["it"]
     assert isinstance(it, OpenAITarget)
     assert (it.model, it.base_url, it.max_concurrency) == ("gpt-4o", "http://h:80/v1", 3)
-    assert (it.timeout_seconds, it.api, it.judge_target) == (2.5, "responses", "it")
+    assert (it.timeout_seconds, it.apis, it.judge_target) == (2.5, ("responses",), "it")
     assert isinstance(it.api_key, SecretStr)
     assert it.api_key.get_secret_value() == "the-key"
 

@@ -11,7 +11,7 @@ from quintain.config import Config, load_config
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import load_evaluation
 
-KNOWN = "anthropic, command, mock, openai, python, target"
+KNOWN = "anthropic, command, mock, openai, pydantic-ai, python, target"
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ targets:
     [
         ("{provider: openai}", "targets.it: missing key 'model'"),
         ("{provider: openai, model: 4}", "targets.it.model: not a text; put it in quotes"),
-        ("{provider: openai, model: m, api: both}", "targets.it.api: Input should be 'chat' or 'responses'"),
+        ("{provider: openai, model: m, api: both}", "targets.it.api[0]: Input should be 'chat', 'responses'"),
         ("{provider: openai, model: m, max_tokens: 0}", "targets.it.max_tokens: Input should be greater than 0"),
         ("{provider: openai, model: m, base_url: h}", "targets.it.base_url: not a URL"),
         ("{provider: openai, model: m, base_url: 'http://u:p@h'}", "targets.it.base_url: a URL holds no cred"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -18,16 +19,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quintain.bus.base import Envelope
+from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, encode_item
 from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.token import SessionToken
 from quintain.errors import Fault
-from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.routes import CALL_HEADERS, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.client import parse_reply
 from quintain.rpc.request import RpcRequest
-from quintain.topology import CANCEL, DEAD, INVOKE, LEDGER, METADATA, REPLY
+from quintain.topology import CANCEL, DEAD, INVOKE, LEDGER, METADATA, REPLY, Exchange
 from support import valid_messages
 from support.delivery_checks import deliver, deliver_and_check
 from support.fake_ledger_service import FakeEvaluator, fake_ledger_service, grant, next_item
-from support.hostile_messages import HEADER_VALUES, HostileMessage, bodies, deliveries, to_json
+from support.hostile_messages import HEADER_VALUES, VALUES, HostileMessage, Raw, bodies, deliveries, to_json
 from support.observed_fleet import ADMIN_TOKEN, REPLY_KEY, DeliveryLog, ObservedFleet, observed_fleet, observed_worker
 
 fuzz = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -93,6 +96,40 @@ def test_the_dead_letters(fleet: ObservedFleet, data: st.DataObject) -> None:
     told = {TOKEN_HEADER: fleet.session.token, "x-first-death-reason": "expired"}
     delivered = data.draw(deliveries(valid_messages.QUESTION, valid_headers=told, reply_to=REPLY_KEY))
     deliver_and_check(fleet, DEAD, "a", delivered, needs_correlation_id=True, allow_internal=True)
+
+
+#: Texts that a head of JSON can hold, and some that no property of AMQP can.
+NAMES = st.one_of(
+    st.sampled_from([Raw('"\\ud800"'), Raw('"x\\udc00\\ud800"'), Raw('"\\u0000"'), "x" * 255, "x" * 256, "ü" * 128]),
+    st.sampled_from(["", "n1", "c", "💥" * 64, "x" * 5_000]),
+    st.text(max_size=300),
+)
+
+
+@fuzz
+@given(data=st.data(), place=st.sampled_from([(INVOKE, "a"), (INVOKE, ""), (DEAD, "a")]), is_invented=st.booleans())
+def test_an_item_of_a_group(
+    fleet: ObservedFleet, data: st.DataObject, place: tuple[Exchange, str], *, is_invented: bool
+) -> None:
+    told = data.draw(st.dictionaries(st.sampled_from(sorted(CALL_HEADERS)), st.one_of(NAMES, VALUES), max_size=4))
+    head = to_json({"correlationId": data.draw(NAMES), "headers": told})
+    body = to_json(valid_messages.QUESTION)
+    hostile = struct.pack(">II", len(head), len(body)) + head + body
+    items = [hostile, *(encode_item(GroupItem(name, body)) for name in ("n1", "n2"))]
+    token = SessionToken.mint().text if is_invented else fleet.session.token
+    group = HostileMessage(
+        body=b"".join(data.draw(st.permutations(items))),
+        headers={TOKEN_HEADER: token, PROTOCOL_HEADER: 1},
+        type=INVOKE_GROUP_TYPE,
+        correlation_id="the group",
+        reply_to=REPLY_KEY,
+    )
+    answers = deliver(fleet, *place, group)
+    if [answer.correlation_id for answer in answers] != ["the group"]:
+        names = [answer.correlation_id for answer in answers]
+        assert (len(names), len(set(names)), {"n1", "n2"} - set(names)) == (3, 3, set())
+    for answer in answers:
+        (FaultReply if answer.type == "fault" else Result).from_wire(answer.body)
 
 
 @fuzz

@@ -37,9 +37,13 @@ def test_all_extras_are_the_lock_without_the_tests_and_the_build() -> None:
 @pytest.mark.parametrize(
     ("extras", "has", "has_not"),
     [
-        ([], {"aio-pika", "apsw", "typer", "uvicorn"}, {"asyncpg", "openai", "anthropic"}),
-        (["postgres"], {"asyncpg"}, {"openai", "anthropic"}),
-        (["openai", "anthropic"], {"openai", "anthropic", "pydantic-ai-slim"}, {"asyncpg"}),
+        (
+            [],
+            {"aio-pika", "aiohttp", "apsw", "typer", "uvicorn"},
+            {"asyncpg", "openai", "anthropic", "pydantic-ai-slim"},
+        ),
+        (["postgres"], {"asyncpg"}, {"pydantic-ai-slim"}),
+        (["pydantic-ai"], {"pydantic-ai-slim"}, {"asyncpg", "openai", "anthropic"}),
     ],
 )
 def test_a_service_has_what_its_extras_ask_for(extras: list[str], has: set[str], has_not: set[str]) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from quintain.config import load_config, target_fingerprints
+from quintain.config.fingerprint import unseen_warnings
+from quintain.config.python_imports import command_imports
 from quintain.errors import ConfigError
 
 OPENAI = "provider: openai, model: a, base_url: 'http://h/v1', api_key: '${{ KEY }}'"
@@ -141,3 +143,117 @@ def refused(folder: Path) -> Callable[[], object]:
 def test_a_dependency_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"targets\.bot\.depends_on: .*missing\.md: it cannot be read"):
         refused(tmp_path)()
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """A program and a module that import neighbours in every way that a syntax tree shows, and those neighbours."""
+    (tmp_path / "parts" / "deep").mkdir(parents=True)
+    for name, code in {
+        "bot.py": "import json, words\nfrom parts import style\ndef answer(request):\n    import lazy\n    return 'a'",
+        "words.py": "import importlib\nmore = importlib.import_module('named')",
+        "named.py": "import words",
+        "lazy.py": "from parts.deep.below import *",
+        "parts/__init__.py": "",
+        "parts/style.py": "from . import tone\nfrom .deep import below",
+        "parts/tone.py": "",
+        "parts/deep/below.py": "from ..tone import none",
+        "unused.py": "",
+        "requests.py": "",
+    }.items():
+        (tmp_path / name).write_text(code)
+    return tmp_path
+
+
+BY_MODULE = COMMAND.replace("bot.py", "'-m', bot")
+BY_CODE = COMMAND.replace("bot.py", "'-c', 'import bot'")
+
+
+@pytest.mark.parametrize("target", [COMMAND, PYTHON, BY_MODULE, BY_CODE])
+@pytest.mark.parametrize(
+    "name",
+    ["words.py", "named.py", "lazy.py", "parts/__init__.py", "parts/style.py", "parts/tone.py", "parts/deep/below.py"],
+)
+def test_what_a_python_entry_imports_from_its_folder_counts(modules: Path, target: str, name: str) -> None:
+    before = fingerprint(modules, target)
+    for unused in ("unused.py", "requests.py"):
+        (modules / unused).write_text("changed = True")
+    assert fingerprint(modules, target) == before
+    text = (modules / name).read_text()
+    (modules / name).write_text(f"{text}\n")
+    assert fingerprint(modules, target) != before
+    (modules / name).write_text(text)
+    assert fingerprint(modules, target) == before
+
+
+def test_a_module_that_appears_before_an_installed_one_counts(modules: Path) -> None:
+    before = fingerprint(modules, COMMAND)
+    (modules / "json.py").write_text("")
+    assert fingerprint(modules, COMMAND) != before
+
+
+def test_imports_count_as_a_module_does_and_both_ways_if_only_a_function_imports_them(modules: Path) -> None:
+    path = modules / "quintain.yaml"
+    path.write_text(f"targets: {{bot: {{{PYTHON}}}}}\n")
+    running = target_fingerprints(load_config(path).targets, modules, {})["bot"]
+    before = running()
+    (modules / "words.py").write_text("changed = True")
+    assert running() == before, "what runs is what was imported"
+    (modules / "lazy.py").write_text("changed = True")
+    restarted = target_fingerprints(load_config(path).targets, modules, {})["bot"]
+    assert len({before, running(), restarted()}) == 3
+    (modules / "lazy.py").unlink()
+    assert running() is None
+
+
+@pytest.mark.parametrize("exempt", ["command", "callable"])
+def test_imports_are_exempt_with_what_imports_them(modules: Path, exempt: str) -> None:
+    target = f"{COMMAND if exempt == 'command' else PYTHON}, replica_fields: [{exempt}]"
+    before = fingerprint(modules, target)
+    (modules / "words.py").write_text("changed = True")
+    assert fingerprint(modules, target) == before
+
+
+def test_a_folder_of_pythonpath_inside_the_programs_counts(modules: Path) -> None:
+    (modules / "lib").mkdir()
+    (modules / "lib" / "words.py").write_text("")
+    (modules / "src").mkdir()
+    (modules / "src" / "main.py").write_text("import words")
+    target = COMMAND.replace("bot.py", "src/main.py")
+    by_path = f"{target}, env: {{PYTHONPATH: lib}}"
+    before = fingerprint(modules, target), fingerprint(modules, by_path)
+    (modules / "lib" / "words.py").write_text("changed = True")
+    assert fingerprint(modules, target) == before[0]
+    assert fingerprint(modules, by_path) != before[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "is_unread"),
+    [
+        (["python", "bot.py"], "import json", False),
+        (["python", "-m", "bot"], "import json", False),
+        (["./bot.py"], "#!/usr/bin/env python3\nimport json", False),
+        (["python", "bot.py"], "import json; __import__(json.NAME)", True),
+        (["python", "bot.py"], "import sys; sys.path.append('lib')", True),
+        (["python", "bot.py"], "print 'an older Python'", True),
+        (["python", "-m", "no_module_here"], "", True),
+        (["python", "-m", "bot\0"], "", True),
+        (["./no_such_program"], "", True),
+        (["python", "no_such_folder/bot.py"], "", True),
+        (["node", "bot.js"], "", True),
+        (["claude", "-p"], "", True),
+    ],
+)
+def test_what_cannot_be_followed_is_told_unless_files_are_named(
+    tmp_path: Path, command: list[str], code: str, is_unread: bool
+) -> None:
+    (tmp_path / "bot.py").write_text(code)
+    imports = command_imports(command, tmp_path, {})
+    assert bool(unseen_warnings("targets.bot", imports, [])) is is_unread
+    assert not unseen_warnings("targets.bot", imports, ["prompt.md"])
+
+
+def test_an_expression_deeper_than_the_stack_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text("import words\nx = " + " + ".join(["'a'"] * 1500))
+    (tmp_path / "words.py").write_text("")
+    assert list(command_imports(["python", "bot.py"], tmp_path, {}).files) == ["words"]

@@ -1,12 +1,14 @@
-"""``quintain broker``: the policies of a broker, and a user of it for each evaluator, host and group of workers."""
+"""``quintain broker``: a broker's limits, and a user of it for each evaluator, host and group of workers."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import hashlib
+import json
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 from urllib.parse import quote
 
@@ -15,12 +17,22 @@ import typer
 from quintain.errors import BusError, ConfigError
 from quintain.settings import environment, read_settings
 from quintain_cli.console import exit_with_error, print_json, print_stderr, stdout_console
-from quintain_cli.fleet.broker_management import Management, open_management
-from quintain_cli.fleet.broker_policies import QUEUE_POLICIES, ROLES, user_permissions
+from quintain_cli.fleet.broker_management import DEFAULT_VHOST, Management, open_management, vhost_of
+from quintain_cli.fleet.broker_policies import (
+    MAX_QUEUES,
+    QUEUE_POLICIES,
+    ROLES,
+    USER_LIMITS,
+    user_permissions,
+    vhost_limits,
+)
 
 ManagementOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The management API; by default port 15672 (amqps: 15671) of the broker's host."),
+]
+VhostOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The virtual host, in place of that of QUINTAIN_BROKER_URL.")
 ]
 PrintOption = Annotated[
     bool, typer.Option("--print", help="Change nothing; print definitions for `rabbitmqctl import_definitions`.")
@@ -33,28 +45,43 @@ _HASHING = "rabbit_password_hashing_sha256"
 
 def apply(
     management: ManagementOption = None,
-    vhost: Annotated[str, typer.Option(help="The virtual host of printed definitions.")] = "/",
+    vhost: VhostOption = None,
     print_only: PrintOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set the policies that limit every queue that a client can fill.
+    """Set the limits of every queue that a user can declare or fill, and of each user.
 
-    They can be applied at any time, also to queues with messages. The user of QUINTAIN_BROKER_URL needs the tag
-    administrator or policymaker.
+    They are policies, the most queues of the virtual host, and each user's most connections and channels. They can be
+    applied at any time, also to queues with messages. The user of QUINTAIN_BROKER_URL needs the tag administrator;
+    other administrators have no limits.
     """
     if print_only:
-        policies = [{"vhost": vhost, "name": policy.name, **policy.body()} for policy in QUEUE_POLICIES]
-        print_json({"policies": policies})
+        where = vhost or _vhost_of_url()
+        policies = [{"vhost": where, "name": policy.name, **policy.body()} for policy in QUEUE_POLICIES]
+        print_json({"parameters": [vhost_limits(where)], "policies": policies})
+        limits = json.dumps(dict(USER_LIMITS))
+        print_stderr(f"next     for each user of the broker: rabbitmqctl set_user_limits NAME '{limits}'")
         return
-    with _management(management, as_json=as_json) as api:
+    with _management(management, vhost, as_json=as_json) as api:
         for policy in QUEUE_POLICIES:
             api.put(f"policies/{{vhost}}/{policy.name}", policy.body())
+        api.put("vhost-limits/{vhost}/max-queues", {"value": MAX_QUEUES})
+        administrators = {user["name"] for user in api.get("users") if "administrator" in user["tags"]}
+        users = {each["user"] for each in api.get("vhosts/{vhost}/permissions")} - administrators
+        for user in sorted(users):
+            _limit_user(api, user)
     names = [policy.name for policy in QUEUE_POLICIES]
     if as_json:
-        print_json({"policies": names})
+        print_json({"policies": names, "maxQueues": MAX_QUEUES, "limitedUsers": sorted(users)})
         return
-    stdout_console().print(f"applied  {', '.join(names)}", markup=False, soft_wrap=True)
+    limited = f"{MAX_QUEUES} queues; limits of {', '.join(sorted(users)) or 'no user'}"
+    stdout_console().print(f"applied  {', '.join(names)}; {limited}", markup=False, soft_wrap=True)
     print_stderr("next     quintain doctor")
+
+
+def _limit_user(api: Management, name: str) -> None:
+    for limit, value in USER_LIMITS.items():
+        api.put(f"user-limits/{quote(name, safe='')}/{limit}", {"value": value})
 
 
 def add_user(
@@ -64,13 +91,13 @@ def add_user(
         list[str] | None, typer.Option(metavar="TARGET", help="A worker's or host's only target; repeatable.")
     ] = None,
     management: ManagementOption = None,
-    vhost: Annotated[str, typer.Option(help="The virtual host of printed definitions.")] = "/",
+    vhost: VhostOption = None,
     print_only: PrintOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Add a user of the broker, with the permissions of its role alone; its password is printed once.
 
-    A user that exists gets a new password and these permissions.
+    A user that exists gets a new password, these permissions, and a limit of its connections and channels.
     """
     password = secrets.token_urlsafe(32)
     try:
@@ -80,11 +107,13 @@ def add_user(
     tags = "monitoring" if role == "operator" else ""
     if print_only:
         user = {"name": name, "password_hash": _hash(password), "hashing_algorithm": _HASHING, "tags": tags}
-        print_json({"users": [user], "permissions": [{"user": name, "vhost": vhost, **permissions}]})
+        granted = {"user": name, "vhost": vhost or _vhost_of_url(), **permissions}
+        print_json({"users": [{**user, "limits": dict(USER_LIMITS)}], "permissions": [granted]})
         print_stderr(f"password {password}")
         return
-    with _management(management, as_json=as_json) as api:
+    with _management(management, vhost, as_json=as_json) as api:
         api.put(f"users/{quote(name, safe='')}", {"password": password, "tags": tags})
+        _limit_user(api, name)
         api.put(f"permissions/{{vhost}}/{quote(name, safe='')}", permissions)
     if as_json:
         print_json({"name": name, "role": role, "password": password, **permissions})
@@ -95,7 +124,7 @@ def add_user(
 
 def list_users(management: ManagementOption = None, as_json: AsJson = False) -> None:
     """List the users of the broker and their permissions in its virtual host."""
-    with _management(management, as_json=as_json) as api:
+    with _management(management, None, as_json=as_json) as api:
         permissions = {each["user"]: each for each in api.get("vhosts/{vhost}/permissions")}
         names = [user["name"] for user in api.get("users")]
     users = [
@@ -111,7 +140,7 @@ def list_users(management: ManagementOption = None, as_json: AsJson = False) -> 
 
 def remove_user(name: NameArgument, management: ManagementOption = None, as_json: AsJson = False) -> None:
     """Remove a user of the broker, and close its connections."""
-    with _management(management, as_json=as_json) as api:
+    with _management(management, None, as_json=as_json) as api:
         api.delete(f"users/{quote(name, safe='')}")
         for connection in api.get("connections"):
             if connection.get("user") == name:
@@ -123,14 +152,19 @@ def remove_user(name: NameArgument, management: ManagementOption = None, as_json
 
 
 @contextlib.contextmanager
-def _management(address: str | None, *, as_json: bool) -> Iterator[Management]:
-    """Open the management API; its errors end the command."""
+def _management(address: str | None, vhost: str | None, *, as_json: bool) -> Iterator[Management]:
+    """Open the management API of this virtual host, or of that of the URL; its errors end the command."""
     try:
         api = open_management(read_settings(environment()).require_broker_url(), address)
-        with api.client:
-            yield api
+        yield api if vhost is None else replace(api, vhost=vhost)
     except (BusError, ConfigError) as error:
         exit_with_error(error, as_json=as_json)
+
+
+def _vhost_of_url() -> str:
+    """The virtual host of QUINTAIN_BROKER_URL; the default one where that is not set."""
+    url = read_settings(environment()).broker_url
+    return DEFAULT_VHOST if url is None else vhost_of(url)
 
 
 def _hash(password: str) -> str:

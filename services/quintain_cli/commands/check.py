@@ -22,9 +22,10 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.run.output import format_size
-from quintain_cli.run.preflight import CheckOptions, CheckReport, check_evaluation
-from quintain_cli.run.probe import ProbeResult
-from quintain_runner import RunEstimate, dollars
+from quintain_cli.run.preflight import CheckReport, ProbeResult, check_evaluation
+from quintain_runner.cost import dollars
+from quintain_runner.engine.estimate import RunEstimate
+from quintain_runner.engine.run_setup import RunOptions
 
 
 def check(
@@ -42,8 +43,8 @@ def check(
     Estimates calls, tokens and cost. No call is made, except with --probe. Exit codes: 0 ready, 1 a probe failed,
     2 there are errors to fix.
     """
-    options = CheckOptions(path=path, targets=tuple(target or ()), config=config, probe=probe)
-    report = run_command(check_evaluation(options, read_settings(environment())), as_json=as_json)
+    options = RunOptions(path=path, targets=tuple(target or ()), config=config)
+    report = run_command(check_evaluation(options, read_settings(environment()), probe=probe), as_json=as_json)
     code = (
         EXIT_USAGE
         if report.problems

@@ -12,7 +12,8 @@ import typer
 from quintain.errors import ConfigError
 from quintain_cli.console import exit_with_error, print_stderr
 from quintain_cli.run.execution import run_and_report
-from quintain_cli.run.options import RunOptions
+from quintain_cli.run.output import OutputFiles
+from quintain_runner.engine.run_setup import RunOptions
 
 #: The example that ships with the package; ``examples/capitals`` of the repository is the same folder.
 EXAMPLE_NAME = "capitals"
@@ -38,8 +39,13 @@ def demo(
     shutil.rmtree(results, ignore_errors=True)
     if not as_json:
         print_stderr(f"demo     its files are in {folder}: change them, and run it again")
-    options = RunOptions(path=folder / "eval.yaml", config=folder / "quintain.yaml", output=results, as_json=as_json)
-    raise typer.Exit(run_and_report(options, f"quintain run {folder / 'eval.yaml'} --output {results}"))
+    options = RunOptions(
+        path=folder / "eval.yaml",
+        config=folder / "quintain.yaml",
+        output=results,
+        command=f"quintain run {folder / 'eval.yaml'} --output {results}",
+    )
+    raise typer.Exit(run_and_report(options, OutputFiles(), as_json=as_json))
 
 
 def copy_example(folder: Path) -> None:

@@ -27,7 +27,7 @@ from quintain_cli.fleet.doctor_checks import DoctorReport, run_checks
 
 
 def doctor(
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the broker.")] = 5.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that each check may take.")] = 5.0,
     management: Annotated[
         str | None, typer.Option(metavar="URL", help="Ask RabbitMQ's management API there, such as http://HOST:15672.")
     ] = None,
@@ -35,9 +35,10 @@ def doctor(
 ) -> None:
     """Check the broker, its exchanges and queues, and the ledger.
 
-    Also checks encryption, the largest message, the modes of files with secrets, the free disk and a PostgreSQL's
-    settings; with --management the limits of queues, feature flags, alarms, rights of users and the broker's clock.
-    Nothing is changed. Reads QUINTAIN_BROKER_URL and QUINTAIN_LEDGER_URL.
+    Also checks which services answer, encryption, the largest message, the modes of files with secrets, the free disk
+    and a PostgreSQL's settings; with --management alarms, the limits and bindings of queues, feature flags, the rights
+    and limits of users, foreign exchanges and queues, and the broker's clock. Nothing is changed. Reads
+    QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN.
 
     Exit codes: 0 no check failed, 1 a check failed.
     """
@@ -56,9 +57,7 @@ async def _run_checks(timeout: float, management: str | None) -> DoctorReport:
     run = partial(run_checks, settings, url, timeout_seconds=timeout, secret_files=secret_file_paths(environment()))
     if management is None:
         return await run()
-    api = open_management(url, management)
-    with api.client:
-        return await run(management=api)
+    return await run(management=open_management(url, management, timeout_seconds=timeout))
 
 
 def _print_report(report: DoctorReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from typing import Annotated
 
@@ -11,9 +12,10 @@ import typer
 from quintain.client.connect import connect
 from quintain.contracts.invoke import Result
 from quintain.contracts.session import Info
-from quintain.errors import Fault
+from quintain.errors import Fault, UnknownTarget
 from quintain_cli.commands.session import print_info
 from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command
+from quintain_cli.fleet.missing_workers import missing_workers, print_missing
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
@@ -22,6 +24,7 @@ def invoke(
     question: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: Annotated[str | None, typer.Option(help="The target; by default that of the session.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Refuse a target that no worker has registered.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Call a target and print its answer. Ctrl-C cancels the call.
@@ -29,13 +32,14 @@ def invoke(
     Needs QUINTAIN_SESSION_TOKEN, and QUINTAIN_BROKER_URL or QUINTAIN_GATEWAY_URL.
     """
     text = sys.stdin.read() if question == "-" else question
-    print_result(run_command(_invoke(text, target, system_prompt), as_json=as_json), as_json=as_json)
+    calling = _invoke(text, target, system_prompt, no_wait=no_wait, as_json=as_json)
+    print_result(run_command(calling, as_json=as_json), as_json=as_json)
 
 
 def print_result(result: Result, *, as_json: bool) -> None:
     """Print a result: its text on standard output and its figures on standard error, or all of it as JSON."""
     if as_json:
-        print_json(result)
+        print_json({**json.loads(result.to_wire()), "rawText": result.raw_text})
         return
     sys.stdout.write(f"{escape_for_terminal(result.raw_text)}\n")
     usage = f", {result.token_usage.input}+{result.token_usage.output} tokens" if result.token_usage else ""
@@ -48,8 +52,16 @@ def info(as_json: AsJson = False) -> None:
     print_info(run_command(_info(), as_json=as_json), as_json=as_json)
 
 
-async def _invoke(question: str, target: str | None, system_prompt: str | None) -> Result:
+async def _invoke(
+    question: str, target: str | None, system_prompt: str | None, *, no_wait: bool, as_json: bool
+) -> Result:
     async with connect(timeout_seconds=10.0) as client:
+        info = await client.get_info()
+        if (missing := missing_workers(info, [info.target_name if target is None else target])) is not None:
+            if no_wait:
+                raise UnknownTarget(f"Nothing was called: {missing}", available_targets=info.available_targets)
+            if not as_json:
+                print_missing(missing)
         try:
             return await client.invoke(question, target=target, system_prompt=system_prompt)
         except asyncio.CancelledError:

@@ -1,8 +1,10 @@
-"""``quintain ledger verify|export``: reads the ledger while its metadata service is running."""
+"""``quintain ledger verify|export|prune``: reads the ledger beside its metadata service, and deletes old sessions."""
 
 from __future__ import annotations
 
 import sys
+import time
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -10,7 +12,16 @@ import typer
 from quintain.settings import environment, read_settings
 from quintain_cli.console import EXIT_ERRORS, print_json, print_stderr, run_command, stdout_console
 from quintain_cli.state_dir import ledger_url
-from quintain_metadata import AuditReport, export_page, open_snapshot, verify_counters
+from quintain_metadata import (
+    AuditReport,
+    PruneReport,
+    export_page,
+    find_old,
+    open_ledger,
+    open_snapshot,
+    verify_counters,
+)
+from quintain_metadata import prune as delete_old
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
@@ -42,6 +53,46 @@ def export(
     call_count = run_command(_export(ledger_url(read_settings(environment())), session), as_json=as_json)
     if not as_json:
         print_stderr(f"ledger   {call_count} calls")
+
+
+def prune(
+    before: Annotated[
+        datetime, typer.Option(help="Delete sessions in which nothing has happened since this time (UTC).")
+    ],
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only counted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count, or delete, old sessions that are closed or expired, with their children and calls.
+
+    Example: ``quintain ledger prune --before 2026-01-01``. A session is deleted whole or not at all. An SQLite ledger
+    can only be pruned while its metadata service is stopped; QUINTAIN_RETENTION_DAYS lets the service do it.
+    """
+    before_ms = int(before.replace(tzinfo=UTC).timestamp() * 1000)
+    url = ledger_url(read_settings(environment()))
+    report = run_command(_delete_old(url, before_ms) if delete else _count_old(url, before_ms), as_json=as_json)
+    if as_json:
+        print_json({"deleted": delete, "sessions": report.sessions, "calls": report.calls})
+    else:
+        done = "deleted" if delete else "would be deleted: repeat with --delete"
+        stdout_console().print(f"ledger   {report.sessions} sessions, {report.calls} calls: {done}", markup=False)
+
+
+async def _count_old(url: str, before: int) -> PruneReport:
+    report = PruneReport()
+    async with open_snapshot(url) as snapshot:
+        async for family, calls in find_old(lambda make: snapshot.read(make()), int(time.time() * 1000), before):
+            report.sessions, report.calls = report.sessions + len(family), report.calls + calls
+    return report
+
+
+async def _delete_old(url: str, before: int) -> PruneReport:
+    async with open_snapshot(url):  # a ledger that is not there is not created
+        pass
+    ledger = await open_ledger(url)
+    try:
+        return await delete_old(ledger, before)
+    finally:
+        await ledger.close()
 
 
 async def _verify(url: str) -> AuditReport:

@@ -20,8 +20,9 @@ from quintain_cli.run.output import (
     print_report,
     report_to_json,
 )
-from quintain_runner import RunReport, read_report
-from quintain_view import has_only_trajectories, write_html_report
+from quintain_runner.report.run_report import RunReport, read_report
+from quintain_view.html_report import write_html_report
+from quintain_view.trajectory_files import has_only_trajectories
 
 
 def report(

@@ -12,10 +12,11 @@ import typer
 
 from quintain.errors import ConfigError
 from quintain_cli.console import run_command
-from quintain_cli.run.execution import run_and_report
-from quintain_cli.run.options import ConcurrencyOption, ConfigOption, GradersOption, JsonOption, RunOptions
-from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, OutputFiles
-from quintain_runner import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RerunPolicy, read_run
+from quintain_cli.run.execution import ConcurrencyOption, ConfigOption, GradersOption, run_and_report
+from quintain_cli.run.output import CsvOption, JsonOption, JunitOption, MarkdownOption, OutputFiles
+from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
+from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.report.run_report import read_run
 
 
 def rescore(
@@ -51,11 +52,11 @@ def rescore(
         grader_concurrency=graders,
         rerun_policy=RerunPolicy(answers_only=True),
         regrades=True,
-        files=OutputFiles(junit=junit, markdown=markdown, csv=csv),
-        as_json=as_json,
+        command=shlex.join(["quintain", *sys.argv[1:]]),
         resume_command=shlex.join(resume),
     )
-    raise typer.Exit(run_and_report(options, shlex.join(["quintain", *sys.argv[1:]])))
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
+    raise typer.Exit(run_and_report(options, files, as_json=as_json))
 
 
 async def _evaluation_of(folder: Path) -> Path:

@@ -10,20 +10,15 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.run.execution import run_and_report
-from quintain_cli.run.options import ConcurrencyOption, ConfigOption, GradersOption, JsonOption, RunOptions
-from quintain_cli.run.output import CsvOption, JunitOption, MarkdownOption, OutputFiles
-from quintain_runner import (
-    DEFAULT_CONCURRENCY,
-    DEFAULT_GRADER_CONCURRENCY,
-    DEFAULT_MAX_ERRORS,
-    ErrorPolicy,
-    RerunPolicy,
-)
+from quintain_cli.run.execution import ConcurrencyOption, ConfigOption, GradersOption, run_and_report
+from quintain_cli.run.output import CsvOption, JsonOption, JunitOption, MarkdownOption, OutputFiles
+from quintain_runner.engine.error_limit import DEFAULT_MAX_ERRORS, ErrorPolicy
+from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
+from quintain_runner.plan.changes import RerunPolicy
 
 
 class InDoubtPolicy(StrEnum):
-    """What to do with rows whose call was charged and whose outcome is unknown."""
+    """What to do with rows of calls that were charged, or perhaps charged, and have no answer."""
 
     KEEP = "keep"
     RETRY = "retry"
@@ -77,7 +72,7 @@ def run(
     ] = True,
     in_doubt: Annotated[
         InDoubtPolicy,
-        typer.Option(help="Rows of charged calls with unknown outcome: keep them, or retry and be charged again."),
+        typer.Option(help="Rows of calls charged without an answer: keep them, or retry and be charged again."),
     ] = InDoubtPolicy.KEEP,
     max_errors: MaxErrorsOption = DEFAULT_MAX_ERRORS,
     fail_fast: FailFastOption = False,
@@ -86,6 +81,9 @@ def run(
     keep_stale: KeepStaleOption = False,
     fresh: FreshOption = False,
     no_content: NoContentOption = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="On a fleet, refuse to run if no worker has registered a target.")
+    ] = False,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
@@ -111,8 +109,9 @@ def run(
             rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY, keep_stale=keep_stale
         ),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
-        files=OutputFiles(junit=junit, markdown=markdown, csv=csv),
-        as_json=as_json,
+        command=shlex.join(["quintain", *sys.argv[1:]]),
         is_fresh=fresh,
+        waits=not no_wait,
     )
-    raise typer.Exit(run_and_report(options, shlex.join(["quintain", *sys.argv[1:]])))
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
+    raise typer.Exit(run_and_report(options, files, as_json=as_json))

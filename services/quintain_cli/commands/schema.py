@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue
 
-from quintain.asyncapi.document import asyncapi_document
+from quintain.asyncapi import asyncapi_document
 from quintain.config.schema import config_schema
-from quintain_runner import evaluation_schema
+from quintain_runner.spec.evaluation import evaluation_schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON.")]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from quintain.errors import ConfigError
+from quintain.rpc.broker_probe import report_ready
 from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.malloc import map_large_blocks
 from quintain.settings import environment, read_settings
@@ -18,7 +18,7 @@ from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
 from quintain_cli.signals import handle_stop_signals
 from quintain_cli.state_dir import ledger_url
-from quintain_metadata import MetadataMetrics, open_content_store, redacted_url, running_metadata
+from quintain_metadata import MetadataMetrics, redacted_url, running_metadata
 from quintain_worker import WorkerMetrics
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when the service is ready.")]
@@ -30,7 +30,8 @@ def serve_metadata(
 ) -> None:
     """Run the metadata service: sessions, budgets and the ledger.
 
-    Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL, QUINTAIN_ADMIN_TOKEN and QUINTAIN_CONTENT_STORE.
+    Reads QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL, QUINTAIN_ADMIN_TOKEN and
+    QUINTAIN_RETENTION_DAYS, after which sessions that have ended are deleted.
     """
     set_up_logging(verbose=verbose)
     map_large_blocks()
@@ -70,17 +71,16 @@ async def _run_metadata(ops_options: OpsOptions, *, as_json: bool) -> None:
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         # Before the broker is waited for, so that errors in the ledger's settings are reported at once.
         bootstrap.open_ledger_or_wait(url, on_waiting=endpoints.set_not_ready) as ledger,
-        contextlib.nullcontext(open_content_store(settings.contents, ledger)) as content_store,
         connect_when_available(settings, "metadata", endpoints.set_not_ready) as bus,
         running_metadata(
             bus,
             ledger,
             settings.admin_token,
             metrics,
-            content_store=content_store,
             timings=settings.timings,
+            retention_days=settings.retention_days,
         ) as service,
-        endpoints.report_ready(bus, service.check, service.card),
+        report_ready(endpoints, bus, service.check, service.card),
     ):
         exempt_existing_objects()
         print_ready("metadata", {"ledger": redacted_url(url)}, as_json=as_json)
@@ -107,7 +107,7 @@ async def _run_worker(
             drain=stop.request,
             timings=settings.timings,
         ) as worker,
-        endpoints.report_ready(bus, worker.check, worker.card),
+        report_ready(endpoints, bus, worker.check, worker.card),
     ):
         exempt_existing_objects()
         print_ready("worker", {"workerId": worker.worker_id, "targets": list(config.targets)}, as_json=as_json)

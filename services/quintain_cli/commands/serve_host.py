@@ -8,22 +8,23 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.strings import TARGET_NAME_PATTERN
-from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import ConfigError
-from quintain.observability.ops_server import OpsEndpoints
+from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.observe.health import OpsEndpoints
+from quintain.process_marks import ProcessMark
+from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.commands.serve import AsJson, Verbose, print_ready
 from quintain_cli.console import run_command, set_up_logging
+from quintain_cli.fleet.host_options import HostOptions, Isolation, ProcessUse
 from quintain_cli.fleet.ops_options import (
     OpsHost,
     OpsOptions,
@@ -33,37 +34,21 @@ from quintain_cli.fleet.ops_options import (
     print_waiting,
 )
 from quintain_cli.signals import StopSignal, handle_stop_signals
-from quintain_host import (
-    BOOT_SECONDS,
+from quintain_host.counters import READY, HostCounters, HostMetrics, IpcWriter
+from quintain_host.host import Host, Leftovers, host_card
+from quintain_host.instances import InstanceFactory, probe_factory
+from quintain_host.slot import BOOT_SECONDS
+from quintain_host.supervisor import (
     PARENT_FD_OPTION,
     PROCESS_ID_OPTION,
-    READY,
+    REPLACE_EXIT_CODE,
     SUPERVISOR_OPTION,
-    Host,
-    HostCounters,
-    HostMetrics,
-    InstanceFactory,
-    IpcWriter,
     ProcessSupervisor,
     SlotProcesses,
     Supervision,
-    factory_fingerprint,
-    host_card,
-    load_factory,
-    probe_factory,
-    slot_environment,
-    wait_parent_exit,
 )
 
-#: The exit code of a process in which a thread of the target does not end.
-STUCK_EXIT_CODE = 70
-
-
-class Isolation(StrEnum):
-    """Where the instance of a slot runs: in a process of its own, or in a thread of this process."""
-
-    PROCESS = "process"
-    THREAD = "thread"
+log = logging.getLogger(__name__)
 
 
 def parse_target_name(text: str) -> str:
@@ -73,6 +58,15 @@ def parse_target_name(text: str) -> str:
             "a name has letters, digits, '.', '_' and '-', 63 at most, and begins with one of the first two"
         )
     return text
+
+
+Process = Annotated[
+    ProcessUse, typer.Option(help="How long a slot's process is used; per-lease starts each lease in a new one.")
+]
+DependsOn = Annotated[
+    list[str] | None,
+    typer.Option(help="A file that the factory imports or reads; its bytes are a part of the target's version."),
+]
 
 
 def serve_host(
@@ -85,6 +79,7 @@ def serve_host(
         Isolation | None,
         typer.Option(help="Where instances run; by default in processes if there are several slots."),
     ] = None,
+    process: Process = ProcessUse.PER_SLOT,
     grace_seconds: Annotated[float, typer.Option(help="Seconds that leases may last after SIGTERM.")] = 30.0,
     boot_timeout_seconds: Annotated[
         float, typer.Option(min=0.001, help="Seconds that the factory may take to create an instance.")
@@ -97,10 +92,7 @@ def serve_host(
         list[str] | None,
         typer.Option(help="A variable of the slots' processes, as NAME=VALUE; --isolation process."),
     ] = None,
-    depends_on: Annotated[
-        list[str] | None,
-        typer.Option(help="A file that the factory imports or reads; its bytes are a part of the target's version."),
-    ] = None,
+    depends_on: DependsOn = None,
     ops_port: OpsPort = None,
     ops_host: OpsHost = None,
     as_json: AsJson = False,
@@ -119,6 +111,7 @@ def serve_host(
         name=name,
         slots=slots,
         isolation=isolation,
+        process=process,
         grace_seconds=grace_seconds,
         boot_seconds=boot_timeout_seconds,
         env_from=tuple(env_from or ()),
@@ -127,50 +120,14 @@ def serve_host(
     )
     if parent_fd is not None:
         supervision = Supervision(supervisor_key, process_id)
-        is_stuck = run_command(_run_slot(host_options, parent_fd, supervision), service="host")
+        must_end = run_command(_run_slot(host_options, parent_fd, supervision), service="host")
     else:
         ops_options = OpsOptions(ops_port, ops_host)
-        is_stuck = run_command(_run_host(host_options, ops_options, as_json=as_json), as_json=as_json, service="host")
-    if is_stuck:
+        must_end = run_command(_run_host(host_options, ops_options, as_json=as_json), as_json=as_json, service="host")
+    if must_end:
         # A thread of the target that never ends would keep this process from exiting.
         logging.shutdown()
-        os._exit(STUCK_EXIT_CODE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostOptions:
-    """The command line options of a host."""
-
-    factory_reference: str
-    name: str
-    slots: int
-    isolation: Isolation | None
-    grace_seconds: float
-    boot_seconds: float
-    env_from: tuple[str, ...]
-    env: tuple[str, ...]
-    depends_on: tuple[str, ...]
-
-    def load_factory(self) -> tuple[InstanceFactory, str]:
-        """Import the factory, and read its fingerprint. Raises `ConfigError`."""
-        factory = load_factory(self.factory_reference, Path.cwd())
-        return factory, factory_fingerprint(self.factory_reference, Path.cwd(), self.depends_on)
-
-    def choose_isolation(self, factory: InstanceFactory) -> Isolation:
-        """Return where instances run; variables are for processes. Raises `ConfigError`."""
-        has_variables = bool(self.env_from or self.env)
-        if self.isolation is Isolation.THREAD and has_variables:
-            raise ConfigError("--env and --env-from are for --isolation process: a thread has this environment")
-        if has_variables:
-            return Isolation.PROCESS
-        return self.isolation or default_isolation(factory, self.slots)
-
-    def slot_environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the slots' processes. Raises `ConfigError`."""
-        pairs = [text.partition("=") for text in self.env]
-        if unnamed := [name for name, separator, _ in pairs if not name or not separator]:
-            raise ConfigError(f"--env: {unnamed[0]!r} has no value: write it as NAME=VALUE")
-        return slot_environment(env, self.env_from, {name: value for name, _, value in pairs})
+        os._exit(REPLACE_EXIT_CODE)
 
 
 async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_json: bool) -> bool:
@@ -182,7 +139,7 @@ async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_js
     serve_slots = _serve_in_processes if isolation is Isolation.PROCESS else _serve_in_threads
     metrics = HostMetrics()
     async with handle_stop_signals() as stop, open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints:
-        await probe_factory(factory, host_options.factory_reference)
+        await probe_factory(factory, host_options.factory_reference, host_options.boot_seconds)
         details = {"target": host_options.name, "slots": host_options.slots, "isolation": isolation.value}
 
         def report_ready(extra_details: dict[str, object]) -> None:
@@ -221,7 +178,7 @@ async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, con
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if context.endpoints.is_serving:
-                    await stack.enter_async_context(context.endpoints.report_ready(bus, slot_processes.check, card))
+                    await stack.enter_async_context(report_ready(context.endpoints, bus, slot_processes.check, card))
                 await slot_processes.wait_ready()
                 context.report_ready({})
                 await context.stop.wait()
@@ -242,12 +199,12 @@ async def _serve_in_threads(host_options: HostOptions, factory: InstanceFactory,
         context.metrics.set_counters(host.counters)
         await host.start()
         try:
-            async with announce(bus, host.card), context.endpoints.report_ready(bus, host.check, host.card):
+            async with announce(bus, host.card), report_ready(context.endpoints, bus, host.check, host.card):
                 context.report_ready({"hostId": host.host_id})
                 await context.stop.wait()
         finally:
             await host.stop(host_options.grace_seconds)
-        return host.stuck.is_set()
+        return host.must_end.is_set()
 
 
 def _child_command(host_options: HostOptions) -> list[str]:
@@ -257,6 +214,8 @@ def _child_command(host_options: HostOptions) -> list[str]:
         host_options.factory_reference,
         "--name",
         host_options.name,
+        "--process",
+        host_options.process.value,
         "--grace-seconds",
         str(host_options.grace_seconds),
         "--boot-timeout-seconds",
@@ -269,38 +228,62 @@ def _child_command(host_options: HostOptions) -> list[str]:
 async def _run_slot(host_options: HostOptions, parent_fd: int, supervision: Supervision) -> bool:
     """Serve one slot in this process, as a child of `serve host`.
 
-    Returns whether a target's thread does not end, so that the process must be killed. Ends at SIGTERM, when the
-    parent process exits, or when a thread of the target does not end; the parent then starts another process.
+    Returns whether this process is to be replaced, and must be killed. Ends at SIGTERM, when the parent process exits,
+    or to be replaced; the parent then starts another process.
     """
-    settings = read_settings(environment())
     ipc_writer = IpcWriter(parent_fd)
     factory, fingerprint = host_options.load_factory()
-    async with handle_stop_signals() as stop, connect_when_available(settings, "host", print_waiting) as bus:
+    try:
+        async with handle_stop_signals() as stop:
+            ends = [asyncio.ensure_future(end) for end in (stop.wait(), ipc_writer.wait_parent_exit())]
+            warming = asyncio.ensure_future(_warm_up(factory, host_options))
+            await asyncio.wait([warming, *ends], return_when=asyncio.FIRST_COMPLETED)
+            return not warming.done() or await _serve_slot(
+                host_options, factory, fingerprint, supervision, ipc_writer, ends
+            )
+    finally:
+        ProcessMark(environment(), inherited=True).kill()
+
+
+async def _serve_slot(
+    host_options: HostOptions,
+    factory: InstanceFactory,
+    fingerprint: str,
+    supervision: Supervision,
+    ipc_writer: IpcWriter,
+    ends: Sequence[asyncio.Task[Any]],
+) -> bool:
+    """Serve one lease after another until one of ``ends`` is done or the process is to be replaced; returns whether."""
+    settings, leftovers = read_settings(environment()), Leftovers(environment())
+
+    async def after_lease() -> bool:
+        return await leftovers.end() or host_options.process is ProcessUse.PER_LEASE
+
+    async with connect_when_available(settings, "host", print_waiting) as bus:
         host = Host(
             *(bus, host_options.name, factory, 1, HostCounters(on_count=ipc_writer.send)),
             fingerprint=fingerprint,
             supervision=supervision,
             boot_seconds=host_options.boot_seconds,
+            after_lease=after_lease,
             timings=settings.timings,
         )
         await host.start()
         ipc_writer.send(READY)
-        end_tasks = [asyncio.ensure_future(end) for end in (stop.wait(), wait_parent_exit(), host.stuck.wait())]
+        must_end = asyncio.create_task(host.must_end.wait())
         try:
             async with announce(bus, host.card):
-                await asyncio.wait(end_tasks, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([*ends, must_end], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for end_task in end_tasks:
-                end_task.cancel()
-            await host.stop(0 if host.stuck.is_set() else host_options.grace_seconds)
-        return host.stuck.is_set()
+            must_end.cancel()
+            await host.stop(0 if host.must_end.is_set() else host_options.grace_seconds)
+        return host.must_end.is_set()
 
 
-def default_isolation(factory: InstanceFactory, slots: int) -> Isolation:
-    """Return the isolation if none is requested: processes if there are several slots, else a thread.
-
-    A factory can choose threads with an attribute ``isolation`` of "thread".
-    """
-    if slots == 1 or getattr(factory, "isolation", None) == Isolation.THREAD.value:
-        return Isolation.THREAD
-    return Isolation.PROCESS
+async def _warm_up(factory: InstanceFactory, host_options: HostOptions) -> None:
+    """Make one instance, so that the first lease of this process does not wait for what its factory imports."""
+    try:
+        await probe_factory(factory, host_options.factory_reference, host_options.boot_seconds)
+    except ConfigError as error:
+        # A lease raises it for its driver.
+        log.warning("%s", error.message)

@@ -42,9 +42,7 @@ def open_session(
     ] = None,
     max_body_bytes: Annotated[
         int | None,
-        typer.Option(
-            help="The size of its largest request; by default 1048576, at most 16777216 without a content store."
-        ),
+        typer.Option(help="The size of its largest request; by default 1048576, at most 16777216."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="A note that is shown with the session.")] = None,
     as_json: AsJson = False,

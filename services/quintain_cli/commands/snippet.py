@@ -139,13 +139,12 @@ def _lm_eval(connection: GatewayConnection) -> Snippet:
         variables={"OPENAI_API_KEY": connection.token},
         command=(
             "lm_eval --model local-chat-completions --apply_chat_template --tasks gsm8k "
-            f"--model_args {shlex.quote(model_args)} --gen_kwargs unsupported=ignore"
+            f"--model_args {shlex.quote(model_args)}"
         ),
         note=(
             "a chat API has no log-likelihoods; tasks that need them run with --model local-completions, a tokenizer, "
             f"base_url={connection.url}/v1/completions and a target whose provider has that endpoint. It sends a seed "
-            "to every target, so that `unsupported=ignore` is needed where a provider has none: answers name what was "
-            "ignored."
+            "to every target: where a provider has none, open the session with `--unsupported ignore`."
         ),
     )
 

@@ -1,112 +1,143 @@
-"""``quintain status``: lists the running services, the targets and which services serve them."""
+"""``quintain status``: services, targets, workers and budgets of the running fleet, once or until Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Annotated
 
+import rich.table
 import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
 
-from quintain.bus.base import Bus
-from quintain.client.admin import Admin
-from quintain.client.amqp_transport import AmqpTransport
-from quintain.contracts.discovery import ServiceCard, TargetList
-from quintain.discovery.query import discover_services
-from quintain.errors import Fault, NoAnswer
-from quintain.rpc.client import RpcClient
+from quintain.fleet.fleet_figures import FleetFigures
+from quintain.fleet.model import SILENT_SECONDS
+from quintain.fleet.tables import NOTHING, Cell, Table, fleet_facts, fleet_tables
 from quintain.settings import Settings, environment, read_settings
-from quintain_cli.console import EXIT_ERRORS, EXIT_OK, print_json, run_command
+from quintain_cli.console import (
+    EXIT_ERRORS,
+    EXIT_OK,
+    escape_for_terminal,
+    print_json,
+    print_stderr,
+    run_command,
+    stdout_console,
+)
 from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.admin_client import fleet_broker_url
-from quintain_cli.fleet.fleet_view import FleetView, build_fleet_view, print_fleet_view
+from quintain_cli.fleet.fleet_query import look_at_fleet_at, watch_fleet
+from quintain_cli.signals import handle_stop_signals
 
-#: The note that is printed without an admin token.
-NO_ADMIN_NOTE = (
-    "targets that are registered and that no worker serves cannot be shown: set QUINTAIN_ADMIN_TOKEN to that of the "
-    "metadata service"
-)
+#: How often the terminal is drawn again, in seconds.
+REDRAW_SECONDS = 0.5
+
+#: How wide a table may be where standard output is no terminal: cells are not wrapped there.
+PIPE_WIDTH = 1000
 
 
 def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the tables until Ctrl-C; once if standard output is no terminal.")
+    ] = False,
     wait: Annotated[
-        float, typer.Option(min=0.1, max=60, help="Seconds to wait for services; twice that if one is missing.")
+        float, typer.Option(min=0.1, max=300, help="Seconds to wait for services; twice that if one is missing.")
     ] = 1.0,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds to wait for the broker and the metadata service.")
     ] = 5.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the figures, once, as JSON.")] = False,
 ) -> None:
-    """List the running services and the targets that they serve.
+    """Show the running services, the targets that they serve, and the budgets of open sessions.
 
-    Reads QUINTAIN_BROKER_URL, and QUINTAIN_ADMIN_TOKEN for the registered targets. Exit codes: 0 no problem was found,
-    1 no metadata service answers, a target has no live worker, or its workers have had different configurations for
-    more than 10 minutes.
+    The gateway's page /fleet shows the same. Reads QUINTAIN_BROKER_URL, and QUINTAIN_ADMIN_TOKEN for what the ledger
+    knows. Exit codes: 0 no problem was found, or --watch was ended, 1 no metadata service or no worker answers, a
+    target has no live worker, a queue has a consumer that does not answer, or workers of a target have had different
+    configurations for more than 10 minutes.
     """
-    view = run_command(_view_environment_fleet(read_settings(environment()), wait, timeout), as_json=as_json)
-    code = EXIT_ERRORS if view.problems else EXIT_OK
+    settings = read_settings(environment())
+    if watch and stdout_console().is_terminal and not as_json:
+        run_command(_show_until_stopped(settings, timeout), as_json=False)
+        return
+    figures = run_command(_look(settings, wait, timeout), as_json=as_json)
+    code = EXIT_ERRORS if figures.problems else EXIT_OK
     if as_json:
-        print_json({"exitCode": code, **json.loads(view.to_wire())})
+        print_json({"exitCode": code, **json.loads(figures.to_wire())})
     else:
-        print_fleet_view(view)
+        console = stdout_console()
+        if not console.is_terminal:
+            console.width = PIPE_WIDTH
+        console.print(_drawn(figures))
+        for remark in _remarks(figures):
+            print_stderr(remark)
     raise typer.Exit(code)
 
 
-async def _view_environment_fleet(settings: Settings, wait_seconds: float, timeout_seconds: float) -> FleetView:
-    async with bootstrap.open_bus(fleet_broker_url(settings), "status", None, timeout_seconds=timeout_seconds) as bus:
-        rpc_client = RpcClient(bus)
-        await rpc_client.start()
-        try:
-            return await view_fleet(
-                bus, rpc_client, settings.admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds
-            )
-        finally:
-            await rpc_client.close()
+async def _look(settings: Settings, wait_seconds: float, timeout_seconds: float) -> FleetFigures:
+    url = fleet_broker_url(settings)
+    return await look_at_fleet_at(
+        url, "status", settings.admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds
+    )
 
 
-async def view_fleet(
-    bus: Bus, rpc_client: RpcClient, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
-) -> FleetView:
-    """Return the services and targets of the fleet behind this bus.
-
-    ``wait_seconds`` is how long service cards are collected; the registered targets are read if ``admin_token`` is
-    given, with ``timeout_seconds``. Raises `BusError`.
-    """
-    targets_task: asyncio.Task[TargetList] | None = None
-    if admin_token is not None:
-        admin = Admin(AmqpTransport(rpc_client, admin_token), timeout_seconds=timeout_seconds)
-        targets_task = asyncio.get_running_loop().create_task(admin.targets(), name="targets")
-
-    def is_complete(cards: Sequence[ServiceCard]) -> bool:
-        # Until the registered targets are known, none of them is missing.
-        finished_task = (
-            targets_task
-            if targets_task is not None and targets_task.done() and targets_task.exception() is None
-            else None
-        )
-        return not build_fleet_view(cards, None if finished_task is None else finished_task.result()).problems
-
-    try:
-        cards = await discover_services(bus, rpc_client, wait_seconds=wait_seconds, is_complete=is_complete)
-        registered, problem = await _registered_targets(targets_task)
-    finally:
-        if targets_task is not None:
-            targets_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Fault, NoAnswer):
-                await targets_task
-    if targets_task is None:
-        return build_fleet_view(cards, None, [NO_ADMIN_NOTE])
-    view = build_fleet_view(cards, registered)
-    return view if problem is None else view.model_copy(update={"problems": [*view.problems, problem]})
+async def _show_until_stopped(settings: Settings, timeout_seconds: float) -> None:
+    console, url, token = stdout_console(), fleet_broker_url(settings), settings.admin_token
+    async with (
+        handle_stop_signals() as stop,
+        bootstrap.open_bus(url, "status", None, timeout_seconds=timeout_seconds) as bus,
+        watch_fleet(bus, token, wait_seconds=SILENT_SECONDS, timeout_seconds=timeout_seconds) as watch,
+    ):
+        stopped = asyncio.create_task(stop.wait())
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while not stopped.done():
+                max_rows = max(3, (console.height - 16) // 4)
+                figures = watch.figures()
+                live.update(Group(*map(Text, _remarks(figures)), _drawn(figures, max_rows)), refresh=True)
+                await asyncio.wait([stopped], timeout=REDRAW_SECONDS)
 
 
-async def _registered_targets(targets_task: asyncio.Task[TargetList] | None) -> tuple[TargetList | None, str | None]:
-    """Return the registered targets, or None with the reason why they cannot be read."""
-    if targets_task is None:
-        return None, None
-    try:
-        return await targets_task, None
-    except (Fault, NoAnswer) as error:
-        return None, f"the registered targets cannot be shown: {error.message}"
+def _drawn(figures: FleetFigures, max_rows: int | None = None) -> Group:
+    """The tables; ``max_rows`` bounds the rows of each, and says how many are left out."""
+    facts = Text(" · ".join(f"{title}: {value}" for title, value in fleet_facts(figures)))
+    tables = [table for table in fleet_tables(figures) if table.rows]
+    return Group(facts, *(part for table in tables for part in (Text(), _drawn_table(table, max_rows))))
+
+
+def _drawn_table(table: Table, max_rows: int | None) -> rich.table.Table:
+    texts = [[_cell_text(cell) for cell in row.cells] for row in table.rows]
+    # A column in which no row has a value takes width from the others.
+    shown = [number for number in range(len(table.columns)) if any(row[number] not in _EMPTY for row in texts)]
+    drawn = rich.table.Table(box=None, pad_edge=False)
+    for number in shown:
+        column = table.columns[number]
+        drawn.add_column(column.title.lower(), overflow="fold", justify="left" if column.is_words else "right")
+    for row in texts[:max_rows]:
+        # Names of workers and labels are untrusted.
+        drawn.add_row(*(Text(_one_line(row[number])) for number in shown))
+    if max_rows is not None and len(texts) > max_rows:
+        drawn.add_row(Text(f"and {len(texts) - max_rows} more: without --watch all are shown"))
+    return drawn
+
+
+#: What the cells of a column say in which there is nothing.
+_EMPTY = {NOTHING, "0 / 0"}
+
+
+def _cell_text(cell: Cell) -> str:
+    return f"{cell.text} ({cell.under})" if cell.under and cell.under != cell.text else cell.text
+
+
+def _remarks(figures: FleetFigures) -> Iterator[str]:
+    """The notes, warnings and problems, a line each."""
+    kinds = (("note", figures.notes), ("warning", figures.warnings), ("problem", figures.problems))
+    for kind, texts in kinds:
+        for text in texts:
+            yield f"{kind:8} {_one_line(text)}"
+    if not figures.problems:
+        yield f"well     {figures.answering} services answer, and no target was found without a worker"
+
+
+def _one_line(text: str) -> str:
+    return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -11,14 +11,14 @@ import typer
 
 from quintain.client.admin import Admin
 from quintain.contracts.admin import MAX_PAUSE_SECONDS, TargetPause
+from quintain.fleet.tables import duration
 from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command, stdout_console
 from quintain_cli.fleet.admin_client import open_fleet_admin
-from quintain_cli.fleet.fleet_view import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, format_duration
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
 
-UNIT_SECONDS = {"": 1, "s": 1, "m": MINUTE_SECONDS, "min": MINUTE_SECONDS, "h": HOUR_SECONDS, "d": DAY_SECONDS}
+UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 #: How much longer than requested a pause may be before it is taken for an earlier, longer pause, in seconds.
 PAUSE_TOLERANCE_SECONDS = 1.0
@@ -53,13 +53,13 @@ def pause(
     if as_json:
         print_json(target_pause)
         return
-    remaining_seconds = ((target_pause.paused_until or target_pause.now) - target_pause.now) / 1000
+    remaining_ms = (target_pause.paused_until or target_pause.now) - target_pause.now
     stdout_console().print(
-        f"paused   {escape_for_terminal(target_pause.target)} for {format_duration(remaining_seconds)}",
+        f"paused   {escape_for_terminal(target_pause.target)} for {duration(remaining_ms)}",
         markup=False,
         soft_wrap=True,
     )
-    if remaining_seconds > seconds + PAUSE_TOLERANCE_SECONDS:
+    if remaining_ms / 1000 > seconds + PAUSE_TOLERANCE_SECONDS:
         print_stderr(
             "note     it was already paused for longer, by its provider or by an administrator: `resume` ends that too"
         )

@@ -11,7 +11,7 @@ import typer
 
 from quintain_cli.console import print_json, print_stderr, run_command
 from quintain_cli.signals import handle_stop_signals
-from quintain_view import serve_view
+from quintain_view.server import serve_view
 
 #: Where `quintain run` writes results, if nothing else is said.
 DEFAULT_FOLDER = Path("runs")

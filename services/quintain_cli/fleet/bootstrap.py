@@ -16,9 +16,10 @@ from quintain.clock import Clock
 from quintain.config import Config, card_of, target_fingerprints
 from quintain.config.prices import target_price
 from quintain.contracts.discovery import ServiceCard
-from quintain.discovery.announce import ServiceIdentity, announce
 from quintain.errors import BudgetUnavailable
-from quintain.observability.ops_server import OpsEndpoints
+from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.observe.health import OpsEndpoints
+from quintain.rpc.broker_probe import report_ready
 from quintain.rpc.client import RpcClient
 from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
@@ -104,7 +105,6 @@ async def run_worker(
         name: quintain_worker.WorkerTarget(
             name=name,
             provider=quintain_worker.build_provider(name, resolved.targets[name], provider_context),
-            inputs=resolved.targets[name].inputs,
             max_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
             trace_content=trace_content,
@@ -139,7 +139,7 @@ async def run_gateway(
     With ``ops_endpoints``, these report ready when the gateway is.
     """
     rpc_client, metrics = RpcClient(bus), metrics or quintain_gateway.GatewayMetrics()
-    metrics.set_bus(bus)
+    metrics.set_broker(bus)
     identity = ServiceIdentity("gateway")
 
     def card() -> ServiceCard:
@@ -157,7 +157,7 @@ async def run_gateway(
                 quintain_gateway.serve_app(app, address, limits, metrics) as url,
                 access.running(),
                 announce(bus, card),
-                contextlib.nullcontext() if ops_endpoints is None else ops_endpoints.report_ready(bus, check, card),
+                contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
             ):
                 yield url
         finally:

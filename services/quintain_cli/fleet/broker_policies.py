@@ -1,4 +1,4 @@
-"""The broker's policies and the permissions of its users, as `quintain broker` applies them. No I/O.
+"""The broker's policies and limits, and the permissions of its users, as `quintain broker` applies them. No I/O.
 
 They are those of ``deploy/rabbitmq/definitions.json``; a test compares both.
 """
@@ -20,13 +20,15 @@ class QueuePolicy:
     name: str
     pattern: str
     definition: Mapping[str, int | str]
+    #: Of the policies that match a queue, the one with the highest priority is applied, and no other.
+    priority: int = 0
 
     def body(self) -> dict[str, object]:
         """The policy as the management API takes it."""
         return {
             "pattern": self.pattern,
             "apply-to": "queues",
-            "priority": 0,
+            "priority": self.priority,
             "definition": dict(self.definition),
         }
 
@@ -44,12 +46,14 @@ class Permissions:
         return {"configure": self.configure, "write": self.write, "read": self.read}
 
 
-#: Limits in bytes and messages for every queue that a client can fill.
+#: Limits for every name that a user may declare. Bodies alone count as bytes: what headers may fill is the length times
+#: frame_max. A policy with a key that a type of queue does not have is not applied to that type, therefore the two last
+#: ones: for a client's own queues, and for streams of any name.
 QUEUE_POLICIES: Final = (
     QueuePolicy(
         name="quintain-target",
         pattern=r"^quintain\.target\.",
-        definition={"max-length-bytes": 1073741824, "overflow": "reject-publish"},
+        definition={"max-length": 100000, "max-length-bytes": 1073741824, "overflow": "reject-publish"},
     ),
     QueuePolicy(
         name="quintain-requests",
@@ -59,12 +63,12 @@ QUEUE_POLICIES: Final = (
     QueuePolicy(
         name="quintain-dead",
         pattern=r"^quintain\.metadata\.dead$",
-        definition={"max-length-bytes": 1073741824, "overflow": "reject-publish"},
+        definition={"max-length": 100000, "max-length-bytes": 1073741824, "overflow": "reject-publish"},
     ),
     QueuePolicy(
         name="quintain-ledger",
-        pattern=r"^quintain\.ledger\.(admit|heartbeat|settle)$",
-        definition={"max-length-bytes": 2147483648, "overflow": "reject-publish"},
+        pattern=r"^quintain\.ledger\.",
+        definition={"max-length": 100000, "max-length-bytes": 2147483648, "overflow": "reject-publish"},
     ),
     QueuePolicy(
         name="quintain-poison",
@@ -76,7 +80,48 @@ QUEUE_POLICIES: Final = (
             "message-ttl": 1209600000,
         },
     ),
+    # Lease requests wait here for a host that starts again.
+    QueuePolicy(
+        name="quintain-host",
+        pattern=r"^quintain\.host\.",
+        definition={
+            "max-length": 5000,
+            "max-length-bytes": 67108864,
+            "overflow": "reject-publish",
+            "expires": 86400000,
+        },
+    ),
+    # Copies of one message for many: a full queue of one of them must not refuse the message of all.
+    QueuePolicy(
+        name="quintain-copies",
+        pattern=r"^quintain\.(cancel|discovery|events)\.",
+        definition={"max-length": 1000, "max-length-bytes": 16777216, "overflow": "drop-head", "expires": 600000},
+    ),
+    QueuePolicy(
+        name="quintain-own",
+        pattern=r"^quintain\.",
+        definition={"max-length": 5000, "max-length-bytes": 67108864, "overflow": "reject-publish", "expires": 600000},
+        priority=-1,
+    ),
+    QueuePolicy(
+        name="quintain-streams",
+        pattern=r"^quintain\.",
+        definition={"max-length-bytes": 67108864, "max-age": "10m", "stream-max-segment-size-bytes": 16777216},
+        priority=-1,
+    ),
 )
+
+#: The most queues of a virtual host: RabbitMQ has no such limit for a user.
+MAX_QUEUES: Final = 1000
+
+#: The most connections and channels of each user.
+USER_LIMITS: Final[Mapping[str, int]] = {"max-connections": 500, "max-channels": 2000}
+
+
+def vhost_limits(vhost: str) -> dict[str, object]:
+    """The most queues of this virtual host, as a parameter of definitions."""
+    return {"vhost": vhost, "component": "vhost-limits", "name": "limits", "value": {"max-queues": MAX_QUEUES}}
+
 
 #: The permissions of each role.
 ROLES: Final[Mapping[str, Permissions]] = {
@@ -111,9 +156,9 @@ ROLES: Final[Mapping[str, Permissions]] = {
         r"^quintain\.(reply(\.evaluator\..+)?)$",
     ),
     "operator": Permissions(
-        r"^quintain\.(poison(\.turn)?|(events|reply\.operator)\..+)$",
-        r"^quintain\.(invoke|metadata|discovery|poison(\.turn)?|(events|reply\.operator)\..+)$",
-        r"^quintain\.(reply|events|poison(\.turn)?|(events|reply\.operator)\..+)$",
+        r"^quintain\.(poison|(events|reply\.operator)\..+)$",
+        r"^quintain\.(invoke|metadata|discovery|poison|(events|reply\.operator)\..+)$",
+        r"^quintain\.(reply|events|poison|(events|reply\.operator)\..+)$",
     ),
 }
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field
 
 from quintain.bus.broker_url import without_password
-from quintain.bus.rabbit_topology_check import BrokerInspector, DeclarationCheck, DeclarationStatus, inspect_broker
+from quintain.bus.rabbit_topology_check import DeclarationCheck, DeclarationStatus, inspect_broker
 from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
+from quintain.fleet.fleet_figures import FleetFigures
 from quintain.settings import Settings
-from quintain.topology import DISCOVERY, METADATA_TOPOLOGY, Exchange, Queue, target_queue
+from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_queue
 from quintain_cli.fleet.broker_management import Management
-from quintain_cli.fleet.doctor_check import DoctorCheck
-from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk, check_modes, check_transport
+from quintain_cli.fleet.fleet_query import look_at_fleet_at
+from quintain_cli.fleet.machine_checks import (
+    CheckVerdict,
+    DoctorCheck,
+    check_broker_user,
+    check_free_disk,
+    check_modes,
+    check_transport,
+    database_checks,
+)
 from quintain_cli.fleet.management_checks import management_checks
-from quintain_cli.fleet.server_checks import database_checks
 from quintain_cli.state_dir import has_stored_ledger, ledger_url
-from quintain_metadata import SCHEMA_VERSION, open_snapshot, sessions_sending_tokens, target_names
+from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
 from quintain_metadata import redacted_url as shown_ledger
 
 #: The oldest and the newest RabbitMQ version with which the tests are run.
@@ -55,29 +63,24 @@ async def run_checks(
 ) -> DoctorReport:
     """Check the broker at ``url``, the ledger of the settings, and this machine.
 
-    ``timeout_seconds`` is the timeout for connecting to the broker; an unavailable broker is a failed check. What only
-    RabbitMQ's management API tells is checked if ``management`` is given. The modes of ``secret_files`` are checked.
+    ``timeout_seconds`` is the timeout of each check; one that does not end is a failed check, as is an unavailable
+    broker. What only RabbitMQ's management API tells is checked if ``management`` is given. The modes of
+    ``secret_files`` are checked.
     """
-    checks, targets = await _ledger_checks(settings)
+    ledger, targets = await _ledger_checks(settings, timeout_seconds)
+    # Alarms first: under one of them nothing that sends a message ends.
+    queues = [queue.name for queue in METADATA_TOPOLOGY.queues] + [target_queue(name).name for name in targets]
+    told = [_MANAGEMENT_NOTE]
+    if management is not None:
+        told = await asyncio.to_thread(lambda: list(management_checks(management, queues)))
     try:
-        async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
-            checks = [
-                DoctorCheck(what="broker", verdict="ok", says=without_password(url)),
-                *await _broker_checks(inspection, targets),
-                *checks,
-            ]
+        checks = await _broker_checks(settings, url, targets, timeout_seconds)
     except BusError as error:
         fix = "start a broker, or set QUINTAIN_BROKER_URL to one that runs"
-        checks = [DoctorCheck(what="broker", verdict="fail", says=error.message, mend=fix), *checks]
-    queues = [queue.name for queue in METADATA_TOPOLOGY.queues] + [target_queue(name).name for name in targets]
-    told = [_MANAGEMENT_NOTE] if management is None else await asyncio.to_thread(_list, management, queues)
+        checks = [DoctorCheck(what="broker", verdict="fail", says=error.message, mend=fix)]
     # A container's secrets may be readable by all users of a container that has one.
     modes = check_modes(secret_files, shared="warn")
-    return DoctorReport(lines=[*checks, *told, *_machine_checks(settings, url), *modes])
-
-
-def _list(management: Management, queues: list[str]) -> list[DoctorCheck]:
-    return list(management_checks(management, queues))
+    return DoctorReport(lines=[*checks, *ledger, *told, *_machine_checks(settings, url), *modes])
 
 
 def _machine_checks(settings: Settings, url: str) -> list[DoctorCheck]:
@@ -99,16 +102,78 @@ _MANAGEMENT_NOTE = DoctorCheck(
 )
 
 
-async def _broker_checks(inspection: BrokerInspector, targets: Iterable[str]) -> list[DoctorCheck]:
-    refuses_larger = await inspection.refuses_message_of(MAX_BODY_BYTES + 1)
-    checks = [
-        check_version(await inspection.version()),
-        _CONSUMER_TIMEOUT_NOTE,
-        check_message_size(refuses_larger=refuses_larger),
-    ]
-    declarations: list[Exchange | Queue] = [*METADATA_TOPOLOGY.exchanges, DISCOVERY, *METADATA_TOPOLOGY.queues]
+async def _broker_checks(
+    settings: Settings, url: str, targets: Iterable[str], timeout_seconds: float
+) -> list[DoctorCheck]:
+    """Check the broker, its declarations and the services behind it. Raises `BusError` if it cannot be reached."""
+    checks = [DoctorCheck(what="broker", verdict="ok", says=without_password(url))]
+    declarations: list[Exchange | Queue] = [*METADATA_TOPOLOGY.exchanges, *METADATA_TOPOLOGY.queues]
     declarations += [target_queue(name) for name in targets]
-    return checks + [check_declaration(await inspection.check(declaration)) for declaration in declarations]
+    found: list[DoctorCheck] = []
+    async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
+        checks += [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE]
+        for declaration in declarations:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    found.append(check_declaration(await inspection.check(declaration)))
+            except TimeoutError:
+                found.append(_unanswered(declaration.name, timeout_seconds))
+                break
+    async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await inspection.refuses_message_of(0)
+        except TimeoutError:
+            says = f"no message was taken within {timeout_seconds:g} s"
+            fix = "see `rabbitmq-diagnostics alarms`: under an alarm, free memory or disk, or raise its limit"
+            return [*checks, DoctorCheck(what="alarms", verdict="fail", says=says, mend=fix), *found]
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                refuses_larger = await inspection.refuses_message_of(MAX_BODY_BYTES + 1)
+            checks.append(check_message_size(refuses_larger=refuses_larger))
+        except TimeoutError:
+            checks.append(_unanswered("message size", timeout_seconds))
+    is_declared = any(check.what == SETTLE_QUEUE.name and check.verdict == "ok" for check in found)
+    return [*checks, *found, *await _fleet_checks(settings, url, timeout_seconds, is_declared=is_declared)]
+
+
+async def _fleet_checks(
+    settings: Settings, url: str, timeout_seconds: float, *, is_declared: bool
+) -> list[DoctorCheck]:
+    """Check who answers, as `quintain status` does; ``is_declared`` says whether a metadata service has run here."""
+    if not is_declared:
+        fix = "start `quintain serve metadata` and `quintain serve worker`"
+        says = "not asked: no metadata service has declared its queues"
+        return [DoctorCheck(what="services", verdict="note", says=says, mend=fix)]
+    wait_seconds = min(1.0, timeout_seconds)
+    try:
+        async with asyncio.timeout(timeout_seconds + 3 * wait_seconds):
+            figures = await look_at_fleet_at(
+                url, "doctor", settings.admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds
+            )
+    except TimeoutError:
+        return [_unanswered("services", timeout_seconds)]
+    except BusError as error:
+        fix = "`quintain broker add-user NAME --role operator`, and its URL"
+        return [DoctorCheck(what="services", verdict="warn", says=error.message, mend=fix)]
+    return list(check_services(figures))
+
+
+def check_services(figures: FleetFigures) -> Iterator[DoctorCheck]:
+    """Check the services and targets of a fleet."""
+    told: tuple[tuple[CheckVerdict, Sequence[str]], ...] = (
+        *(("fail", figures.problems), ("warn", figures.warnings), ("note", figures.notes)),
+    )
+    for verdict, texts in told:
+        for text in texts:
+            yield DoctorCheck(what="services", verdict=verdict, says=text, mend="`quintain status` lists them")
+    if not figures.problems and not figures.warnings:
+        yield DoctorCheck(what="services", verdict="ok", says=f"{figures.answering} answer")
+
+
+def _unanswered(what: str, timeout_seconds: float) -> DoctorCheck:
+    says = f"no answer within {timeout_seconds:g} s: not checked, as is what depends on it"
+    return DoctorCheck(what=what, verdict="fail", says=says, mend="look for its cause there, or give --timeout more")
 
 
 #: RabbitMQ does not report its consumer timeout to clients.
@@ -164,7 +229,7 @@ def check_declaration(declaration: DeclarationCheck) -> DoctorCheck:
     return DoctorCheck(what=declaration.name, verdict="fail", says=declaration.broker_message, mend=fix)
 
 
-async def _ledger_checks(settings: Settings) -> tuple[list[DoctorCheck], list[str]]:
+async def _ledger_checks(settings: Settings, timeout_seconds: float) -> tuple[list[DoctorCheck], list[str]]:
     """Return the checks of the ledger, and the names of its registered targets."""
     url = ledger_url(settings)
     if settings.ledger_url is None and not has_stored_ledger(settings):
@@ -175,36 +240,17 @@ async def _ledger_checks(settings: Settings) -> tuple[list[DoctorCheck], list[st
             )
         ], []
     try:
-        async with open_snapshot(url) as snapshot:
+        async with asyncio.timeout(timeout_seconds), open_snapshot(url) as snapshot:
             version = await snapshot.version()
             targets = await snapshot.read(target_names()) if version else []
-            is_current = version == SCHEMA_VERSION
-            senders = await snapshot.read(sessions_sending_tokens(int(time.time() * 1000))) if is_current else []
             server = await snapshot.server()
     except (ConfigError, BudgetUnavailable) as error:
         fix = "set QUINTAIN_LEDGER_URL to the URL that the metadata service uses"
         return [DoctorCheck(what="ledger", verdict="fail", says=error.message, mend=fix)], []
+    except TimeoutError:
+        return [_unanswered("ledger", timeout_seconds)], []
     of_server = [] if server is None else list(database_checks(server, time.time()))
-    of_sessions = [check_tokens(senders)] if is_current else []
-    return [_check_schema(shown_ledger(url), version), *of_sessions, *of_server], targets
-
-
-def check_tokens(senders: Sequence[tuple[str, str | None]]) -> DoctorCheck:
-    """Check the sessions, by id and label, whose calls carried their token in the last 24 hours."""
-    what = "tokens in messages"
-    if not senders:
-        return DoctorCheck(
-            what=what, verdict="ok", says="no call of an open session carried its token in the last 24 h"
-        )
-    shown = [f"{session_id} ({label})" if label else session_id for session_id, label in senders[:MAX_SHOWN_SESSIONS]]
-    if len(senders) > MAX_SHOWN_SESSIONS:
-        shown.append(f"{len(senders) - MAX_SHOWN_SESSIONS} more")
-    return DoctorCheck(
-        what=what,
-        verdict="warn",
-        says=f"in the last 24 h calls of these sessions carried their token: {', '.join(shown)}",
-        mend="update their clients, or make them send proofs (docs/protocol.md): a queue's reader can use such a token",
-    )
+    return [_check_schema(shown_ledger(url), version), *of_server], targets
 
 
 def _check_schema(shown: str, version: int) -> DoctorCheck:

@@ -1,14 +1,29 @@
-"""The checks of `quintain doctor` that need RabbitMQ's management API: policies, feature flags, alarms and limits."""
+"""The checks of `quintain doctor` that need RabbitMQ's management API: policies, alarms, what is foreign, limits."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
-from collections.abc import Collection, Iterator
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, Protocol
 
-from quintain.errors import BusError
-from quintain_cli.fleet.doctor_check import DoctorCheck
-from quintain_cli.fleet.server_checks import check_clock
+from quintain.errors import BrokerUnavailable, BusError
+from quintain.topology import (
+    DEAD,
+    HOST,
+    INVOKE,
+    LEDGER,
+    METADATA,
+    METADATA_TOPOLOGY,
+    POISON,
+    POISON_QUEUE,
+    POISON_TOPOLOGY,
+    UNROUTED,
+    target_queue,
+)
+from quintain_cli.fleet.broker_policies import USER_LIMITS
+from quintain_cli.fleet.machine_checks import DoctorCheck, check_clock
 
 #: A broker's free disk at which it stops taking messages; its default is 50 MB, in bytes.
 MIN_DISK_LIMIT_BYTES = 500_000_000
@@ -16,8 +31,31 @@ MIN_DISK_LIMIT_BYTES = 500_000_000
 #: Calls last up to 25 min; RabbitMQ's default, in milliseconds.
 MIN_CONSUMER_TIMEOUT_MS = 1_800_000
 
-#: Patterns of permissions that match every name.
-_EVERYTHING = (".*", ".+", "^.*", "^.*$", "^.+$")
+#: A name that no role's permissions match: who may use it may use the queues of others too.
+_NOBODYS_NAME = "quintain.x"
+
+#: What the names of the queues begin with that services bind to exchanges with calls or tokens of others.
+_BOUND_PREFIXES = {
+    METADATA.name: ("quintain.metadata",),
+    LEDGER.name: ("quintain.ledger.",),
+    UNROUTED.name: ("quintain.metadata.unrouted",),
+    DEAD.name: ("quintain.metadata.dead",),
+    POISON.name: ("quintain.poison",),
+    HOST.name: ("quintain.host.", "quintain.lease."),
+}
+
+#: How many names a check shows.
+MAX_SHOWN: Final = 10
+
+_EXCHANGES: Final = {each.name for each in (*METADATA_TOPOLOGY.exchanges, *POISON_TOPOLOGY.exchanges)}
+
+_SHARED_QUEUES: Final = {each.name: each.kind for each in METADATA_TOPOLOGY.queues}
+
+#: The queues with a part of their own in the name, and their type: docs/protocol.md §1.
+_NAMED_QUEUES: Final = (
+    (re.compile(r"quintain\.(target|host)\..+"), "quorum"),
+    (re.compile(r"quintain\.(cancel|discovery|events|lease|ledger\.admit|reply|run)\..+"), "classic"),
+)
 
 _APPLY = "quintain broker apply"
 
@@ -33,14 +71,16 @@ class ReadsManagement(Protocol):
 
 
 def management_checks(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorCheck]:
-    """Check what the API tells of the broker; ``queues`` are those that need a limit in bytes."""
-    checked = (_policies(api, queues), _flags(api), _nodes(api), _guest(api), _rights(api), _clock(api))
-    for checks in checked:
+    """Check what the API tells of the broker, alarms first; ``queues`` are those that need a limit in bytes."""
+    reads = (_nodes, lambda api: _policies(api, queues), _bindings, _foreign_checks, _flags, _guest, _rights, _clock)
+    for read in reads:
         try:
-            yield from checks
+            yield from read(api)
         except BusError as error:
             fix = "name its address with --management, and a user with the tag administrator"
             yield DoctorCheck(what="management API", verdict="warn", says=error.message, mend=fix)
+            if isinstance(error, BrokerUnavailable):
+                return
 
 
 def _policies(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorCheck]:
@@ -60,6 +100,7 @@ def _policies(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorC
         else:
             yield DoctorCheck(what=what, verdict="ok", says=f"{int(size) / 1024**2:,.0f} MiB")
         yield from _consumer_timeout(name, limits)
+        yield from _delivery_limit(name, limits)
 
 
 def _consumer_timeout(name: str, limits: dict[str, Any]) -> Iterator[DoctorCheck]:
@@ -69,6 +110,37 @@ def _consumer_timeout(name: str, limits: dict[str, Any]) -> Iterator[DoctorCheck
         says = f"{timeout_ms / 1000:,.0f} s: a longer call is delivered again while it runs"
         fix = f"take consumer-timeout out of its policy, or set it to {MIN_CONSUMER_TIMEOUT_MS} (ms) or more"
         yield DoctorCheck(what=f"consumer timeout of {name}", verdict="fail", says=says, mend=fix)
+
+
+def _delivery_limit(name: str, limits: dict[str, Any]) -> Iterator[DoctorCheck]:
+    """Check that no policy lowers the delivery limit of the poison queue: the lower one of both is in force."""
+    limit = limits.get("delivery-limit")
+    if name == POISON_QUEUE.name and isinstance(limit, int) and 0 <= limit < (POISON_QUEUE.delivery_limit or 0):
+        says = f"{limit}: a message is dropped after `quintain dlq` has read it so often"
+        fix = "take delivery-limit out of the policy that matches it"
+        yield DoctorCheck(what=f"delivery limit of {name}", verdict="fail", says=says, mend=fix)
+
+
+def _bindings(api: ReadsManagement) -> Iterator[DoctorCheck]:
+    """Find what gets a copy of messages that are for a service alone."""
+    copies = []
+    for binding in api.get("bindings/{vhost}"):
+        source, destination, key = (str(binding[field]) for field in ("source", "destination", "routing_key"))
+        is_own = source not in {INVOKE.name, *_BOUND_PREFIXES} or (
+            binding["destination_type"] == "queue"
+            and (
+                destination == target_queue(key).name
+                if source == INVOKE.name
+                else destination.startswith(_BOUND_PREFIXES[source])
+            )
+        )
+        if not is_own:
+            copies.append(destination)
+            says = f"the {binding['destination_type']} {destination} gets a copy of what {source} routes with {key!r}"
+            fix = f"find who declared it, then: rabbitmqctl delete_queue {shlex.quote(destination)}"
+            yield DoctorCheck(what="bindings", verdict="fail", says=says, mend=fix)
+    if not copies:
+        yield DoctorCheck(what="bindings", verdict="ok", says="no queue gets a copy of what is for a service")
 
 
 def _flags(api: ReadsManagement) -> Iterator[DoctorCheck]:
@@ -116,9 +188,9 @@ def _rights(api: ReadsManagement) -> Iterator[DoctorCheck]:
     administrators = {user["name"] for user in api.get("users") if "administrator" in user.get("tags", ())}
     powerful = [
         granted["user"]
-        for granted in api.get("permissions/{vhost}")
+        for granted in api.get("vhosts/{vhost}/permissions")
         if granted["user"] not in administrators
-        and any(granted.get(right) in _EVERYTHING for right in ("configure", "write", "read"))
+        and any(_allows_everything(granted[right]) for right in ("configure", "write", "read"))
     ]
     if powerful:
         fix = "`quintain broker add-user NAME --role ROLE` for each, then remove these"
@@ -128,5 +200,60 @@ def _rights(api: ReadsManagement) -> Iterator[DoctorCheck]:
         yield DoctorCheck(what="rights", verdict="ok", says="only administrators may use every queue")
 
 
+def _allows_everything(pattern: str) -> bool:
+    try:
+        # RabbitMQ lets an empty pattern match nothing.
+        return bool(pattern) and re.search(pattern, _NOBODYS_NAME) is not None
+    except re.error:
+        return False
+
+
 def _clock(api: ReadsManagement) -> Iterator[DoctorCheck]:
     yield check_clock("clock of the broker", api.clock(), time.time())
+
+
+def _foreign_checks(api: ReadsManagement) -> Iterator[DoctorCheck]:
+    """Name the exchanges and queues that the protocol does not have, and the limits that are absent."""
+    exchanges = [each["name"] for each in api.get("exchanges/{vhost}")]
+    foreign = [name for name in exchanges if name and not name.startswith("amq.") and name not in _EXCHANGES]
+    yield _foreign("exchanges", foreign)
+    yield _foreign("queues", [each["name"] for each in api.get("queues/{vhost}") if _is_foreign_queue(each)])
+    yield _limits(api)
+
+
+def _is_foreign_queue(queue: dict[str, Any]) -> bool:
+    name, kind = queue["name"], queue.get("type", "classic")
+    if name in _SHARED_QUEUES:
+        return bool(kind != _SHARED_QUEUES[name])
+    return not any(pattern.fullmatch(name) and kind == wanted for pattern, wanted in _NAMED_QUEUES)
+
+
+def _foreign(what: str, names: Sequence[str]) -> DoctorCheck:
+    """Name what the protocol does not have; below its own prefix only a user of Quintain can have made it."""
+    what = f"foreign {what}"
+    if not names:
+        return DoctorCheck(what=what, verdict="ok", says="none")
+    shown = sorted(names, key=lambda name: (not name.startswith("quintain."), name))
+    listed = ", ".join(shown[:MAX_SHOWN]) + (f", {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else "")
+    return DoctorCheck(
+        what=what,
+        verdict="fail" if shown[0].startswith("quintain.") else "warn",
+        says=f"{listed}: not of the protocol by name or type; a user can store or copy messages there",
+        mend="delete them, and replace the user who made them; other programs need a virtual host of their own",
+    )
+
+
+def _limits(api: ReadsManagement) -> DoctorCheck:
+    what = "limits of queues, connections and channels"
+    administrators = {user["name"] for user in api.get("users") if "administrator" in user.get("tags", ())}
+    users = {granted["user"] for granted in api.get("vhosts/{vhost}/permissions")} - administrators
+    limited = {each["user"]: each["value"] for each in api.get("user-limits")}
+    without = sorted(user for user in users if not USER_LIMITS.keys() <= limited.get(user, {}).keys())
+    absent = [f"{user} may open any number of connections or channels" for user in without[:MAX_SHOWN]]
+    if len(without) > MAX_SHOWN:
+        absent.append(f"{len(without) - MAX_SHOWN} more users likewise")
+    if not any("max-queues" in each["value"] for each in api.get("vhost-limits/{vhost}")):
+        absent.insert(0, "any number of queues may be declared")
+    if absent:
+        return DoctorCheck(what=what, verdict="fail", says="; ".join(absent), mend="quintain broker apply")
+    return DoctorCheck(what=what, verdict="ok", says="all are limited")

@@ -12,8 +12,8 @@ import typer
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.errors import BrokerUnavailable
-from quintain.observability.metrics import ServiceMetrics
-from quintain.observability.ops_server import OpsAddress, OpsEndpoints, serve_ops
+from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
+from quintain.observe.metrics import ServiceMetrics
 from quintain.settings import Settings
 from quintain_cli.console import print_stderr
 
@@ -65,12 +65,14 @@ async def connect_when_available(
 ) -> AsyncIterator[Bus]:
     """Connect to the settings' broker, and retry while it is unavailable; ``on_waiting`` gets each reason.
 
+    A service that starts waits for its connection like one that runs.
+
     Raises `ConfigError` if no broker is configured, and `BrokerRefused`.
     """
     url = settings.require_broker_url()
     while True:
         try:
-            bus = await connect_bus(url, name, timeout_seconds=BROKER_RETRY_SECONDS)
+            bus = await connect_bus(url, name, timeout_seconds=BROKER_RETRY_SECONDS, declare_seconds=None)
         except BrokerUnavailable as error:
             on_waiting(error.message)
         else:

@@ -206,15 +206,14 @@ def project_files(carried: CarriedEvaluation, assertions_source: str) -> dict[st
         targets.setdefault(STAND_IN, {"provider": "mock"})
         evaluated = [STAND_IN]
         carried.leave_out((), f"its target: {STAND_IN}, which repeats the question, stands in; edit quintain.yaml")
-    asks_judge = any(
-        assertion["type"] == "judge" for case in carried.cases for assertion in case.get("assertions") or []
-    )
+    kinds = {assertion["type"] for case in carried.cases for assertion in case.get("assertions") or []}
     graders: list[JsonDict] = [
         {
             "name": "assertions",
             "function": "assertions:assertions",
-            **({"target": {"max_calls": _most_judged(carried.cases)}} if asks_judge else {}),
+            **({"target": {"max_calls": _most_judged(carried.cases)}} if "judge" in kinds else {}),
         },
+        *([{"name": "carried", "function": "assertions:carried", "weight": 0}] if "not-carried" in kinds else []),
         *carried.graders,
     ]
     evaluation: JsonDict = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,6 @@ from quintain.config.references import find_variables, missing_variable_errors
 from quintain.errors import ConfigError
 from quintain.secret_files import with_secrets
 from quintain_cli.init.carried import to_yaml
-from quintain_worker import PROVIDERS_WITH_EXTRA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +30,17 @@ PROVIDERS: Final[Mapping[str, ProviderChoice]] = {
     "openai": ProviderChoice(
         key="OPENAI_API_KEY",
         target={"provider": "openai", "model": "gpt-4o-mini", "api_key": "${{ OPENAI_API_KEY }}"},
-        comment="OPENAI_API_KEY is read from the environment. Needs: pip install 'quintain[openai]'",
+        comment="OPENAI_API_KEY is read from the environment.",
     ),
     "anthropic": ProviderChoice(
         key="ANTHROPIC_API_KEY",
         target={"provider": "anthropic", "model": "claude-haiku-4-5", "api_key": "${{ ANTHROPIC_API_KEY }}"},
-        comment="ANTHROPIC_API_KEY is read from the environment. Needs: pip install 'quintain[anthropic]'",
+        comment="ANTHROPIC_API_KEY is read from the environment.",
     ),
     "ollama": ProviderChoice(
         key=None,
         target={"provider": "openai", "model": "llama3.2", "base_url": "http://127.0.0.1:11434/v1"},
-        comment="Any server with OpenAI's API: set its base_url and a model. Needs: pip install 'quintain[openai]'",
+        comment="Any server with OpenAI's API: set its base_url and a model.",
     ),
     "mock": ProviderChoice(
         key=None,
@@ -93,23 +91,13 @@ def new_project(provider: str, grader: str, dataset: str | None) -> dict[str, st
     return files
 
 
-def _is_installed(package: str) -> bool:
-    return find_spec(package) is not None
+def missing_needs(configuration: str, env: Mapping[str, str]) -> list[str]:
+    """Return the variables that the targets of a configuration's text lack in the environment.
 
-
-def missing_needs(
-    configuration: str, env: Mapping[str, str], is_installed: Callable[[str], bool] = _is_installed
-) -> list[str]:
-    """Return what the targets of a configuration's text lack here: extras, and variables of the environment.
-
-    An extra has the name of its provider, and brings a package of that name. Raises `ConfigError` where a variable
-    names a file that cannot be read.
+    Raises `ConfigError` where a variable names a file that cannot be read.
     """
     tree = yaml.safe_load(configuration)
-    providers = {target["provider"] for target in tree["targets"].values()}
-    extras = ",".join(sorted(name for name in PROVIDERS_WITH_EXTRA & providers if not is_installed(name)))
-    variables = missing_variable_errors(tree, with_secrets(env, find_variables(tree)))
-    return [*([f"pip install 'quintain[{extras}]'"] if extras else []), *variables]
+    return list(missing_variable_errors(tree, with_secrets(env, find_variables(tree))))
 
 
 def packaged_file(name: str) -> str:

@@ -27,12 +27,8 @@ from quintain_cli.config_file import find_configuration, load_configuration
 from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.embedded import FleetPlan, run_fleet
 from quintain_gateway import BindAddress, GatewayLimits
-from quintain_metadata import IN_MEMORY_URL
-from quintain_runner import Evaluation, choose_targets
-
-#: The number of trials from which the metadata service gets its own process; starting that takes as long as a few
-#: hundred calls.
-METADATA_PROCESS_MIN_TRIALS = 1000
+from quintain_runner.plan.trials import choose_targets
+from quintain_runner.spec.evaluation import Evaluation
 
 #: How long a run waits for the broker when it starts, in seconds; as long as the other commands.
 BROKER_TIMEOUT_SECONDS = 10.0
@@ -72,12 +68,11 @@ def select_targets(
 
 
 def embedded_fleet_plan(
-    settings: Settings, config: Config, ledger_url: str, *, trial_count: int = 0, results_folder: Path | None = None
+    settings: Settings, config: Config, ledger_url: str, *, results_folder: Path | None = None
 ) -> FleetPlan:
     """Return the plan for running all services in this process with this ledger.
 
-    ``trial_count`` decides whether the metadata service gets its own process; a ledger in memory must stay in this
-    one. ``results_folder`` is used by only one fleet at a time, see `FleetPlan.exclusive_path`.
+    ``results_folder`` is used by only one fleet at a time, see `FleetPlan.exclusive_path`.
     """
     return FleetPlan(
         config=config,
@@ -87,7 +82,6 @@ def embedded_fleet_plan(
         admin_token=settings.admin_token or secrets.token_urlsafe(32),
         exclusive_path=None if results_folder is None else str(results_folder.absolute()),
         timings=settings.timings,
-        has_metadata_process=trial_count >= METADATA_PROCESS_MIN_TRIALS and ledger_url != IN_MEMORY_URL,
     )
 
 
@@ -143,7 +137,7 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
         await rpc_client.start()
         stack.push_async_callback(rpc_client.close)
         yield Backend(
-            location=f"the fleet at {without_password(url)}" if plan is None else _embedded_location(plan),
+            location=f"the fleet at {without_password(url)}" if plan is None else "in this process",
             gateway_url=gateway_url,
             admin=None if admin_token is None else Admin(AmqpTransport(rpc_client, admin_token)),
             parent_token=settings.session_token,
@@ -151,10 +145,6 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             read_session_info=lambda token: Client(AmqpTransport(rpc_client, token)).get_info(),
             close_session=lambda token: Client(AmqpTransport(rpc_client, token)).close_session(),
         )
-
-
-def _embedded_location(plan: FleetPlan) -> str:
-    return "in this process, its ledger in another" if plan.has_metadata_process else "in this process"
 
 
 @contextlib.asynccontextmanager

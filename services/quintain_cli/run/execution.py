@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from quintain.config import Config, card_of
+from quintain.config import card_of
 from quintain.config.prices import known_prices
 from quintain.errors import ConfigError
 from quintain.runtime.gc import reduce_gc_frequency
-from quintain.settings import Settings, environment, read_settings
+from quintain.settings import environment, read_settings
 from quintain_cli.console import (
     EXIT_INTERRUPTED,
     escape_for_terminal,
@@ -25,165 +26,100 @@ from quintain_cli.console import (
     run_command,
     stderr_console,
 )
-from quintain_cli.fleet.embedded import FleetPlan
+from quintain_cli.fleet.missing_workers import wait_for_first_worker
 from quintain_cli.run.backend import (
     Backend,
     connect_backend,
     embedded_fleet_plan,
-    is_on_fleet,
 )
-from quintain_cli.run.inspection import InspectionOptions, inspect_evaluation
-from quintain_cli.run.options import RunOptions
-from quintain_cli.run.output import format_size, print_report, report_to_json
-from quintain_cli.run.session import RunBudget, RunSessions
-from quintain_cli.run.usage import CALLS_FILE_NAME, fleet_calls_note, write_calls
-from quintain_runner import (
-    CallsEstimate,
-    DatasetStats,
-    Evaluation,
-    GraderEnvironment,
-    NoProgressDisplay,
-    Origin,
-    RerunPlan,
-    RunReport,
-    RunSetup,
-    TrialSelection,
-    charged_calls,
-    estimate_calls,
-    exclusive_lock,
-    planned_targets,
-    progress_display,
-    read_cases,
-    read_report,
-    run_evaluation,
-    unconfined_programs,
-)
+from quintain_cli.run.inspection import CheckedEvaluation, inspect_evaluation
+from quintain_cli.run.output import OutputFiles, format_size, print_report, report_to_json
+from quintain_cli.run.session import RunBudget, RunSessions, write_calls
+from quintain_runner.dataset.reader import DatasetStats, read_cases
+from quintain_runner.engine.rerun_plan import RerunPlan
+from quintain_runner.engine.run import run_evaluation
+from quintain_runner.engine.run_setup import RunOptions, RunSetup
+from quintain_runner.graders.environment import GraderEnvironment, unconfined_programs
+from quintain_runner.plan.trials import estimate_calls
+from quintain_runner.progress.display import NoProgressDisplay, progress_display
+from quintain_runner.report.run_record import Origin, planned_targets
+from quintain_runner.report.run_report import RunReport, read_report
+from quintain_runner.results.atomic_file import exclusive_lock
+
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
+]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="The number of concurrent trials per target.")]
+GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurrent grader processes.")]
 
 
-def run_and_report(options: RunOptions, command: str) -> int:
-    """Run an evaluation, print its results and return the exit code. ``command`` is the given command line."""
+def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) -> int:
+    """Run an evaluation, print its results, write the files and return the exit code."""
     reduce_gc_frequency()
-    resume_command = options.resume_command or command
+    resume_command = options.resume_command or options.command
     try:
-        report = run_command(execute_run(options, command), as_json=options.as_json, service="run")
+        report = run_command(execute_run(options, files, quiet=as_json), as_json=as_json, service="run")
     except typer.Exit as exit_request:
         if exit_request.exit_code == EXIT_INTERRUPTED:
             print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
         raise
-    if options.as_json:
+    if as_json:
         print_json(report_to_json(report))
     else:
         print_report(report, resume_command)
     return int(report.summary.exit_code)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PreparedRun:
-    """A run whose files and options were read and checked, before anything is connected."""
+async def execute_run(options: RunOptions, files: OutputFiles | None = None, *, quiet: bool = True) -> RunReport:
+    """Run an evaluation and return its report. Raises as `run_evaluation`, and `ConfigError` with every mistake of the
+    files, a line each, before anything is connected.
 
-    options: RunOptions
-    evaluation: Evaluation
-    config: Config | None
-    #: The targets that this command calls, and those of the whole run.
-    targets: tuple[str, ...]
-    planned_targets: tuple[str, ...]
-    selection: TrialSelection
-    dataset_stats: DatasetStats
-    #: The number of cases and of trials that this command may execute.
-    case_count: int
-    trial_count: int
-    budget: RunBudget
-    fleet_plan: FleetPlan | None
-
-
-async def _prepare_run(settings: Settings, options: RunOptions) -> _PreparedRun:
-    """Read and check everything. Raises `ConfigError` with every mistake, a line each."""
-    options.files.check_writable()
+    ``quiet`` prints neither the plan nor the progress.
+    """
+    settings, files = read_settings(environment()), files or OutputFiles()
+    files.check_writable()
     if not options.path.is_file():
         raise ConfigError(f"{options.path}: there is no such file; `quintain init` writes one to start from")
-    on_fleet = is_on_fleet(settings) and not options.is_embedded
-    inspection = InspectionOptions(
-        path=options.path,
-        targets=options.targets,
-        config=options.config,
-        on_fleet=on_fleet,
-        results_folder=options.folder,
-        keeps_stale=options.rerun_policy.keep_stale,
-    )
     # The earlier results are renamed first, because the dataset's command stores its output in the folder.
     with _set_aside(options.folder) if options.is_fresh else contextlib.nullcontext():
-        found = await inspect_evaluation(inspection, settings)
-        if found.problems or found.evaluation is None or found.dataset_stats is None:
-            raise ConfigError("\n".join(found.problems))
-    evaluation, config, targets, dataset_stats = found.evaluation, found.config, found.targets, found.dataset_stats
-    selection = _selection(options, dataset_stats)
+        found = (await inspect_evaluation(options, settings, results_folder=options.folder)).checked()
+    _check_case_ids(options, found.dataset_stats)
     case_count = min(
-        size for size in (dataset_stats.cases, len(options.case_ids) or None, options.limit) if size is not None
+        size for size in (found.dataset_stats.cases, len(options.case_ids) or None, options.limit) if size is not None
     )
-    trial_count = evaluation.trials_of(case_count, targets=len(targets))
-    calls = estimate_calls(evaluation, trials=trial_count)
-    if options.regrades:
-        calls = calls.without_answers()
-    budget = RunBudget(
-        default_target=targets[0],
-        max_calls=_max_calls(options, evaluation, calls),
-        is_explicit=options.max_calls is not None or evaluation.spec.max_calls is not None,
-        max_body_bytes=evaluation.spec.max_body_bytes,
-        label=f"run {evaluation.name}",
-        token_path=options.folder / "session-token",
-        count_spent_calls=lambda: charged_calls(options.folder),
-        calls_location=fleet_calls_note if config is None or on_fleet else lambda _: CALLS_FILE_NAME,
-    )
-    return _PreparedRun(
-        options=options,
-        evaluation=evaluation,
-        config=config,
-        targets=targets,
-        planned_targets=planned_targets(options.folder, evaluation, targets) if options.targets else targets,
-        selection=selection,
-        dataset_stats=dataset_stats,
-        case_count=case_count,
-        trial_count=trial_count,
-        budget=budget,
-        fleet_plan=None if config is None or on_fleet else _embedded_fleet_plan(settings, options, config, trial_count),
-    )
+    trial_count = found.evaluation.trials_of(case_count, targets=len(found.targets))
+    fleet_plan = None
+    if found.config is not None and not found.on_fleet:
+        ledger_url = settings.ledger_url or f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
+        fleet_plan = embedded_fleet_plan(settings, found.config, ledger_url, results_folder=options.folder)
+    budget = RunBudget.of(options, found, estimate_calls(found.evaluation, trials=trial_count))
+    with exclusive_lock(options.folder, options.folder / ".lock"):
+        async with connect_backend(settings, fleet_plan) as backend, RunSessions(backend, budget) as sessions:
+            if not quiet:
+                _print_plan(options, found, budget, backend.location, case_count=case_count, trial_count=trial_count)
+            if fleet_plan is None and options.waits:
+                await wait_for_first_worker(sessions.client, found.targets, settings.timings.unknown_target_seconds)
+            summary = await run_evaluation(_run_setup(options, found, backend, sessions, quiet=quiet))
+            if fleet_plan is not None:
+                await write_calls(options.folder, fleet_plan.ledger_url)
+            if summary.is_budget_spent:
+                summary = replace(summary, spent_parent=await sessions.spent_parent())
+            await sessions.finish(has_open_trials=summary.has_open_trials)
+        report = await asyncio.to_thread(read_report, options.folder, summary)
+        await asyncio.to_thread(files.write, [report], options.resume_command or options.command, environment())
+        return report
 
 
-def _selection(options: RunOptions, dataset_stats: DatasetStats) -> TrialSelection:
-    """What the command is narrowed to. Raises `ConfigError` if the dataset does not have a case that it names."""
-    selection = TrialSelection(
-        case_ids=frozenset(options.case_ids) or None,
-        limit=options.limit,
-        targets=frozenset(options.targets) or None,
-    )
+def _check_case_ids(options: RunOptions, dataset_stats: DatasetStats) -> None:
+    """Raise `ConfigError` if the dataset does not have a case that ``--case`` names."""
     if options.case_ids:
         with contextlib.closing(read_cases(dataset_stats.source)) as cases:
-            unknown = selection.unknown_case_ids(cases)
+            unknown = options.selection.unknown_case_ids(cases)
         if unknown:
             raise ConfigError(
                 f"{dataset_stats.source.path}: --case {', '.join(map(repr, unknown))}: none of the selected cases of "
                 "the dataset has this id; check its spelling"
             )
-    return selection
-
-
-async def execute_run(options: RunOptions, command: str) -> RunReport:
-    """Run an evaluation and return its report. ``command`` resumes it. Raises as `run_evaluation`, and prints none."""
-    settings = read_settings(environment())
-    prepared = await _prepare_run(settings, options)
-    with exclusive_lock(options.folder, options.folder / ".lock"):
-        async with (
-            connect_backend(settings, prepared.fleet_plan) as backend,
-            RunSessions(backend, prepared.budget) as sessions,
-        ):
-            _print_plan(prepared, backend.location)
-            summary = await run_evaluation(_run_setup(prepared, backend, sessions, command))
-            if prepared.fleet_plan is not None:
-                await write_calls(options.folder, prepared.fleet_plan.ledger_url)
-            await sessions.finish(has_open_trials=summary.has_open_trials)
-        report = await asyncio.to_thread(read_report, options.folder, summary)
-        await asyncio.to_thread(options.files.write, [report], options.resume_command or command, environment())
-        return report
 
 
 @contextlib.contextmanager
@@ -211,43 +147,32 @@ def _set_aside(folder: Path) -> Iterator[None]:
     print_stderr(f"fresh    the earlier results are in {previous}")
 
 
-def _run_setup(prepared: _PreparedRun, backend: Backend, sessions: RunSessions, command: str) -> RunSetup:
-    options, config = prepared.options, prepared.config
+def _run_setup(
+    options: RunOptions, found: CheckedEvaluation, backend: Backend, sessions: RunSessions, *, quiet: bool
+) -> RunSetup:
+    targets = {} if found.config is None else found.config.targets
+    cards = tuple(card_of(name, target) for name, target in targets.items())
+    models: dict[str, str] = {}
+    if found.config is not None and not found.on_fleet:
+        resolved = found.config.resolve(environment()).targets
+        models = {name: model for name, target in resolved.items() if (model := card_of(name, target).model)}
     return RunSetup(
-        evaluation=prepared.evaluation,
-        targets=prepared.planned_targets,
-        selection=prepared.selection,
-        regrades=options.regrades,
-        keeps_content=options.keeps_content,
-        output=options.folder,
+        options=options,
+        evaluation=found.evaluation,
+        targets=planned_targets(options.folder, found.evaluation, found.targets) if options.targets else found.targets,
         client=sessions.client,
         open_session=sessions.open,
-        dataset_stats=prepared.dataset_stats,
-        rerun_policy=options.rerun_policy,
-        error_policy=options.error_policy,
+        dataset_stats=found.dataset_stats,
         read_session_info=backend.read_session_info,
         close_session=backend.close_session,
         grader_environment=GraderEnvironment(gateway_url=backend.gateway_url),
-        judge_targets={}
-        if config is None
-        else {name: target_config.judge_target for name, target_config in config.targets.items()},
+        judge_targets={name: target.judge_target for name, target in targets.items()},
         env=environment(),
-        progress=NoProgressDisplay() if options.as_json else progress_display(stderr_console(), environment()),
-        concurrency=options.concurrency,
-        grader_concurrency=options.grader_concurrency,
-        origin=Origin(
-            cards=() if config is None else tuple(card_of(name, target) for name, target in config.targets.items())
-        ),
-        prices={} if config is None else known_prices(config.targets),
-        target_models={}
-        if config is None or prepared.fleet_plan is None
-        else {
-            name: card.model
-            for name, target in config.resolve(environment()).targets.items()
-            if (card := card_of(name, target)).model is not None
-        },
-        command=command,
-        on_plan=(lambda _: None) if options.as_json else _print_rerun_plan,
+        progress=NoProgressDisplay() if quiet else progress_display(stderr_console(), environment()),
+        origin=Origin(cards=cards),
+        prices=known_prices(targets),
+        target_models=models,
+        on_plan=(lambda _: None) if quiet else _print_rerun_plan,
     )
 
 
@@ -260,42 +185,28 @@ def _print_rerun_plan(plan: RerunPlan) -> None:
     print_stderr(f"calls    {answers:,}" + (f" to {most:,}" if most > answers else ""))
 
 
-def _max_calls(options: RunOptions, evaluation: Evaluation, calls: CallsEstimate) -> int:
-    """Return the budget of the run: the one that was set, else the maximum that all answers and graders can need."""
-    if options.max_calls is not None:
-        return options.max_calls
-    return calls.most if evaluation.spec.max_calls is None else evaluation.spec.max_calls
-
-
-def _embedded_fleet_plan(settings: Settings, options: RunOptions, config: Config, trial_count: int) -> FleetPlan:
-    default_ledger_url = f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
-    return embedded_fleet_plan(
-        settings,
-        config,
-        settings.ledger_url or default_ledger_url,
-        trial_count=trial_count,
-        results_folder=options.folder,
-    )
-
-
-def _print_plan(prepared: _PreparedRun, location: str) -> None:
-    options, evaluation, budget = prepared.options, prepared.evaluation, prepared.budget
-    if options.as_json:
-        return
+def _print_plan(
+    options: RunOptions,
+    found: CheckedEvaluation,
+    budget: RunBudget,
+    location: str,
+    *,
+    case_count: int,
+    trial_count: int,
+) -> None:
+    evaluation = found.evaluation
     names = ", ".join(grader.name for grader in evaluation.spec.graders)
-    size_text = format_size(prepared.case_count, evaluation.prompt_names, prepared.targets, evaluation.spec.repeats)
-    trials = prepared.trial_count
-    print_stderr(
-        escape_for_terminal(
-            f"run      {evaluation.name}: {size_text} = {format_count(trials, 'trial')}, graders {names}"
-        )
-    )
+    size_text = format_size(case_count, evaluation.prompt_names, found.targets, evaluation.spec.repeats)
+    trials_text = format_count(trial_count, "trial")
+    print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))
     budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "what the trials can need"
     print_stderr(f"budget   {budget_text}, graders included")
     print_stderr(
         f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
     )
     print_stderr(f"results  {options.folder}")
+    for warning in found.warnings:
+        print_stderr(escape_for_terminal(f"warning  {warning}"))
     if programs := unconfined_programs(evaluation):
         print_stderr(
             escape_for_terminal(f"rights   {', '.join(programs)} run with your rights; run_as or sandbox limits them")

@@ -15,43 +15,33 @@ from quintain.config import Config
 from quintain.errors import ConfigError
 from quintain.program_environment import program_environment
 from quintain.settings import Settings, environment
-from quintain_cli.run.backend import load_evaluation_config, select_targets
-from quintain_runner import (
-    CommandGrader,
-    DatasetStats,
-    Evaluation,
-    FunctionGrader,
-    GraderSpec,
-    JudgeGrader,
-    UnavailableGraders,
-    case_requirements,
-    check_targets_available,
-    graders_without_session,
-    judge_target_of,
-    load_evaluation,
-    open_dataset,
-    open_graders,
-    read_resume_state,
-    variable_warnings,
-)
+from quintain_cli.run.backend import is_on_fleet, load_evaluation_config, select_targets
+from quintain_runner.dataset.command import open_dataset
+from quintain_runner.dataset.reader import DatasetStats
+from quintain_runner.dataset.requirements import feature_warnings
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.graders.base import judge_target_of
+from quintain_runner.graders.environment import variable_warnings
+from quintain_runner.graders.factory import UnavailableGraders, open_graders
+from quintain_runner.graders.fingerprint import unseen_files
+from quintain_runner.graders.requirements import case_requirements, fields_in_use, graders_without_session
+from quintain_runner.plan.trials import check_targets_available
+from quintain_runner.results.store import read_resume_state
+from quintain_runner.spec.evaluation import Evaluation, load_evaluation
+from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, JudgeGrader
 from quintain_worker import ProviderContext, check_program, check_provider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectionOptions:
-    """The options of an inspection.
+class CheckedEvaluation:
+    """An evaluation in which nothing is wrong. ``config`` is None on a fleet whose workers have the configuration."""
 
-    ``on_fleet`` means that workers elsewhere make the calls, with their own configuration. ``results_folder`` is where
-    the output of a dataset command is stored; if None, it is read and deleted. ``keeps_stale`` means that graders
-    which cannot be run any more are no error if that folder has their verdicts.
-    """
-
-    path: Path
-    targets: tuple[str, ...] = ()
-    config: Path | None = None
-    on_fleet: bool = False
-    results_folder: Path | None = None
-    keeps_stale: bool = False
+    on_fleet: bool
+    warnings: tuple[str, ...]
+    evaluation: Evaluation
+    config: Config | None
+    targets: tuple[str, ...]
+    dataset_stats: DatasetStats
 
 
 @dataclass(slots=True)
@@ -73,6 +63,19 @@ class Inspection:
             yield
         except ConfigError as error:
             self.problems.extend(line for line in error.message.splitlines() if line not in self.problems)
+
+    def checked(self) -> CheckedEvaluation:
+        """The evaluation. Raises `ConfigError` with all problems, a line each."""
+        if self.problems or self.evaluation is None or self.dataset_stats is None:
+            raise ConfigError("\n".join(self.problems))
+        return CheckedEvaluation(
+            on_fleet=self.on_fleet,
+            warnings=tuple(self.warnings),
+            evaluation=self.evaluation,
+            config=self.config,
+            targets=self.targets,
+            dataset_stats=self.dataset_stats,
+        )
 
     @property
     def judge_targets(self) -> Mapping[str, str | None]:
@@ -99,40 +102,49 @@ class Inspection:
         return list(dict.fromkeys(judge_target_of(grader, target, self.judge_targets) for target in self.targets))
 
 
-async def inspect_evaluation(options: InspectionOptions, settings: Settings) -> Inspection:
-    """Read the files, then check the targets, the graders and every case; errors are collected in ``problems``."""
-    found = Inspection(on_fleet=options.on_fleet)
+async def inspect_evaluation(
+    options: RunOptions, settings: Settings, *, results_folder: Path | None = None
+) -> Inspection:
+    """Read the files, then check the targets, the graders and every case; errors are collected in ``problems``.
+
+    ``results_folder`` is where the output of a dataset command is stored; if None, it is read and deleted. With
+    ``keep_stale`` graders that cannot be run any more are no error if that folder has their verdicts.
+    """
+    on_fleet = is_on_fleet(settings)
+    found = Inspection(on_fleet=on_fleet)
     with found.collect_errors():
         found.evaluation = load_evaluation(options.path)
     folder = options.path.absolute().parent
     with found.collect_errors():
-        found.config = load_evaluation_config(settings, options.config, folder, on_fleet=options.on_fleet)
+        found.config = load_evaluation_config(settings, options.config, folder, on_fleet=on_fleet)
     resolved: Config | None = None
     with found.collect_errors():
-        if found.config is not None and not options.on_fleet:
+        if found.config is not None and not on_fleet:
             resolved = found.config.resolve(environment())
     if found.evaluation is not None:
         with found.collect_errors():
-            if found.config is not None or options.on_fleet:
-                found.targets = select_targets(
-                    found.evaluation, found.config, options.targets, on_fleet=options.on_fleet
-                )
-        await _inspect_graders(found, found.evaluation, options)
+            if found.config is not None or on_fleet:
+                found.targets = select_targets(found.evaluation, found.config, options.targets, on_fleet=on_fleet)
+        await _inspect_graders(found, found.evaluation, options, results_folder)
         found.warnings += variable_warnings(found.evaluation, environment(), program_environment(environment()))
+        with found.collect_errors():
+            found.warnings += unseen_files(found.evaluation, environment())
     if resolved is not None:
         _inspect_providers(found, resolved)
     if found.evaluation is not None:
-        _inspect_dataset(found, found.evaluation, options.results_folder)
+        _inspect_dataset(found, found.evaluation, results_folder)
     return found
 
 
-async def _inspect_graders(found: Inspection, evaluation: Evaluation, options: InspectionOptions) -> None:
+async def _inspect_graders(
+    found: Inspection, evaluation: Evaluation, options: RunOptions, results_folder: Path | None
+) -> None:
     env = environment()
     with found.collect_errors():
         try:
             found.evaluation = await _with_built_graders(evaluation, env)
         except UnavailableGraders as error:
-            _check_kept(error, options)
+            _check_kept(error, results_folder, keeps_stale=options.rerun_policy.keep_stale)
             kept = replace(evaluation, unavailable_graders=error.reasons)
             found.evaluation = await _with_built_graders(kept, env)
     if found.targets and found.config is not None and not found.on_fleet:
@@ -146,13 +158,12 @@ async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) ->
         return replace(evaluation, graders_without_session=graders_without_session(graders))
 
 
-def _check_kept(error: UnavailableGraders, options: InspectionOptions) -> None:
+def _check_kept(error: UnavailableGraders, folder: Path | None, *, keeps_stale: bool) -> None:
     """Raise the error, unless the results have verdicts of all these graders and stale rows are kept."""
-    folder = options.results_folder
     graded = {} if folder is None else read_resume_state(folder).most_grader_calls
     if any(name not in graded for name in error.reasons):
         raise error
-    if not options.keeps_stale:
+    if not keeps_stale:
         way_out = f"; {folder} has its verdicts: `quintain run --keep-stale` keeps them, marked as stale"
         raise ConfigError("\n".join(f"{why}{way_out}" for why in error.reasons.values()))
 
@@ -182,6 +193,9 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder) if results_folder is None else results_folder
         found.dataset_stats = open_dataset(evaluation, folder, environment(), requirements)
+        found.warnings += found.dataset_stats.warnings
+        counts, used = found.dataset_stats.feature_fields, fields_in_use(evaluation)
+        found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
 
 
 @contextlib.contextmanager

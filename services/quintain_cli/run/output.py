@@ -13,23 +13,23 @@ import typer
 
 from quintain.errors import ConfigError, QuintainError
 from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, format_count, print_stderr, stdout_console
-from quintain_runner import (
-    RunReport,
-    TextTable,
+from quintain_runner.escaping import plain_line
+from quintain_runner.report.csv_file import write_csv
+from quintain_runner.report.junit import write_junit
+from quintain_runner.report.markdown import write_markdown
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.report.summary_text import (
     calls_made_twice_note,
-    cost_line,
     exit_line,
     parked_target_notes,
-    plain_line,
     rich_table,
-    run_tables,
     unaccounted_calls_note,
     unavailable_grader_notes,
-    write_csv,
-    write_junit,
-    write_markdown,
 )
-from quintain_view import WorstAnswer, update_index, worst_answers, write_html_report
+from quintain_runner.report.tables import TextTable, cost_line, run_tables
+from quintain_view.html_report import write_html_report
+from quintain_view.index_reader import WorstAnswer, worst_answers
+from quintain_view.index_writer import update_index
 
 #: The maximum width of a table if there is no terminal, in characters.
 _MAX_TABLE_WIDTH = 400
@@ -46,6 +46,7 @@ MarkdownOption = Annotated[
     typer.Option(help="Write tables and failed rows as Markdown here; $GITHUB_STEP_SUMMARY is appended to."),
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write all runs as one HTML file here, to hand on.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")]
 CsvOption = Annotated[Path | None, typer.Option(help="Write a CSV line per row here, for a spreadsheet.")]
 
 

@@ -1,32 +1,138 @@
-"""Checks an evaluation without making calls, and reports all errors at once."""
+"""Checks an evaluation: reports all errors at once, and calls each target once if that is asked for."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from pydantic import Field
 
-from quintain.config.prices import known_prices
+from quintain.client.client import Client
+from quintain.config import Config
+from quintain.config.prices import Price, known_prices, target_price
+from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
-from quintain.errors import ConfigError
+from quintain.contracts.session import AmendSession, OpenSession, SessionState
+from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
-from quintain_cli.run.backend import is_on_fleet
-from quintain_cli.run.inspection import Inspection, InspectionOptions, inspect_evaluation
-from quintain_cli.run.probe import ProbePlan, ProbeResult, probe_targets
-from quintain_runner import (
-    EstimateInput,
-    Evaluation,
-    GraderSpec,
-    JudgeGrader,
-    RunEstimate,
-    estimate_run,
-    grader_kind,
-    max_grader_calls,
-    read_text_file,
-)
+from quintain_cli.run.backend import connect_backend, embedded_fleet_plan
+from quintain_cli.run.inspection import CheckedEvaluation, Inspection, inspect_evaluation
+from quintain_metadata import IN_MEMORY_URL
+from quintain_runner.dataset.reader import read_cases
+from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.plan.trials import max_grader_calls
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.files import read_text_file
+from quintain_runner.spec.graders import GraderSpec, JudgeGrader, grader_kind
+
+#: The deadline of a probe, in seconds.
+PROBE_TIMEOUT_SECONDS = 120.0
+
+
+class ProbeResult(Message):
+    """The result of probing one target: duration and usage of its answer, or an error.
+
+    ``charged`` says whether the call was charged, ``charge_unknown`` that this is not known (``charged`` is true then).
+    ``usd`` is None if the price is not known.
+    """
+
+    target: str
+    seconds: float
+    error: str | None = None
+    charged: bool = True
+    charge_unknown: bool | None = None
+    token_usage: TokenUsage | None = None
+    usd: float | None = None
+
+
+async def probe_targets(found: CheckedEvaluation, targets: Sequence[str], settings: Settings) -> list[ProbeResult]:
+    """Call each of these targets once, concurrently, with the first case of the dataset under the first prompt.
+
+    Raises `ConfigError` if no session may be opened, and `BusError` if there is no fleet.
+    """
+    with closing(read_cases(found.dataset_stats.source)) as cases:
+        case = found.evaluation.prompts[0].apply(next(cases))
+    request = InvokeRequest(
+        question=case.question, messages=case.messages, system_prompt=case.system_prompt, settings=case.settings
+    )
+    async with _open_probe_session(found, targets, settings) as session:
+        available_targets = (await session.get_info()).available_targets
+        probes = [_probe_target(found.config, session, request, target, available_targets) for target in targets]
+        return list(await asyncio.gather(*probes))
+
+
+async def _probe_target(
+    config: Config | None, session: Client, request: InvokeRequest, target: str, available_targets: list[str]
+) -> ProbeResult:
+    started_at = time.monotonic()
+    if target not in available_targets:
+        # A call to a target without a worker would wait until its deadline.
+        error = f"no worker serves it; served are: {', '.join(available_targets) or 'none'}"
+        return ProbeResult(target=target, seconds=0, error=error, charged=False)
+    try:
+        result = await session.send(
+            request.model_copy(update={"target": target}), deadline_seconds=PROBE_TIMEOUT_SECONDS
+        )
+    except Fault as fault:
+        duration_seconds = time.monotonic() - started_at
+        return ProbeResult(
+            target=target,
+            seconds=duration_seconds,
+            error=_fault_text(fault),
+            charged=fault.charged is not False,
+            charge_unknown=True if fault.charged is None else None,
+        )
+    price = _price_of_target(config, target)
+    usage = result.token_usage
+    cost = None if price is None or usage is None else float(price.of(usage))
+    return ProbeResult(target=target, seconds=time.monotonic() - started_at, token_usage=usage, usd=cost)
+
+
+def _fault_text(fault: Fault) -> str:
+    """The fault's sentence, and the provider's own words, in which secrets are masked."""
+    words = None if fault.provider_error is None else fault.provider_error.message
+    return f"{fault.code}: {fault.message}" + (f'; the provider says: "{words}"' if words else "")
+
+
+def _price_of_target(config: Config | None, target: str) -> Price | None:
+    return None if config is None or target not in config.targets else target_price(config.targets[target])
+
+
+@contextlib.asynccontextmanager
+async def _open_probe_session(
+    found: CheckedEvaluation, targets: Sequence[str], settings: Settings
+) -> AsyncIterator[Client]:
+    """Open a session with one call per target; it is closed on exit if there is an admin token."""
+    fleet_plan = None
+    if found.config is not None and not found.on_fleet:
+        fleet_plan = embedded_fleet_plan(settings, found.config, IN_MEMORY_URL)
+    request = OpenSession(
+        default_target=targets[0],
+        max_calls=len(targets),
+        label=f"check {found.evaluation.name}"[:200],
+        max_body_bytes=found.evaluation.spec.max_body_bytes,
+        expires_in_seconds=10 * PROBE_TIMEOUT_SECONDS,
+    )
+    async with connect_backend(settings, fleet_plan) as backend:
+        if backend.admin is not None:
+            opened = await backend.admin.open(request)
+        elif backend.parent_token is not None:
+            async with backend.connect_session(backend.parent_token) as parent:
+                opened = await parent.open_child(request)
+        else:
+            raise ConfigError(
+                "A probe on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN "
+                "to use the budget of yours"
+            )
+        async with backend.connect_session(opened.token) as session:
+            yield session
+        if backend.admin is not None:
+            await backend.admin.amend(AmendSession(session_id=opened.session_id, state=SessionState.CLOSED))
 
 
 class GraderSummary(Message):
@@ -62,36 +168,22 @@ class CheckReport(Message):
     estimate: RunEstimate | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOptions:
-    """The options of a check from the command line."""
-
-    path: Path
-    targets: tuple[str, ...] = ()
-    config: Path | None = None
-    probe: bool = False
-
-
-async def check_evaluation(options: CheckOptions, settings: Settings) -> CheckReport:
-    """Check an evaluation. With ``options.probe`` each target is called once if there are no problems.
+async def check_evaluation(options: RunOptions, settings: Settings, *, probe: bool = False) -> CheckReport:
+    """Check an evaluation. With ``probe`` each target is called once if there are no problems.
 
     Raises `BusError` if there is no fleet to probe.
     """
-    inspection = InspectionOptions(
-        path=options.path, targets=options.targets, config=options.config, on_fleet=is_on_fleet(settings)
-    )
-    found = await inspect_evaluation(inspection, settings)
+    found = await inspect_evaluation(options, settings)
     probes: list[ProbeResult] = []
-    if options.probe and not found.problems and found.evaluation is not None and found.dataset_stats is not None:
-        probe_plan = ProbePlan(found.evaluation, found.config, found.dataset_stats, found.called_targets)
+    if probe and not found.problems:
         with found.collect_errors():
-            probes = await probe_targets(probe_plan, settings)
-    return _build_report(options, found, probes)
+            probes = await probe_targets(found.checked(), found.called_targets, settings)
+    return _build_report(options.path, found, probes)
 
 
-def _build_report(options: CheckOptions, found: Inspection, probes: list[ProbeResult]) -> CheckReport:
+def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> CheckReport:
     report = CheckReport(
-        evaluation=str(options.path),
+        evaluation=str(path),
         problems=found.problems,
         warnings=found.warnings,
         on_fleet=found.on_fleet,

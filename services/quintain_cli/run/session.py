@@ -5,21 +5,73 @@ A plan that changed has a new session with a budget of its own; a run without op
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from quintain.client.client import Client
-from quintain.contracts.session import AmendSession, OpenSession
+from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
 from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_cli.console import format_count, print_stderr
 from quintain_cli.run.backend import Backend
-from quintain_cli.run.usage import read_current_usage, read_final_usage
-from quintain_runner import PlanSession, SessionRequest, atomic_write
+from quintain_cli.run.inspection import CheckedEvaluation
+from quintain_metadata import CallRecord, export_page, open_snapshot
+from quintain_runner.engine.run_setup import PlanSession, RunOptions, SessionRequest
+from quintain_runner.plan.trials import CallsEstimate
+from quintain_runner.report.run_report import read_run
+from quintain_runner.results.atomic_file import atomic_write
+from quintain_runner.results.store import charged_calls
+
+CALLS_FILE_NAME = "calls.jsonl"
+
+#: An answer may arrive before its call is settled: the timeout and interval of waiting for that, in seconds.
+SETTLE_TIMEOUT_SECONDS, SETTLE_POLL_SECONDS = 5.0, 0.1
+
+
+def fleet_calls_note(session_id: str) -> str:
+    """Return the note in the run's record that says where a fleet keeps the calls of the run."""
+    return f"on the fleet, beside its ledger: quintain ledger export --session {session_id}"
+
+
+async def write_calls(folder: Path, ledger_url: str) -> None:
+    """Write all calls of a run's sessions and their children to ``calls.jsonl``, atomically, when the run has ended.
+
+    A call that still runs by the ledger has no worker any more: its outcome will not be known, so it is in
+    doubt. Raises `QuintainError` if the file cannot be written.
+    """
+    sessions = (await asyncio.to_thread(read_run, folder)).sessions
+    async with open_snapshot(ledger_url) as snapshot:
+        with atomic_write(folder / CALLS_FILE_NAME) as file:
+            for session in sessions:
+                cursor = ("", "")
+                while page := await snapshot.read(export_page(cursor, session_id=session.session_id)):
+                    file.writelines(_without_running(call).to_wire() + b"\n" for call in page)
+                    cursor = (page[-1].session_id, page[-1].request_id)
+
+
+def _without_running(call: CallRecord) -> CallRecord:
+    return call.model_copy(update={"state": "inDoubt"}) if call.state == "running" else call
+
+
+async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:
+    """Return a session's usage per target, after waiting up to `SETTLE_TIMEOUT_SECONDS` until no call is running."""
+    for _ in range(round(SETTLE_TIMEOUT_SECONDS / SETTLE_POLL_SECONDS)):
+        info = await client.get_info(per_target=True)
+        if not info.running:
+            break
+        await asyncio.sleep(SETTLE_POLL_SECONDS)
+    return info.per_target
+
+
+async def read_current_usage(client: Client) -> Mapping[str, TargetUsage] | None:
+    """Return a session's usage per target now, while calls are running."""
+    return (await client.get_info(per_target=True)).per_target
+
 
 #: How long the session of a run is valid, so that what was answered is not asked again: 7 days, in seconds.
 SESSION_SECONDS = 7 * 24 * 3600.0
@@ -44,6 +96,22 @@ class RunBudget:
     token_path: Path
     count_spent_calls: Callable[[], int]
     calls_location: Callable[[str], str]
+
+    @classmethod
+    def of(cls, options: RunOptions, found: CheckedEvaluation, calls: CallsEstimate) -> Self:
+        """The budget of a run: the one that was set, else the maximum that all answers and graders can need."""
+        spec, most = found.evaluation.spec, (calls.without_answers() if options.regrades else calls).most
+        explicit = options.max_calls if options.max_calls is not None else spec.max_calls
+        return cls(
+            default_target=found.targets[0],
+            max_calls=most if explicit is None else explicit,
+            is_explicit=explicit is not None,
+            max_body_bytes=spec.max_body_bytes,
+            label=f"run {found.evaluation.name}",
+            token_path=options.folder / "session-token",
+            count_spent_calls=lambda: charged_calls(options.folder),
+            calls_location=fleet_calls_note if found.on_fleet else lambda _: CALLS_FILE_NAME,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +184,14 @@ class RunSessions:
         if not self._is_valid and not request.most_calls:
             return replace(self._plan_session(), session_id=None)
         if self._is_valid and not (request.is_changed and request.most_calls):
-            await self._set_limit(request)
-            return self._plan_session()
+            return await self._set_limit(request)
         return await self._replace(request)
+
+    async def spent_parent(self) -> str | None:
+        """Return the id of the session on whose budget this run draws, if that has no more calls left than its own."""
+        info = await self.client.get_info()
+        left = await self._parent_calls_left(info)
+        return info.parent_id if left is not None and left <= info.max_calls - info.call_count else None
 
     async def finish(self, *, has_open_trials: bool) -> None:
         """Note what the session was charged, and close it if no trial is open."""
@@ -139,12 +212,12 @@ class RunSessions:
         limit = request.most_calls
         if self._budget.is_explicit:
             limit = max(0, self._budget.max_calls - stored.plan_calls)
-        why = (
-            f"{format_count(limit, 'call')} of a new session, because the plan changed"
-            if request.is_changed
-            else "the earlier session is closed or expired; this run continues in a new one, with what is left: "
-            f"{format_count(limit, 'call')}"
-        )
+        if request.is_changed:
+            why = f"{format_count(limit, 'call')} of a new session, because the plan changed"
+        else:
+            ended = "has too few calls" if self._is_valid else "is closed or expired"
+            calls = format_count(limit, "call")
+            why = f"the earlier session {ended}; this run continues in a new one, with what is left: {calls}"
         print_stderr(f"budget   {why}")
         token = await self._open_session(limit)
         self._store(replace(stored, token=token))
@@ -168,24 +241,44 @@ class RunSessions:
             read_current_spending=partial(read_current_usage, client) if self._is_valid else None,
         )
 
-    async def _set_limit(self, request: SessionRequest) -> None:
+    async def _set_limit(self, request: SessionRequest) -> PlanSession:
         """Set the session's limit to what is left of the plan's budget or, if the user named none, raise it to what the
-        plan needs; without an admin token that is not possible, and the run stops at its limit.
+        plan needs.
+
+        Without an admin token another session takes its place, if the user's has more calls left; else the run stops at
+        its limit.
         """
         stored, budget, info = self._stored, self._budget, await self.client.get_info()
         needed = info.call_count + request.most_calls
         limit = max(0, budget.max_calls - stored.plan_calls) if budget.is_explicit else max(info.max_calls, needed)
         is_size_unchanged = budget.max_body_bytes in {None, info.max_body_bytes}
         if (limit == info.max_calls and is_size_unchanged) or not request.most_calls:
-            return
+            return self._plan_session()
         if self._backend.admin is not None:
             amendment = AmendSession(session_id=info.session_id, max_calls=limit, max_body_bytes=budget.max_body_bytes)
             await self._backend.admin.amend(amendment)
-        elif budget.is_explicit:
+            return self._plan_session()
+        own_left, parent_left = info.max_calls - info.call_count, await self._parent_calls_left(info)
+        if limit > info.max_calls and parent_left is not None and parent_left > own_left:
+            return await self._replace(request)
+        if budget.is_explicit:
             raise ConfigError(
                 f"This plan's budget is {info.max_calls + stored.plan_calls} calls, and {budget.max_calls} are "
                 "requested: changing it needs QUINTAIN_ADMIN_TOKEN"
             )
+        return self._plan_session()
+
+    async def _parent_calls_left(self, info: Info) -> int | None:
+        """Return the calls that the user's session has left; None if the run's is no child of it, or it has ended."""
+        if self._backend.parent_token is None or info.parent_id is None:
+            return None
+        try:
+            async with self._backend.connect_session(self._backend.parent_token) as parent:
+                parent_info = await parent.get_info()
+        except (Fault, BusError):
+            return None
+        is_parent = parent_info.session_id == info.parent_id
+        return parent_info.max_calls - parent_info.call_count if is_parent else None
 
     async def _open_session(self, max_calls: int) -> str:
         """Open a session and return its token; without a limit of the user's it has what the parent session has.

@@ -15,8 +15,7 @@ from starlette.routing import Route
 from quintain.contracts.session import GetInfo
 from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
-from quintain.observability.health import CHECK_TIMEOUT_SECONDS, Live, Readiness
-from quintain.observability.ops_server import HealthEndpoints
+from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthEndpoints, Live, Readiness
 from quintain.routes import INFO, TOKEN_HEADER
 from quintain.rpc.client import RpcClient
 from quintain_gateway.http.endpoint import Api, FleetGateway, method_route

@@ -5,23 +5,63 @@ Both APIs use the same paths. Anthropic's clients send the header ``anthropic-ve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quintain.errors import UnknownTarget
-from quintain_gateway.apis.anthropic import routes as anthropic
-from quintain_gateway.apis.anthropic.wire import write_anthropic_model, write_anthropic_models
-from quintain_gateway.apis.openai import routes as openai
-from quintain_gateway.apis.openai.schemas import OpenAIErrorResponse, OpenAIModel, OpenAIModelList
-from quintain_gateway.apis.openai.wire import write_model, write_models
+from quintain_gateway.apis.model_apis import MESSAGES_PATH, read_anthropic_token
 from quintain_gateway.http.endpoint import FleetGateway, Handler, bearer_token, method_route
+from quintain_gateway.http.model_errors import ANTHROPIC, OPENAI, OpenAIErrorResponse
 from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
 
 MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
 
 #: A header that every client of Anthropic's API sends, and no client of OpenAI's.
 ANTHROPIC_VERSION_HEADER = "anthropic-version"
+
+
+class OpenAIModel(BaseModel):
+    """A target that the session may call, as a model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class OpenAIModelList(BaseModel):
+    """The targets that the session may call, as models."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+def write_models(targets: Sequence[str]) -> dict[str, Any]:
+    """Return OpenAI's list of models for these targets."""
+    return {"object": "list", "data": [write_model(target) for target in targets]}
+
+
+def write_model(target: str) -> dict[str, Any]:
+    """Return OpenAI's model object for one target."""
+    return {"id": target, "object": "model", "created": 0, "owned_by": "quintain"}
+
+
+def write_anthropic_models(targets: Sequence[str]) -> dict[str, Any]:
+    """Return Anthropic's list of models for these targets, as a single page."""
+    first, last = (targets[0], targets[-1]) if targets else (None, None)
+    data = [write_anthropic_model(target) for target in targets]
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+
+
+def write_anthropic_model(target: str) -> dict[str, Any]:
+    """Return Anthropic's model object for one target."""
+    return {"type": "model", "id": target, "display_name": target, "created_at": "1970-01-01T00:00:00Z"}
+
 
 _COMMON_FAULT_STATUSES = (401, 405, 500, 503)
 
@@ -53,7 +93,7 @@ OPERATIONS = (
 
 def to_endpoint(handler: Handler) -> Handler:
     """Wrap a handler so that errors are written in the format of the client's API, OpenAI's or Anthropic's."""
-    for_openai, for_anthropic = openai.API.to_endpoint(handler), anthropic.API.to_endpoint(handler)
+    for_openai, for_anthropic = OPENAI.to_endpoint(handler), ANTHROPIC.to_endpoint(handler)
 
     async def respond(request: Request) -> Response:
         return await (for_anthropic if is_anthropic_client(request) else for_openai)(request)
@@ -92,9 +132,9 @@ class ModelEndpoints:
 
 def is_anthropic_client(request: Request) -> bool:
     """Whether the request is one of Anthropic's API: by its header, or below the path that only this API has."""
-    return ANTHROPIC_VERSION_HEADER in request.headers or anthropic.MESSAGES_PATH in request.scope["path"]
+    return ANTHROPIC_VERSION_HEADER in request.headers or MESSAGES_PATH in request.scope["path"]
 
 
 def read_any_token(request: Request) -> str:
     """Return the session token as the client's API sends it. Raises `Unauthorized` if there is none."""
-    return (anthropic.read_token if is_anthropic_client(request) else bearer_token)(request)
+    return (read_anthropic_token if is_anthropic_client(request) else bearer_token)(request)

@@ -12,12 +12,12 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from quintain.errors import Fault
-from quintain_gateway.apis.anthropic import routes as anthropic
+from quintain_gateway.apis.model_apis import MESSAGES_PATH
 from quintain_gateway.apis.models import ANTHROPIC_VERSION_HEADER, read_any_token, to_endpoint
-from quintain_gateway.apis.openai import routes as openai
 from quintain_gateway.http.context import UNMATCHED_ROUTE, context_of
 from quintain_gateway.http.endpoint import HTTP_METHODS, FleetGateway
 from quintain_gateway.http.errors import NotFound, fault_response
+from quintain_gateway.http.model_errors import ANTHROPIC, OPENAI
 
 #: Paths of the APIs of model providers. AgentV's three paths are AgentV's behind any prefix.
 _MODEL_API_PATH = re.compile(r"^(?:/.*)?/v1/(?!(?:.*/)?(?:info|invoke|invokeBatch)$)", re.DOTALL)
@@ -27,8 +27,8 @@ def error_response_of(scope: Scope) -> Callable[[Fault], Response]:
     """Return the function that writes the errors of a request that reaches no endpoint, by its path and headers."""
     if not _MODEL_API_PATH.match(scope["path"]):
         return fault_response
-    is_anthropic = ANTHROPIC_VERSION_HEADER in Headers(scope=scope) or anthropic.MESSAGES_PATH in scope["path"]
-    return anthropic.error_response if is_anthropic else openai.error_response
+    is_anthropic = ANTHROPIC_VERSION_HEADER in Headers(scope=scope) or MESSAGES_PATH in scope["path"]
+    return (ANTHROPIC if is_anthropic else OPENAI).error_response
 
 
 class UnmatchedEndpoints:

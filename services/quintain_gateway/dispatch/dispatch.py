@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quintain.client.client import Client
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.invoke import Result
 from quintain.errors import BudgetExhausted, BusError, Fault, ForbiddenTarget, NoAnswer
 from quintain.rpc.server import log_defect
 from quintain_gateway.http.endpoint import unreachable_fault
@@ -38,7 +39,7 @@ class DispatchRequest:
     while they produce the text.
     """
 
-    requests: Sequence[InvokeRequest]
+    requests: Sequence[ApiRequest]
     key: IdempotencyKey
     deadline_seconds: float
     stream: bool = False

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from quintain.client.client import Client
 from quintain_gateway.dispatch.dispatch import CallGroup, DispatchRequest
-from quintain_gateway.dispatch.response import ResponseEncoder, ResponseWriter
+from quintain_gateway.dispatch.model_answers import AnswerEncoder
+from quintain_gateway.dispatch.response import ResponseWriter
 from quintain_gateway.http.context import context_of
 from quintain_gateway.http.endpoint import FleetGateway, cancel_on_disconnect
 from quintain_gateway.http.retries import retry_identity
@@ -22,7 +23,7 @@ async def respond(
     client: Client,
     body: bytes,
     dispatch_request: DispatchRequest,
-    encoder_of: Callable[[str], ResponseEncoder],
+    encoder_of: Callable[[str], AnswerEncoder],
 ) -> Response:
     """Make the calls of a request and return the response, whole or streamed; cancel them if the client disconnects.
 

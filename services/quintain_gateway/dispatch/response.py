@@ -10,62 +10,22 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 
-from quintain.contracts.chunk import Chunk, ReasoningChunk, ToolCallChunk
+from quintain.contracts.chunk import Chunk
 from quintain.contracts.invoke import Result
 from quintain.errors import Fault
 from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
-from quintain_gateway.dispatch.streaming import CallStreamingResponse, ChunkAssembler
+from quintain_gateway.dispatch.model_answers import KEEP_ALIVE_COMMENT, AnswerEncoder, ignored_fields
+from quintain_gateway.dispatch.streaming import CallStreamingResponse
 from quintain_gateway.http.context import RequestContext
 from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, StillRunning
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.http.schemas import IGNORED_HEADER, format_field_names
-from quintain_gateway.http.settings import ignored_parameters
 
 #: Headers that tell proxies not to buffer or cache a stream.
 NO_BUFFERING_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-class ResponseEncoder(Protocol):
-    """How one API encodes a response. The methods do no I/O; events are returned as the bytes to send."""
-
-    @property
-    def keep_alive_event(self) -> bytes:
-        """An event without content, sent while there is nothing else to send."""
-
-    @property
-    def separates_refusals(self) -> bool:
-        """Whether the text of a refusal is no text of the answer, but a field of its own."""
-
-    def encode_response(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Return the JSON body of a complete response, one result per choice."""
-
-    def encode_error(self, fault: Fault) -> dict[str, Any]:
-        """Return the JSON body of an error response."""
-
-    def stream_start(self, choice_count: int) -> bytes:
-        """Return the events that begin a stream with ``choice_count`` choices."""
-
-    def stream_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
-        """Return the events for the next piece of a choice's text. ``is_first`` marks the choice's first piece."""
-
-    def stream_call(self, choice: int, piece: ToolCallChunk) -> bytes:
-        """Return the events for the next piece of a choice's tool call; the first one has its id and name."""
-
-    def stream_reasoning(self, choice: int, piece: ReasoningChunk) -> bytes:
-        """Return the events for the next piece of a choice's reasoning."""
-
-    def stream_choice_end(self, choice: int, result: Result) -> bytes:
-        """Return the events that end a choice whose text, tool calls and reasoning were sent completely."""
-
-    def stream_end(self, results: Sequence[Result]) -> bytes:
-        """Return the events that end the stream, after all choices have ended."""
-
-    def stream_error(self, fault: Fault) -> bytes:
-        """Return the events that end the stream with an error."""
 
 
 class ResponseWriter:
@@ -76,7 +36,7 @@ class ResponseWriter:
     """
 
     def __init__(
-        self, encoder: ResponseEncoder, calls: CallGroup, context: RequestContext, limits: GatewayLimits
+        self, encoder: AnswerEncoder, calls: CallGroup, context: RequestContext, limits: GatewayLimits
     ) -> None:
         self._encoder, self._calls, self._headers, self._context = encoder, calls, calls.key.headers(), context
         self._limits, self._keep_alive_seconds = limits, limits.keep_alive_seconds
@@ -155,25 +115,20 @@ class ResponseWriter:
             yield _json_bytes(self._encoder.encode_response(results))
 
     async def _encoded_events(self, first_event: CallEvent | None) -> AsyncIterator[bytes]:
-        assemblers = [ChunkAssembler() for _ in range(self._calls.choice_count)]
+        count = self._calls.choice_count
         results: dict[int, Result] = {}
-        yield self._encoder.stream_start(len(assemblers))
         event = first_event
         try:
-            while len(results) < len(assemblers):
-                yield (
-                    self._encoder.keep_alive_event
-                    if event is None
-                    else self._encode_event(assemblers[event.choice], event)
-                )
+            while len(results) < count:
+                yield KEEP_ALIVE_COMMENT if event is None else self._encode_event(event)
                 if event is not None and isinstance(event.payload, Result):
                     results[event.choice] = event.payload
-                if len(results) < len(assemblers):
+                if len(results) < count:
                     event = await self._calls.next_event(self._keep_alive_seconds)
         except Fault as fault:
             yield self._encode_stream_error(fault)
         else:
-            yield self._encoder.stream_end([results[choice] for choice in range(len(assemblers))])
+            yield self._encoder.encode_end([results[choice] for choice in range(count)])
 
     def _encode_error(self, fault: Fault) -> bytes:
         self._context.code = fault.code
@@ -181,52 +136,20 @@ class ResponseWriter:
 
     def _encode_stream_error(self, fault: Fault) -> bytes:
         self._context.code = fault.code
-        return self._encoder.stream_error(fault)
+        return self._encoder.encode_stream_error(fault)
 
-    def _encode_event(self, assembler: ChunkAssembler, event: CallEvent) -> bytes:
+    def _encode_event(self, event: CallEvent) -> bytes:
         """Encode one event, often as no bytes at all. Raises the `Fault` that ended a call."""
         if isinstance(event.payload, Fault):
             raise event.payload
-        is_first = not assembler.has_output
         if isinstance(event.payload, Chunk):
-            if event.payload.tool_call is not None:
-                return self._encode_calls(
-                    event.choice, assembler.add_call_chunk(event.payload, event.payload.tool_call)
-                )
-            if event.payload.reasoning is not None:
-                return self._encode_reasoning(
-                    event.choice, assembler.add_reasoning_chunk(event.payload, event.payload.reasoning)
-                )
-            return self._encode_delta(event.choice, assembler.add_chunk(event.payload), is_first=is_first)
-        result = event.payload
-        reasoning = self._encode_reasoning(event.choice, *assembler.finish_reasoning(result))
-        delta = assembler.finish(result)
-        if self._encoder.separates_refusals and _is_refusal(result):
-            delta = ""
-        return (
-            reasoning
-            + self._encode_delta(event.choice, delta, is_first=is_first)
-            + self._encode_calls(event.choice, *assembler.finish_calls(result))
-            + self._encoder.stream_choice_end(event.choice, result)
-        )
-
-    def _encode_delta(self, choice: int, delta: str, *, is_first: bool) -> bytes:
-        return self._encoder.stream_delta(choice, delta, is_first=is_first) if delta else b""
-
-    def _encode_calls(self, choice: int, *pieces: ToolCallChunk | None) -> bytes:
-        return b"".join(self._encoder.stream_call(choice, piece) for piece in pieces if piece is not None)
-
-    def _encode_reasoning(self, choice: int, *pieces: ReasoningChunk | None) -> bytes:
-        return b"".join(self._encoder.stream_reasoning(choice, piece) for piece in pieces if piece is not None)
-
-
-def _is_refusal(result: Result) -> bool:
-    return any(message.refusal is not None and message.refusal == result.raw_text for message in result.output)
+            return self._encoder.encode_chunk(event.choice, event.payload)
+        return self._encoder.encode_result(event.choice, event.payload)
 
 
 def result_headers(results: Sequence[Result]) -> dict[str, str]:
     """Return the response headers: budget of the session, longest wait in a queue, names of ignored parameters."""
-    ignored = format_field_names(ignored_parameters(results))
+    ignored = format_field_names(ignored_fields(results))
     return {
         **({IGNORED_HEADER: ignored} if ignored else {}),
         "x-quintain-call-count": str(max(result.call_count for result in results)),

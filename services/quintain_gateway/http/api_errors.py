@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from quintain.errors import Fault, Overloaded, ProviderError
 from quintain_gateway.http.errors import StillRunning
 from quintain_gateway.http.schemas import InvalidField
-from quintain_gateway.http.settings import parameter_name
 
 MODEL_NOT_FOUND, INSUFFICIENT_QUOTA = "model_not_found", "insufficient_quota"
 CONTEXT_LENGTH_EXCEEDED, CONTENT_FILTER = "context_length_exceeded", "content_filter"
@@ -77,7 +76,8 @@ def api_error_of(fault: Fault) -> ApiError:
     credentials is not quoted, because its words are about them.
     """
     status, code = _BY_CODE.get(fault.code, (fault.status, fault.code))
-    message = fault.message
+    parameter = _parameter(fault)
+    message = fault.message if parameter is None else fault.message.replace(fault.parameter or parameter, parameter, 1)
     provider_error = fault.provider_error
     if provider_error is not None and fault.code == "rejected":
         status, code = _rejection(provider_error)
@@ -91,7 +91,7 @@ def api_error_of(fault: Fault) -> ApiError:
         status=status,
         code=code,
         message=message,
-        parameter=_parameter(fault),
+        parameter=parameter,
         retry_after_ms=DEFAULT_THROTTLE_MS
         if fault.code == "throttled" and fault.retry_after_ms is None
         else fault.retry_after_ms,
@@ -136,7 +136,8 @@ def _parameter(fault: Fault) -> str | None:
     if isinstance(fault, InvalidField):
         return fault.field or None
     if fault.parameter is not None:
-        return parameter_name(fault.parameter)
+        # Some of the checks are of /invoke too, which writes indexes in brackets.
+        return re.sub(r"\[(\d+)\]", r".\1", fault.parameter)
     if fault.provider_error is not None and fault.code == "rejected":
         return fault.provider_error.parameter
     return "model" if fault.code in {"unknown_target", "forbidden_target"} else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import re
 import weakref
@@ -27,9 +26,7 @@ from quintain.client.call_groups import CallGroups
 from quintain.client.client import Client
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.clock import Clock
-from quintain.contracts.finite import non_finite_path
 from quintain.contracts.session import Info
-from quintain.contracts.strings import shorten
 from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
@@ -50,7 +47,6 @@ from quintain_gateway.http.errors import MethodNotAllowed, RequestTimeout
 from quintain_gateway.http.large_bodies import LargeBodies
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.http.retries import RetryWindow
-from quintain_gateway.http.schemas import InvalidField
 from quintain_gateway.http.session_requests import SessionRequests
 from quintain_gateway.metrics import GatewayMetrics, InstrumentedTransport
 
@@ -286,30 +282,6 @@ async def cancel_on_disconnect(request: Request, coroutine: Coroutine[Any, Any, 
         raise Cancelled("The client disconnected before the response", charge_unknown=True) from None
     finally:
         context.on_disconnect = None
-
-
-def parse_json(body: bytes) -> object:
-    """Parse a JSON body. Raises `BadRequest`, for a NaN or infinite number the `InvalidField` of its place."""
-    try:
-        return _JSON_DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-    except RecursionError:
-        raise BadRequest("The body is nested too deeply") from None
-    except OverflowError:
-        # Parsed again to find the place: only this error needs it.
-        path = shorten(non_finite_path(json.loads(body)) or "The body")
-        raise InvalidField(path, f"{path}: it must be a finite number") from None
-    except ValueError as error:
-        raise BadRequest(f"The body is not JSON: {error}") from None
-
-
-def _parse_finite_float(literal: str) -> float:
-    number = float(literal)
-    if not math.isfinite(number):
-        raise OverflowError
-    return number
-
-
-_JSON_DECODER = json.JSONDecoder(parse_constant=_parse_finite_float, parse_float=_parse_finite_float)
 
 
 def unreachable_fault(error: BusError | NoAnswer) -> Fault:

@@ -15,12 +15,11 @@ from functools import partial
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quintain import logs
 from quintain.errors import Fault
+from quintain.observe import logs
+from quintain.observe.semconv import http_response_attributes, http_server_span
+from quintain.observe.spans import TRACEPARENT_HEADER, Span, span
 from quintain.rpc.server import log_defect
-from quintain.telemetry.semconv import http_response_attributes, http_server_span
-from quintain.telemetry.spans import Span, span
-from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain_gateway.http.context import RequestContext, header_in_scope, valid_or_new_id
 from quintain_gateway.http.endpoint import HTTP_METHODS
 from quintain_gateway.http.errors import GatewayStopping, HeadersTooLarge

@@ -5,15 +5,10 @@ from __future__ import annotations
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from quintain_gateway.apis import admin, health, models
+from quintain_gateway.apis import admin, health, model_apis, models
 from quintain_gateway.apis.agentv import routes as agentv
-from quintain_gateway.apis.anthropic import routes as anthropic
-from quintain_gateway.apis.completions import routes as completions
-from quintain_gateway.apis.embeddings import routes as embeddings
-from quintain_gateway.apis.fleet import routes as fleet
+from quintain_gateway.apis.fleet import page as fleet
 from quintain_gateway.apis.fleet.access import FleetAccess
-from quintain_gateway.apis.openai import routes as openai
-from quintain_gateway.apis.responses import routes as responses
 from quintain_gateway.apis.unmatched import UnmatchedEndpoints, error_response_of
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.openapi import OpenApiEndpoints
@@ -24,11 +19,7 @@ from quintain_gateway.server.host_check import HostCheck
 OPERATIONS = (
     *agentv.OPERATIONS,
     *models.OPERATIONS,
-    *openai.OPERATIONS,
-    *responses.OPERATIONS,
-    *completions.OPERATIONS,
-    *embeddings.OPERATIONS,
-    *anthropic.OPERATIONS,
+    *model_apis.OPERATIONS,
     *admin.OPERATIONS,
     *fleet.OPERATIONS,
     *health.OPERATIONS,
@@ -52,19 +43,12 @@ def build_router(gateway: FleetGateway, access: FleetAccess) -> Router:
     redirect would be built from the ``Host`` header.
     """
     agentv_endpoints = agentv.AgentVEndpoints(gateway)
-    model_endpoints = (
-        models.ModelEndpoints(gateway),
-        openai.OpenAIEndpoints(gateway),
-        responses.ResponsesEndpoints(gateway),
-        completions.CompletionEndpoints(gateway),
-        embeddings.EmbeddingEndpoints(gateway),
-        anthropic.AnthropicEndpoints(gateway),
-    )
     endpoint_groups = (
         health.GatewayHealthEndpoints(gateway),
         admin.SessionEndpoints(gateway),
         fleet.FleetEndpoints(access),
-        *model_endpoints,
+        models.ModelEndpoints(gateway),
+        model_apis.ModelApiEndpoints(gateway),
         OpenApiEndpoints(OPERATIONS),
         UnmatchedEndpoints(gateway),
         agentv_endpoints,

@@ -54,6 +54,8 @@ class Phase(IntEnum):
     RESERVATIONS = 2
     TARGET = 3
     ROWS = 4
+    #: The numbers of running calls, which all calls of a target at a worker share.
+    RUNNING_CALLS = 5
     #: Counters of sessions, which all their calls wait for; a child's before its parent's.
     SESSIONS = 1_000_000
 
@@ -106,17 +108,6 @@ class CapacityCheck:
     statement: Statement
 
 
-class RunningCallsChanged(NamedTuple):
-    """The number of a target's running calls at a worker changes by ``change``.
-
-    A store with a single writer counts it in ``running_calls``. On PostgreSQL triggers count, and this does nothing.
-    """
-
-    target: str
-    incarnation: str
-    change: int
-
-
 class StatementForEach(NamedTuple):
     """One SQL statement, run for each of these parameters in turn; its rows are those of all runs."""
 
@@ -124,7 +115,7 @@ class StatementForEach(NamedTuple):
     parameters: Sequence[tuple[SqlValue, ...]]
 
 
-Step = Statement | AdvisoryLock | CapacityCheck | RunningCallsChanged
+Step = Statement | AdvisoryLock | CapacityCheck
 
 SqlProgram = Generator[Step, list[Row], Returned]
 

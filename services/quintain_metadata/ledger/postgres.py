@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from quintain_metadata.ledger.postgres_errors import is_retryable, problem_of, t
 from quintain_metadata.ledger.postgres_notifications import CapacityNotifications
 from quintain_metadata.ledger.shared_transaction import OperationsFailed, SharedTransaction
 from quintain_metadata.ledger.url import redacted_url
+
+log = logging.getLogger(__name__)
 
 #: Operations lock keys of a prefix and a separator; this key cannot collide with one of them.
 MIGRATION_LOCK_SQL: Final = "SELECT pg_advisory_xact_lock(hashtextextended('quintain ledger migrations', 0))"
@@ -57,6 +60,8 @@ async def migrate(
         await connection.execute("CREATE TABLE IF NOT EXISTS ledger_version (version bigint NOT NULL)")
         await connection.execute("DELETE FROM ledger_version")
         await connection.execute("INSERT INTO ledger_version (version) VALUES ($1)", len(migrations))
+    if not current_version:
+        log.info("This is a new ledger, without any session: %s", location)
 
 
 async def _current_version(connection: PoolConnectionProxy[asyncpg.Record]) -> int:

@@ -15,7 +15,6 @@ from quintain_metadata.ledger.base import (
     CapacityCheck,
     Returned,
     Row,
-    RunningCallsChanged,
     SqlProgram,
     Statement,
     Step,
@@ -80,8 +79,6 @@ class PostgresTransaction:
             case CapacityCheck():
                 await self.lock(step.lock.keys)
                 return await self.run(step.statement)
-            case RunningCallsChanged():
-                return []
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,7 +20,6 @@ from quintain_metadata.ledger.base import (
     LockOrder,
     Phase,
     Row,
-    RunningCallsChanged,
     SqlProgram,
     SqlValue,
     Statement,
@@ -186,10 +185,7 @@ class SharedTransaction:
     def _advance(self, operation: _RunningOperation, rows: list[Row] | None) -> None:
         """Send an operation the rows of its step, and note its next step or its end."""
         try:
-            step = next(operation.program) if rows is None else operation.program.send(rows)
-            while isinstance(step, RunningCallsChanged):
-                step = operation.program.send([])
-            operation.step = step
+            operation.step = next(operation.program) if rows is None else operation.program.send(rows)
         except StopIteration as stop:
             self._end(operation, stop.value)
         except Exception as error:  # a fault or a defect: the outcome of this operation, and of no other

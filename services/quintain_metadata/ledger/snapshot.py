@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.ledger.base import CapacityCheck, Row, SqlProgram, Statement, execute, fetch_one
-from quintain_metadata.ledger.url import POSTGRES_SCHEMES, redacted_url, sqlite_path
+from quintain_metadata.ledger.url import POSTGRES_SCHEMES, no_ledger, redacted_url, require_not_empty, sqlite_path
 
 Returned = TypeVar("Returned")
 
@@ -89,10 +89,14 @@ def _postgres_server() -> SqlProgram[DatabaseServer]:
 @contextlib.asynccontextmanager
 async def _sqlite_query(path: str) -> AsyncIterator[Query]:
     apsw = importlib.import_module("apsw")
+    require_not_empty(path)
     try:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         # SQLite takes its snapshot at the first read, not at BEGIN.
         connection.execute("BEGIN; SELECT count(*) FROM sqlite_master")
+        if not connection.table_exists("main", "session"):
+            connection.close()
+            raise no_ledger(path)
     except apsw.CantOpenError:
         raise ConfigError(f"There is no ledger at {path}: name it with QUINTAIN_LEDGER_URL") from None
     except apsw.Error as error:

@@ -14,10 +14,9 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import apsw
 
@@ -30,14 +29,12 @@ from quintain_metadata.ledger.base import (
     Operation,
     Returned,
     Row,
-    RunningCallsChanged,
     SqlProgram,
     Statement,
     StatementForEach,
     Step,
     unwrap,
 )
-from quintain_metadata.ledger.migrations import COUNT_RUNNING_CALLS_SQL
 from quintain_metadata.ledger.sqlite_file import lock_file, open_connection
 
 #: The largest group of operations in one commit: every caller in a group waits for all of it.
@@ -61,18 +58,8 @@ class WriteBatch:
 CommitGroup = Callable[[list[WriteBatch]], list[list[Any]]]
 
 
-class LedgerWriter(Protocol):
-    """The only writer of a ledger file."""
-
-    def put(self, batch: WriteBatch) -> None:
-        """Submit a batch; it is committed together with the batches that wait."""
-
-    async def close(self) -> None:
-        """Finish the batches that were submitted, and stop."""
-
-
 class ThreadWriter:
-    """Commits on a thread of its own, so that the event loop goes on while the disk is written."""
+    """The writer of a ledger file: commits on a thread, so that the event loop goes on while the disk is written."""
 
     def __init__(self, commit: CommitGroup, loop: asyncio.AbstractEventLoop) -> None:
         self._commit, self._loop = commit, loop
@@ -81,7 +68,7 @@ class ThreadWriter:
         self._thread.start()
 
     def put(self, batch: WriteBatch) -> None:
-        """Submit a batch (`LedgerWriter.put`)."""
+        """Submit a batch; it is committed together with the batches that wait."""
         self._batches.put(batch)
 
     async def close(self) -> None:
@@ -108,35 +95,6 @@ class ThreadWriter:
         return group, True
 
 
-class LoopWriter:
-    """Commits on the event loop and blocks it: without contention for the GIL (decision 13), in a dedicated process."""
-
-    def __init__(self, commit: CommitGroup, loop: asyncio.AbstractEventLoop) -> None:
-        self._commit, self._loop = commit, loop
-        self._waiting: deque[WriteBatch] = deque()
-
-    def put(self, batch: WriteBatch) -> None:
-        """Submit a batch (`LedgerWriter.put`); the batches of one iteration of the loop are committed together."""
-        self._waiting.append(batch)
-        if len(self._waiting) == 1:
-            self._loop.call_soon(self._commit_waiting)
-
-    async def close(self) -> None:
-        """Commit the batches that wait."""
-        while self._waiting:
-            self._commit_waiting()
-
-    def _commit_waiting(self) -> None:
-        group, size = list[WriteBatch](), 0
-        while self._waiting and size < MAX_GROUP_OPERATIONS:
-            group.append(self._waiting.popleft())
-            size += len(group[-1].operations)
-        if group:
-            _set_all_outcomes(group, self._commit(group))
-        if self._waiting:
-            self._loop.call_soon(self._commit_waiting)
-
-
 def _set_all_outcomes(group: list[WriteBatch], outcomes: list[list[Any]]) -> None:
     for batch, batch_outcomes in zip(group, outcomes, strict=True):
         batch.set_outcomes(batch_outcomes)
@@ -150,16 +108,11 @@ class _BatchFailed(Exception):
 
 
 class SqliteLedger:
-    """A ledger in one file, or in memory (``:memory:``) for tests and demos. ``make_writer`` creates its writer."""
+    """A ledger in one file, or in memory (``:memory:``) for tests and demos."""
 
     kind = "sqlite"
 
-    def __init__(
-        self,
-        path: str,
-        loop: asyncio.AbstractEventLoop,
-        make_writer: Callable[[CommitGroup, asyncio.AbstractEventLoop], LedgerWriter] = ThreadWriter,
-    ) -> None:
+    def __init__(self, path: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lease_expiry_suspended_until = 0
         self._leases_lapse_until: int | None = None
@@ -171,7 +124,7 @@ class SqliteLedger:
             self._unlock()
             raise
         self._cursor = self._connection.cursor()
-        self._writer = make_writer(self._commit, loop)
+        self._writer = ThreadWriter(self._commit, loop)
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation (`Ledger.transact`)."""
@@ -310,8 +263,6 @@ class SqliteLedger:
                 return list(self._cursor.executemany(sql, all_parameters))
             case CapacityCheck():
                 return self._run_step(step.statement)
-            case RunningCallsChanged():
-                return list(self._cursor.execute(COUNT_RUNNING_CALLS_SQL, step))
             case AdvisoryLock():
                 return []  # There is only one writer.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 from pathlib import Path
 
@@ -10,6 +12,9 @@ import apsw
 
 from quintain.errors import ConfigError, LedgerInUse
 from quintain_metadata.ledger.migrations import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
+from quintain_metadata.ledger.url import no_ledger, require_not_empty
+
+log = logging.getLogger(__name__)
 
 #: Older versions of SQLite could lose WAL content when two connections reset it at the same time.
 MIN_SQLITE_VERSION = (3, 51, 3)
@@ -57,21 +62,55 @@ def _connect_and_migrate(path: str) -> apsw.Connection:
     if version < MIN_SQLITE_VERSION:
         raise ConfigError(f"SQLite {apsw.sqlite_lib_version()} is too old for a ledger: upgrade apsw")
     if path != ":memory:":
-        # SQLite gives its other files the mode of this one.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        require_not_empty(path)
+        if not Path(path).exists():
+            _create_file(path)
     connection = apsw.Connection(path)
+    current_version = _version_of(connection, path)
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
-    (current_version,) = next(iter(connection.execute("PRAGMA user_version")))
-    if current_version > SCHEMA_VERSION:
-        connection.close()
-        raise ConfigError(
-            f"The ledger {path} has schema {current_version}, and this release knows {SCHEMA_VERSION}: upgrade "
+    _migrate(connection, current_version)
+    return connection
+
+
+def _version_of(connection: apsw.Connection, path: str) -> int:
+    """Return the version of the ledger's schema. Raises `ConfigError` where it is none that this release knows."""
+    version: int = connection.pragma("user_version")
+    refusal: ConfigError | None = None
+    if path != ":memory:" and (version == 0 or not connection.table_exists("main", "session")):
+        refusal = no_ledger(path)
+    elif version > SCHEMA_VERSION:
+        refusal = ConfigError(
+            f"The ledger {path} has schema {version}, and this release knows {SCHEMA_VERSION}: upgrade "
             "quintain, or use another QUINTAIN_LEDGER_URL"
         )
+    if refusal is not None:
+        connection.close()
+        raise refusal
+    return version
+
+
+def _create_file(path: str) -> None:
+    """Create an empty ledger at once, so that a process that dies meanwhile leaves none. Raises `ConfigError`."""
+    log_path, new_path = Path(f"{path}-wal"), Path(f"{path}.new")
+    if log_path.exists() and log_path.stat().st_size:
+        raise no_ledger(path)  # SQLite would write what the log has into the new file
+    for each in (log_path, new_path, Path(f"{new_path}-journal")):
+        each.unlink(missing_ok=True)
+    # SQLite gives its other files the mode of this one.
+    os.close(os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with contextlib.closing(apsw.Connection(str(new_path))) as connection:
+        _migrate(connection, 0)
+    new_path.replace(path)
+    folder = os.open(Path(path).parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    log.info("This is a new ledger, without any session: %s", path)
+
+
+def _migrate(connection: apsw.Connection, version: int) -> None:
     with connection:
-        for number, statements in enumerate(MIGRATIONS[current_version:], start=current_version + 1):
+        for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
             for statement in (*statements, *SQLITE_STATEMENTS.get(number, ())):
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    return connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from quintain.errors import ConfigError
@@ -24,6 +25,21 @@ def sqlite_path(url: str) -> str:
             "path, or postgresql://user:password@host/database"
         )
     return path
+
+
+def no_ledger(path: str) -> ConfigError:
+    """Return the error for a file that is there and is no ledger, or of which a part is missing."""
+    return ConfigError(
+        f"{path} is no ledger: it is empty, of another program, or missing beside its {path}-wal. Put a backup in its "
+        "place, without -wal; or name another ledger with QUINTAIN_LEDGER_URL; or delete both files to begin a new "
+        "one, which knows no session that was opened before"
+    )
+
+
+def require_not_empty(path: str) -> None:
+    """Raise `ConfigError` for a file without a byte: SQLite deletes the log beside it, even where it only reads."""
+    if Path(path).exists() and not Path(path).stat().st_size:
+        raise no_ledger(path)
 
 
 def redacted_url(url: str) -> str:

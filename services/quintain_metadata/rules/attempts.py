@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain_metadata.ledger.base import Moment, Row, SqlProgram, Statement, execute, fetch_one, values_table
-from quintain_metadata.rules.call_repository import CallRow, filled_up
+from quintain_metadata.rules.call_repository import CallRow, filled_up, record_loss
+from quintain_metadata.rules.lifecycle import LOSSES_BEFORE_ALONE, CallState
 
 _INSERT_ATTEMPT_SQL = (
     "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -35,10 +36,18 @@ def attempt_state(call: CallRow | None, attempt_id: str) -> SqlProgram[str | Non
     return "running" if call is not None and call.attempt_id == attempt_id else None
 
 
-def record_replaced_attempt(moment: Moment, call: CallRow) -> SqlProgram[None]:
-    """Give the attempt that held this call a row, before another attempt holds it."""
+def record_replaced_attempt(moment: Moment, call: CallRow, *, alone: bool) -> SqlProgram[bool]:
+    """Give the attempt that held this call a row, before another attempt holds it; one that runs is lost.
+
+    Returns False, and changes nothing, where the next attempt must be ``alone`` and is not.
+    """
+    if call.state is CallState.RUNNING:
+        if not alone and (yield from _must_be_alone(call)):
+            return False
+        yield from record_loss(call)
     if call.attempt_id is not None:
         yield from _insert_attempt(moment, call, call.attempt_id, "running", "DO NOTHING")
+    return True
 
 
 def record_attempt_outcome(moment: Moment, call: CallRow, settlement: Settle) -> SqlProgram[None]:
@@ -87,13 +96,27 @@ def read_attempt_and_lease(moment: Moment, attempt_id: str, incarnation: str) ->
     return row[0] > 0, row[1] is not None and row[1] > moment.lease_expiry_cutoff
 
 
-def has_other_unproven_attempts(session_id: str, request_id: str, attempt_id: str) -> SqlProgram[bool]:
-    """Whether another attempt may have been billed than the one that holds the call: each of them has a row."""
-    other = yield from fetch_one(
-        "SELECT 1 FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ? AND state NOT IN ('proven', 'void')",
-        *(session_id, request_id, attempt_id),
+def count_other_unproven_attempts(call: CallRow, attempt_id: str) -> SqlProgram[int]:
+    """Return how many attempts may have been billed beside this one, which holds the call: each of them has a row."""
+    if call.attempts <= 1:
+        return 0
+    row = yield from fetch_one(
+        "SELECT count(*) FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ?"
+        " AND state NOT IN ('proven', 'void')",
+        *(call.session_id, call.request_id, attempt_id),
     )
-    return other is not None
+    assert row is not None
+    return int(row[0])
+
+
+def _must_be_alone(call: CallRow) -> SqlProgram[bool]:
+    """Whether a running call whose holder is gone may be taken over only where nothing runs beside it.
+
+    Of a running call each attempt that is not proven unbilled was lost with its worker, the holder among them.
+    """
+    assert call.attempt_id is not None, "a running call is held by an attempt"
+    others = yield from count_other_unproven_attempts(call, call.attempt_id)
+    return others + 1 >= LOSSES_BEFORE_ALONE
 
 
 def rows_of_attempts(attempt_ids: list[str]) -> SqlProgram[list[Row]]:

@@ -8,9 +8,9 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.base import Row, SqlProgram, execute
-from quintain_metadata.ledger.migrations import REPLY_RETENTION_MS
 from quintain_metadata.rules.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.rules.replies import REPLY_RETENTION_MS
 from quintain_metadata.rules.sessions import FAMILY_CTE
 
 #: The number of calls on one page of an export.

@@ -20,7 +20,6 @@ from quintain_metadata.ledger.base import (
     BatchSteps,
     Moment,
     Row,
-    RunningCallsChanged,
     SqlProgram,
     SqlValue,
     Statement,
@@ -76,8 +75,6 @@ class _AdmitBatch:
         self._incarnations: set[str] = set()
         self._capacities: dict[str, int] = {}
         self._charged = ChargedInMemory()
-        #: Token → its session, of which a call was started whose message has the token.
-        self._tokens: dict[str, SessionRow] = {}
         self._started: dict[CallKey, CallRow] = {}
 
     def read(self, admits: Sequence[AdmitOperation]) -> BatchSteps[None]:
@@ -126,8 +123,6 @@ class _AdmitBatch:
         change = _START_NEW if call is None else _START_RESERVED
         call_count = self._charged.charge(session) if change.used else self._charged.used(session)
         self._capacities[request.target] -= 1
-        if request.token is not None:
-            self._tokens[request.token] = session
         started = self._started[key] = CallRow(
             *key,
             request.body_sha256,
@@ -150,8 +145,6 @@ class _AdmitBatch:
         )
         yield from _count_running(started, +1)
         yield from self._charged.write()
-        for token, session in self._tokens.items():
-            yield from session_repository.note_token(self._moment.now, session, token)
 
 
 def _is_valid(request: Admit, session: SessionRow, call: CallRow | None) -> bool:
@@ -204,8 +197,8 @@ def _write_results(moment: Moment, results: Sequence[tuple[Settle, CallRow]], ch
             session = yield from session_repository.load_session(call.session_id)
             assert session is not None
             session_rows[call.session_id] = session
-        if settlement.reply is not None and session.store_replies:
-            stored.append(replies.reply_parameters(moment, call, settlement.reply))
+        if session.store_replies:
+            stored.append(replies.reply_parameters(moment, call, settlement))
         if settlement.token_usage is not None:
             usages[call.session_id].append(settlement.token_usage)
     yield from _for_each(replies.STORE_REPLY_SQL, [reply for reply in stored if reply is not None])
@@ -218,7 +211,7 @@ def _count_running(calls: Iterable[CallRow], change: int) -> BatchSteps[None]:
     counts = Counter((call.target, call.incarnation) for call in calls)
     for (target, incarnation), count in counts.items():
         assert incarnation is not None, "a running call is held by an attempt"
-        yield RunningCallsChanged(target, incarnation, change * count)
+        yield from call_repository.count_running(target, incarnation, change * count)
 
 
 def _read_calls(keys: Iterable[CallKey]) -> BatchSteps[dict[CallKey, CallRow]]:

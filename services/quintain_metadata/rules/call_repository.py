@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from quintain.contracts.invoke import FaultReply, TokenUsage
+from quintain.contracts.strings import sanitize_request_id
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata.ledger.base import (
     LockOrder,
     Moment,
     Phase,
     Row,
-    RunningCallsChanged,
     SqlProgram,
     SqlValue,
     acquire_lock,
@@ -22,7 +22,14 @@ from quintain_metadata.ledger.base import (
     values_table,
 )
 from quintain_metadata.rules import session_repository
-from quintain_metadata.rules.lifecycle import MAX_ATTEMPTS, CallState, LifecycleEvent, Transition, transition
+from quintain_metadata.rules.lifecycle import (
+    MAX_ATTEMPTS,
+    MAX_UNCOUNTED_ATTEMPTS,
+    CallState,
+    LifecycleEvent,
+    Transition,
+    transition,
+)
 from quintain_metadata.rules.session_repository import SessionRow
 
 Item = TypeVar("Item")
@@ -41,7 +48,8 @@ def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bo
 def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:
     """Return the target that a call was resolved to first; it never changes."""
     row = yield from fetch_one(
-        "SELECT target FROM call WHERE session_id = ? AND request_id = ? AND target <> ''", session_id, request_id
+        "SELECT target FROM call WHERE session_id = ? AND request_id = ? AND target <> ''",
+        *(session_id, sanitize_request_id(request_id)),
     )
     return None if row is None else row[0]
 
@@ -50,7 +58,7 @@ class CallRow(NamedTuple):
     """A row of the table ``call``. Times are milliseconds since the epoch.
 
     ``cancelled_at`` is when its caller cancelled it; ``joined_until`` is until when another delivery is known to wait
-    for its answer.
+    for its answer. ``uncounted_attempts`` were lost with a worker that ran other calls too.
     """
 
     session_id: str
@@ -66,6 +74,12 @@ class CallRow(NamedTuple):
     fault: str | None
     cancelled_at: int | None = None
     joined_until: int = 0
+    uncounted_attempts: int = 0
+
+    @property
+    def counted_attempts(self) -> int:
+        """How many attempts count towards `MAX_ATTEMPTS`."""
+        return self.attempts - self.uncounted_attempts
 
     @property
     def is_cancelled(self) -> bool:
@@ -100,7 +114,18 @@ TRANSITION_SQL = (
     " WHERE session_id = ? AND request_id = ? AND state = ?"
 )
 
+_COUNT_RUNNING_SQL = (
+    "INSERT INTO running_calls (target, incarnation, running) VALUES (?, ?, ?)"
+    " ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + excluded.running"
+)
+
 _CHECKED_TRANSITION_SQL = f"{TRANSITION_SQL} RETURNING 1"
+
+#: How many calls a worker that is gone ran: what was recorded with the first of them, or their number now.
+_LOST_CALLS = (
+    "coalesce(lost_calls, (SELECT CAST(sum(running) AS bigint) FROM running_calls"
+    " WHERE running_calls.incarnation = worker.incarnation), 0)"
+)
 
 
 #: Lists of keys are filled up to one of these lengths, or a multiple of the last, so that few statements differ.
@@ -175,6 +200,12 @@ def running_calls_order(target: str, incarnation: str | None) -> LockOrder:
     return (Phase.ROWS, target, incarnation or "")
 
 
+def count_running(target: str, incarnation: str, change: int) -> SqlProgram[None]:
+    """Add ``change`` to the number of a target's running calls at a worker."""
+    order = (Phase.RUNNING_CALLS, target, incarnation)
+    yield from execute(_COUNT_RUNNING_SQL, target, incarnation, change, order=order, amounts=(2,))
+
+
 def apply_transition(
     moment: Moment,
     session: SessionRow,
@@ -194,7 +225,7 @@ def apply_transition(
     )
     if updated_rows and call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
         assert call.incarnation is not None, "a running call is held by an attempt"
-        yield RunningCallsChanged(call.target, call.incarnation, -1)
+        yield from count_running(call.target, call.incarnation, -1)
     if updated_rows and change.used < 0:
         yield from session_repository.refund(session, -change.used)
 
@@ -215,16 +246,40 @@ def start_parameters(moment: Moment, call: CallRow) -> tuple[SqlValue, ...]:
     return *key, call.attempt_id, call.incarnation, call.deadline, call.call_count, moment.now, moment.now
 
 
-def mark_in_doubt(moment: Moment, call: CallRow) -> SqlProgram[Fault]:
-    """Mark a running call as in doubt, whose holder is gone and which no attempt may take over; returns its fault."""
+def mark_in_doubt(moment: Moment, call: CallRow, *, is_holder_alive: bool = False) -> SqlProgram[Fault]:
+    """Mark a running call as in doubt, whose holder or whose settle is lost, and which no attempt may take over.
+
+    Returns its fault.
+    """
     change = transition(call.state, LifecycleEvent.LOST)
-    fault: Fault = WorkerLost() if call.attempts >= MAX_ATTEMPTS else TimedOut()
+    is_last = False
+    if not is_holder_alive:
+        is_last = (yield from with_loss(call)).counted_attempts >= MAX_ATTEMPTS
+        yield from record_loss(call)
+    fault: Fault = WorkerLost() if is_last else TimedOut()
     if call.is_cancelled:
         fault = Cancelled(charged=True)
     session = yield from session_repository.load_session(call.session_id)
     assert session is not None
     yield from apply_transition(moment, session, call, change, FaultReply.from_fault(fault).to_wire().decode())
     return fault
+
+
+def with_loss(call: CallRow) -> SqlProgram[CallRow]:
+    """Return a running call whose holder is gone, with the loss of its attempt counted or not."""
+    row = yield from fetch_one(f"SELECT {_LOST_CALLS} FROM worker WHERE incarnation = ?", call.incarnation)
+    if row is None or row[0] <= 1 or call.uncounted_attempts >= MAX_UNCOUNTED_ATTEMPTS:
+        return call
+    return call._replace(uncounted_attempts=call.uncounted_attempts + 1)
+
+
+def record_loss(call: CallRow) -> SqlProgram[None]:
+    """Record how many calls ran at the holder of this one, which is gone, before it is no longer counted there."""
+    yield from execute(
+        f"UPDATE worker SET lost_calls = {_LOST_CALLS} WHERE incarnation = ?",
+        call.incarnation,
+        order=running_calls_order("", call.incarnation),
+    )
 
 
 def is_holder_alive(moment: Moment, call: CallRow) -> SqlProgram[bool]:

@@ -7,8 +7,8 @@ from enum import Enum, auto
 
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.errors import Cancelled, Expired, Fault, ForbiddenTarget, ProviderFailed, ReplyExpired, RequestConflict
-from quintain_metadata.ledger.base import Moment, RunningCallsChanged, SqlProgram, execute
+from quintain.errors import Cancelled, Expired, Fault, ForbiddenTarget, ProviderFailed, RequestConflict
+from quintain_metadata.ledger.base import Moment, SqlProgram, execute
 from quintain_metadata.rules import (
     attempts,
     call_repository,
@@ -112,9 +112,11 @@ def _decide_admission(moment: Moment, requester: _Requester, call: CallRow | Non
         change = transition(CallState.NONE, LifecycleEvent.ADMITTED)
         return (yield from _start_attempt(moment, requester, None, change))
     is_alive = yield from is_holder_alive(moment, call)
+    is_lost = call.state is CallState.RUNNING and not is_alive
+    lost = (yield from call_repository.with_loss(call)) if is_lost else call
     event = admit_event(
         call.state,
-        call.attempts,
+        lost.counted_attempts,
         current=call.attempt_id == request.attempt_id,
         holder_alive=is_alive,
         past_deadline=call.deadline <= moment.now,
@@ -126,7 +128,7 @@ def _decide_admission(moment: Moment, requester: _Requester, call: CallRow | Non
             yield from _record_duplicate(moment, call)
             return _deferred(moment, request, session, DeferReason.CALL)
         case TransitionEffect.REPLAYED:
-            return (yield from _replay_admission(session, call, request.attempt_id))
+            return (yield from replies.replay(session, call, request.attempt_id))
         case TransitionEffect.REFUSED:
             raise Cancelled
     if event is LifecycleEvent.LOST:
@@ -141,7 +143,7 @@ def _decide_admission(moment: Moment, requester: _Requester, call: CallRow | Non
             if is_alive
             else _deferred(moment, request, session, DeferReason.LEASE)
         )
-    return (yield from _start_attempt(moment, requester, call, change))
+    return (yield from _start_attempt(moment, requester, lost, change))
 
 
 def require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
@@ -193,8 +195,9 @@ def _start_attempt(
     if (requester.after_others and not is_running) or (yield from targets.lock_and_check_full(moment, request.target)):
         waiting_key = (session.id, request.request_id, request.target)
         return Deferred(*waiting_key, DeferReason.TARGET, deadline, is_takeover=is_running)
-    if call is not None:
-        yield from attempts.record_replaced_attempt(moment, call)
+    alone = bool(request.alone)
+    if call is not None and not (yield from attempts.record_replaced_attempt(moment, call, alone=alone)):
+        return Admission(attempt_id=request.attempt_id, must_be_alone=True)
     number = (0 if call is None else call.attempts) + change.attempts
     key = (session.id, request.request_id, request.body_sha256, request.target)
     started = CallRow(*key, change.to, number, request.attempt_id, incarnation, deadline, call_count=0, fault=None)
@@ -208,14 +211,14 @@ def _start_attempt(
         # The call was reserved after it was read: decide again by its new state.
         return (yield from admit(moment, request, incarnation, after_others=requester.after_others))
     if call is not None and is_running and call.incarnation is not None:
-        yield RunningCallsChanged(call.target, call.incarnation, -1)
-    yield RunningCallsChanged(request.target, incarnation, +1)
+        yield from call_repository.count_running(call.target, call.incarnation, -1)
+    yield from call_repository.count_running(request.target, incarnation, +1)
     # The call first, the session's counter last: all calls of a session wait for that row.
-    yield from session_repository.note_token(moment.now, session, request.token)
     call_count = (yield from session_repository.charge(session)) if change.used else session.used
     yield from execute(
-        "UPDATE call SET call_count = ? WHERE session_id = ? AND request_id = ?",
+        "UPDATE call SET call_count = ?, uncounted_attempts = ? WHERE session_id = ? AND request_id = ?",
         call_count,
+        0 if call is None else call.uncounted_attempts,
         session.id,
         request.request_id,
     )
@@ -246,8 +249,8 @@ def settle(moment: Moment, settlement: Settle) -> SqlProgram[tuple[CallRow | Non
     yield from apply_transition(
         moment, session, call, change, _stored_fault(settlement, change), settlement.token_usage
     )
-    if settlement.outcome is AttemptOutcome.RESULT and settlement.reply is not None and session.store_replies:
-        yield from replies.store_reply(moment, call, settlement.reply)
+    if settlement.outcome is AttemptOutcome.RESULT and session.store_replies:
+        yield from replies.store_reply(moment, call, settlement)
     if settlement.token_usage is not None:
         yield from session_repository.add_tokens(session, settlement.token_usage)
     return call, change
@@ -260,10 +263,8 @@ def effective_deadline(moment: Moment, request: Admit, session: SessionRow) -> i
 
 def _grant_admission(session: SessionRow, call: CallRow) -> SqlProgram[Admission]:
     assert call.attempt_id is not None, "a running call is held by an attempt"
-    attempt_key = (call.session_id, call.request_id, call.attempt_id)
-    # A first attempt has no others.
-    unproven = call.attempts > 1 and (yield from attempts.has_other_unproven_attempts(*attempt_key))
-    return granted(session, call, call.attempt_id, unproven=unproven)
+    others = yield from attempts.count_other_unproven_attempts(call, call.attempt_id)
+    return granted(session, call, call.attempt_id, unproven=others > 0)
 
 
 def granted(session: SessionRow, call: CallRow, attempt_id: str, *, unproven: bool) -> Admission:
@@ -280,17 +281,7 @@ def granted(session: SessionRow, call: CallRow, attempt_id: str, *, unproven: bo
         max_body_bytes=session.max_body_bytes,
         replay=None,
         fault=None,
-    )
-
-
-def _replay_admission(session: SessionRow, call: CallRow, attempt_id: str) -> SqlProgram[Admission]:
-    if call.fault is not None:
-        return Admission(attempt_id=attempt_id, fault=FaultReply.from_wire(call.fault))
-    stored_reply = yield from replies.load_reply(call)
-    if stored_reply is None:
-        raise ReplyExpired
-    return Admission(
-        attempt_id=attempt_id, replay=stored_reply, call_count=call.call_count, max_calls=session.max_calls
+        must_be_alone=None,
     )
 
 
@@ -322,7 +313,5 @@ def _settle_event(settlement: Settle, call: CallRow) -> SqlProgram[LifecycleEven
         case AttemptOutcome.IN_DOUBT:
             return LifecycleEvent.DOUBTED if is_current else LifecycleEvent.STALE
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
-            has_others = yield from attempts.has_other_unproven_attempts(
-                settlement.session_id, settlement.request_id, settlement.attempt_id
-            )
-            return refund_event(current=is_current, others_unproven=has_others)
+            others = yield from attempts.count_other_unproven_attempts(call, settlement.attempt_id)
+            return refund_event(current=is_current, others_unproven=others > 0)

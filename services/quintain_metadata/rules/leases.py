@@ -21,6 +21,10 @@ from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.rules.sessions import FAMILY_CTE, IS_NOT_COMMITTED
 from quintain_metadata.rules.targets import extend_pause, paused_targets
 
+#: How long after its deadline a running call ends whose holder lives, in milliseconds: its attempt has ended, and its
+#: settle was lost with its queue.
+LOST_SETTLE_MS = 60_000
+
 #: The rank of each drain state in the ledger: a late message never lowers it.
 DRAIN_RANKS = {drain: rank for rank, drain in enumerate(DrainState)}
 
@@ -70,7 +74,7 @@ def request_drain(now: int, worker_id: str) -> SqlProgram[WorkerList]:
     if all(worker.drain is DrainState.UNSUPPORTED for worker in matching):
         raise BadRequest(
             f"Worker {shorten(worker_id)!r} cannot be drained by a request: it is part of `quintain up` or "
-            "`quintain run`, or of an older release; stop that command or its process instead"
+            "`quintain run`; stop that command or its process instead"
         )
     yield from execute(
         "UPDATE worker SET drain = ? WHERE worker_id = ? AND lease_until > ? AND drain = ?",
@@ -173,7 +177,10 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
 
 
 def _extend_leases(lease_until: int, heartbeats: Sequence[Heartbeat]) -> SqlProgram[dict[str, DrainState]]:
-    """Set the end of these workers' leases; returns the drain state of each, by incarnation."""
+    """Set the end of these workers' leases; returns the drain state of each, by incarnation.
+
+    What was lost with one that is back is counted anew when it is lost again.
+    """
     values: list[SqlValue] = []
     for each in heartbeats:
         rank = DRAIN_RANKS[each.drain or DrainState.UNSUPPORTED]
@@ -181,7 +188,7 @@ def _extend_leases(lease_until: int, heartbeats: Sequence[Heartbeat]) -> SqlProg
     drains = yield from execute(
         "INSERT INTO worker (incarnation, worker_id, lease_until, drain)"
         f" VALUES {', '.join(['(?, ?, ?, ?)'] * len(heartbeats))}"
-        " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until,"
+        " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until, lost_calls = NULL,"
         " drain = CASE WHEN worker.drain > excluded.drain THEN worker.drain ELSE excluded.drain END"
         " RETURNING incarnation, drain",
         *values,
@@ -218,8 +225,8 @@ def sweep(moment: Moment) -> SqlProgram[int]:
     """End the overdue calls and delete expired replies and workers; returns how many calls were overdue.
 
     A reservation past its deadline is released: it provably reached no provider. A running call past its deadline
-    becomes in doubt once its holder's lease has lapsed: a call that may have reached a provider is never refunded by a
-    timeout. What an expired child session reserved is given back to its parent.
+    becomes in doubt once its holder's lease has lapsed, or after `LOST_SETTLE_MS`: a call that may have reached a
+    provider is never refunded by a timeout. What an expired child session reserved is given back to its parent.
     """
     expired = yield from execute(
         "SELECT id FROM session WHERE reserved > 0 AND expires_at <= ? ORDER BY id LIMIT ?",
@@ -230,8 +237,9 @@ def sweep(moment: Moment) -> SqlProgram[int]:
     overdue = yield from execute(
         "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
         " WHERE call.state IN ('reserved', 'running') AND call.deadline <= ?"
-        " AND (call.state = 'reserved' OR worker.lease_until IS NULL OR worker.lease_until <= ?) LIMIT ?",
-        *(moment.now, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
+        " AND (call.state = 'reserved' OR call.deadline <= ? OR worker.lease_until IS NULL OR worker.lease_until <= ?)"
+        " LIMIT ?",
+        *(moment.now, moment.now - LOST_SETTLE_MS, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
     )
     for session_id, request_id in overdue:
         yield from _end_overdue(moment, session_id, request_id)
@@ -273,5 +281,7 @@ def _end_overdue(moment: Moment, session_id: str, request_id: str) -> SqlProgram
         yield from call_repository.apply_transition(
             moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None
         )
-    elif call.state is CallState.RUNNING and not (yield from call_repository.is_holder_alive(moment, call)):
-        yield from call_repository.mark_in_doubt(moment, call)
+    elif call.state is CallState.RUNNING:
+        is_holder_alive = yield from call_repository.is_holder_alive(moment, call)
+        if not is_holder_alive or call.deadline <= moment.now - LOST_SETTLE_MS:
+            yield from call_repository.mark_in_doubt(moment, call, is_holder_alive=is_holder_alive)

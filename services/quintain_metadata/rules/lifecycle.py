@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-#: How many attempts a call has at most: one that dies with its worker is followed by another.
+#: How many attempts a call has at most that count: one that dies with its worker is followed by another.
 MAX_ATTEMPTS: Final = 3
+
+#: How many attempts of a call do not count at most because they died with a worker that ran other calls too: any of
+#: these may have ended it.
+MAX_UNCOUNTED_ATTEMPTS: Final = 4
+
+#: A call that lost so many attempts with their workers runs only where nothing runs beside it.
+LOSSES_BEFORE_ALONE: Final = 2
 
 #: How many duplicates of one running call are deferred; a further one is refused as `overloaded`.
 MAX_HELD_DUPLICATES: Final = 16
@@ -52,7 +59,7 @@ class LifecycleEvent(StrEnum):
     #: Another attempt requests the call, the holder's lease has lapsed, and more attempts are allowed.
     TAKEN_OVER = "taken over"
     #: The holder's lease has lapsed, and no attempt may follow: attempts used up, deadline passed, dead-lettered, or
-    #: the session closed.
+    #: the session closed. Or the deadline passed long ago, so that the settle is lost.
     LOST = "lost"
     RELEASED = "released"
     #: The current attempt and all others are proven unbilled.
@@ -158,7 +165,8 @@ def admit_event(
     """Return the event of an admit.
 
     ``current``: the requester is the attempt that holds the call. ``holder_alive``: the holder's lease is valid. No
-    attempt takes over a call whose deadline has passed (``past_deadline``) or that is cancelled.
+    attempt takes over a call whose deadline has passed (``past_deadline``) or that is cancelled, or whose
+    ``attempts``, without those that do not count, are `MAX_ATTEMPTS`.
     """
     if state is not CallState.RUNNING:
         return LifecycleEvent.ADMITTED_TOO_LATE if cancelled else LifecycleEvent.ADMITTED

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quintain.contracts.ledger import DrainState, Register
-from quintain.routes import GROUP_PROTOCOL_VERSION, PROTOCOL_VERSION
-from quintain_metadata.ledger.base import SqlProgram, execute, values_table
+from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one, values_table
 
 #: How long the pause between two runs of one worker may be, in milliseconds: Kubernetes waits for 5 minutes at most.
 RESTART_MS = 5 * 60_000
@@ -28,45 +27,26 @@ class WorkerFingerprint(NamedTuple):
 
 def record_served_targets(now: int, registration: Register) -> SqlProgram[None]:
     """Store what a worker's registration says; the time stays where the fingerprint does."""
-    reads_groups = (registration.protocol or PROTOCOL_VERSION) >= GROUP_PROTOCOL_VERSION
     for card in registration.targets:
         yield from execute(
-            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots, reads_proofs)"
-            " VALUES (?, ?, ?, ?, ?, ?)"
+            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots)"
+            " VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (incarnation, target) DO UPDATE SET fingerprint = excluded.fingerprint,"
-            " group_slots = excluded.group_slots, reads_proofs = excluded.reads_proofs,"
+            " group_slots = excluded.group_slots,"
             " since = CASE WHEN COALESCE(served_target.fingerprint, '') = COALESCE(excluded.fingerprint, '')"
             " THEN served_target.since ELSE excluded.since END",
-            *(registration.incarnation, card.name, card.fingerprint, now, card.slots if reads_groups else None),
-            int(card.name in (registration.proof_targets or ())),
+            *(registration.incarnation, card.name, card.fingerprint, now, card.slots),
         )
 
 
 def group_slots(now: int) -> SqlProgram[dict[str, int]]:
-    """Return the targets all of whose live workers read groups, each with the fewest slots that one of them has."""
+    """Return the targets that live workers serve, each with the fewest slots that one of them has."""
     rows = yield from execute(
         "SELECT target, min(group_slots) FROM served_target JOIN worker USING (incarnation) WHERE lease_until > ?"
-        " GROUP BY target HAVING count(*) = count(group_slots)",
+        " GROUP BY target",
         now,
     )
     return {row[0]: row[1] for row in rows}
-
-
-def proof_targets(now: int) -> SqlProgram[set[str]]:
-    """Return the targets all of whose live workers read proofs of calls.
-
-    Calls of a target without a live worker wait in its queue: the worker whose lease ended last stands for the next.
-    """
-    rows = yield from execute(
-        "SELECT target, lease_until > ?, reads_proofs FROM served_target JOIN worker USING (incarnation)"
-        " ORDER BY lease_until DESC",
-        now,
-    )
-    by_target: dict[str, bool] = {}
-    for target, is_live, reads_proofs in rows:
-        if is_live or target not in by_target:
-            by_target[target] = by_target.get(target, True) and reads_proofs == 1
-    return {target for target, reads_proofs in by_target.items() if reads_proofs}
 
 
 #: The workers that serve each target, and the free slots of one of them; parameters: now, now, `DRAINING_RANK`.
@@ -118,6 +98,22 @@ def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint
     for row in rows:
         by_target.setdefault(row[0], []).append(WorkerFingerprint(*row))
     return by_target
+
+
+def count_workers(since: int) -> SqlProgram[dict[str, int]]:
+    """Return, by target, how many workers have a lease until ``since`` or later, in milliseconds since the epoch."""
+    rows = yield from execute(
+        "SELECT target, count(*) FROM served_target JOIN worker USING (incarnation) WHERE lease_until >= ?"
+        " GROUP BY target",
+        since,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def count_last_workers(lease_ms: int) -> SqlProgram[dict[str, int]]:
+    """Return, by target, how many workers were live when a lease was last renewed."""
+    row = yield from fetch_one("SELECT max(lease_until) FROM worker")
+    return {} if row is None or row[0] is None else (yield from count_workers(row[0] - lease_ms))
 
 
 def current_fingerprints(live: Mapping[str, Sequence[WorkerFingerprint]]) -> SqlProgram[dict[str, str | None]]:

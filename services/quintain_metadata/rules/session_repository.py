@@ -17,12 +17,6 @@ from quintain_metadata.ledger.base import LockOrder, Phase, SqlProgram, execute,
 #: Token counts of one call are limited to this, for each kind.
 MAX_TOKENS_PER_CALL = 10**12
 
-#: How long the note that a session's calls carry its token is not written again, in milliseconds.
-TOKEN_NOTE_MS = 3_600_000
-
-#: How long such a note is shown, in milliseconds.
-TOKEN_SHOWN_MS = 24 * 3_600_000
-
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
@@ -51,7 +45,6 @@ class SessionRow:
     reserved: int
     ignore_unsupported: int
     max_body_bytes: int | None
-    token_sent_at: int | None
     ancestors: tuple[SessionRow, ...] = ()
 
     @property
@@ -102,35 +95,24 @@ def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
     if session.parent_id is None:
         return session
     parent = yield from load_session(session.parent_id)
-    assert parent is not None, "a parent is never deleted"
+    if parent is None:  # both have just been deleted, see `retention`
+        return None
     return dataclasses.replace(session, ancestors=parent.lineage)
 
 
 def require_authorized(now: int, credential: SessionToken | CallProof, session: SessionRow | None) -> SessionRow:
-    """Return the session, if the credential is its own and it is open. Raises `Unauthorized`."""
+    """Return the session, if the credential is its own and it is open. Raises `Unauthorized`.
+
+    The proof of a message without a routing key is good for the session's default target, which never changes.
+    """
     # The comparison runs for unknown ids too, so that its duration does not reveal whether the id exists.
-    expected_sha256 = session.token_sha256 if session is not None else bytes(32)
-    if not credential.matches(bytes(expected_sha256)) or session is None or not session.is_usable(now):
+    expected_sha256 = bytes(session.token_sha256 if session is not None else 32)
+    is_own = credential.matches(expected_sha256)
+    if not is_own and isinstance(credential, CallProof) and session and credential.target == session.default_target:
+        is_own = credential.without_target().matches(expected_sha256)
+    if not is_own or session is None or not session.is_usable(now):
         raise Unauthorized
     return session
-
-
-def note_token(now: int, session: SessionRow, token: str | None) -> SqlProgram[None]:
-    """Record that a call of the session carried its ``token``, if it is not None, at most every `TOKEN_NOTE_MS`."""
-    if token is None:
-        return
-    if session.token_sent_at is None or now - session.token_sent_at >= TOKEN_NOTE_MS:
-        sql = "UPDATE session SET token_sent_at = ? WHERE id = ?"
-        yield from execute(sql, now, session.id, order=session.counters_order)
-
-
-def sessions_sending_tokens(now: int) -> SqlProgram[list[tuple[str, str | None]]]:
-    """Return the sessions that are not closed and whose calls carried their token lately, with their labels."""
-    rows = yield from execute(
-        "SELECT id, label FROM session WHERE token_sent_at > ? AND state <> ? ORDER BY created_at, id",
-        *(now - TOKEN_SHOWN_MS, SessionState.CLOSED),
-    )
-    return [(row[0], row[1]) for row in rows]
 
 
 def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:

@@ -19,15 +19,15 @@ from quintain.contracts.session import (
     SessionState,
 )
 from quintain.contracts.token import SessionToken
-from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge
+from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
 from quintain_metadata.ledger.base import SqlProgram, execute
+from quintain_metadata.rules.call_repository import resolved_target
 from quintain_metadata.rules.lifecycle import CallState
 from quintain_metadata.rules.served_targets import (
     current_fingerprints,
     differences,
     group_slots,
     live_served_targets,
-    proof_targets,
 )
 from quintain_metadata.rules.session_repository import SessionRow, charge, load_session, require_authorized
 
@@ -52,7 +52,15 @@ FAMILY_CTE = (
 
 def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[SessionRow]:
     """Return the session of this token or proof. Raises `Unauthorized`, with the same message for every reason."""
-    return require_authorized(now, credential, (yield from load_session(credential.id)))
+    session = yield from load_session(credential.id)
+    try:
+        return require_authorized(now, credential, session)
+    except Unauthorized:
+        if not isinstance(credential, CallProof):
+            raise
+        # Made without a routing key, it is also good for the target for which its call was admitted before.
+        target = yield from resolved_target(credential.session_id, credential.request_id)
+        return require_authorized(now, credential.without_target(), session if target == credential.target else None)
 
 
 def require_not_paused(session: SessionRow) -> None:
@@ -66,15 +74,6 @@ def require_body_allowed(session: SessionRow, size: int) -> None:
     max_bytes = session.max_body_bytes or DEFAULT_REQUEST_BYTES
     if size > max_bytes:
         raise PayloadTooLarge(f"The body has {size} bytes; the limit of this session is {max_bytes}")
-
-
-def require_body_storable(max_body_bytes: int | None, largest: int) -> None:
-    """Raise `BadRequest` for a session's limit that is more than this fleet can take."""
-    if max_body_bytes is not None and max_body_bytes > largest:
-        raise BadRequest(
-            f"maxBodyBytes: at most {largest} in this fleet; more needs a content store (QUINTAIN_CONTENT_STORE of the "
-            "metadata service)"
-        )
 
 
 def open_session(
@@ -137,12 +136,9 @@ def _resolve_limits(
             raise ForbiddenTarget(f"This session may not call {target!r}, so its child sessions may not either")
     if allowed is None and parent.allowed_targets is not None:
         allowed = json.loads(parent.allowed_targets)
+    max_calls = min(DEFAULT_MAX_CALLS, parent.max_calls) if request.max_calls is None else request.max_calls
     # A child expires with its parent at the latest: `is_usable` checks the parent's expiry too.
-    return (
-        min(DEFAULT_MAX_CALLS, parent.max_calls) if request.max_calls is None else request.max_calls,
-        allowed,
-        expires_at,
-    )
+    return max_calls, allowed, expires_at
 
 
 def _resolve_max_body_bytes(request: OpenSession, parent: SessionRow | None) -> int | None:
@@ -220,7 +216,6 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     available = session.available(targets)
     fingerprints = {name: fingerprint for name in available if (fingerprint := targets[name]) is not None}
     slots = {name: slots for name, slots in (yield from group_slots(now)).items() if name in available}
-    proven = yield from proof_targets(now)
     return Info(
         session_id=session.id,
         target_name=session.default_target,
@@ -248,7 +243,6 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         unsupported="ignore" if session.ignore_unsupported else None,
         max_body_bytes=session.max_body_bytes,
         group_slots=slots or None,
-        proof_targets=[name for name in available if name in proven] or None,
         now=now,
     )
 

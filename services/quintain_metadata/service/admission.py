@@ -19,16 +19,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from quintain import logs
 from quintain.clock import Clock
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch
 from quintain.contracts.token import public_id
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
+from quintain.observe import logs
+from quintain.observe.semconv import ledger_admit_span
+from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
-from quintain.telemetry.semconv import ledger_admit_span
-from quintain.telemetry.spans import record_finished_span
-from quintain.telemetry.trace_context import valid_traceparent
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.ledger.base import Ledger, Operation, Returned
 from quintain_metadata.metrics import MetadataMetrics
@@ -98,10 +97,11 @@ class AdmissionQueue:
     def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
         """Note that the worker still waits for this admit, and where; returns whether it goes on waiting here.
 
-        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted.
+        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted. So is
+        one whose worker runs nothing else any more.
         """
         waiting = self._waiting.get(admit.attempt_id)
-        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms():
+        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms() or waiting.admit.alone != admit.alone:
             return False
         self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
         return True
@@ -172,7 +172,9 @@ class AdmissionQueue:
         decisions = await self._retry(chosen)
         if any(decision is None or _is_blocked(decision) for decision in decisions):
             return False
-        granted = sum(isinstance(decision, Admission) and decision.fault is None for decision in decisions)
+        granted = sum(
+            isinstance(each, Admission) and each.fault is None and not each.must_be_alone for each in decisions
+        )
         return is_any_removed or (bool(decisions) and (capacity is None or granted < capacity))
 
     async def _read(self, operation: Operation[Returned]) -> Returned | None:
@@ -294,7 +296,7 @@ def _record_span(admit: Admit, decision: Admission, *, seconds: float) -> None:
     if traceparent is None:
         return
     fault_code = None if decision.fault is None else decision.fault.code
-    outcome = fault_code or ("granted" if decision.replay is None else "replayed")
+    outcome = fault_code or ("replayed" if decision.is_replay else "granted" if decision.is_grant else "must_be_alone")
     record_finished_span(
         ledger_admit_span(admit.request_id, outcome),
         duration_seconds=seconds,

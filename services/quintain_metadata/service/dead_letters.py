@@ -11,7 +11,8 @@ import logging
 import secrets
 import time
 
-from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.bus.base import Bus, Delivery, Envelope, Handler, HeaderValue
+from quintain.bus.handler_tasks import earlier_deliveries, may_be_delivered_again
 from quintain.contracts.dlq import (
     DEAD_LETTERED_AT_HEADER,
     EXCHANGE_HEADER,
@@ -19,16 +20,17 @@ from quintain.contracts.dlq import (
     POISON_ID_HEADER,
     REASON_HEADER,
 )
-from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
+from quintain.contracts.strings import sanitize_request_id
 from quintain.contracts.token import SessionToken, mask_tokens, public_id
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
+from quintain.observe.semconv import process_span
 from quintain.routes import PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.credentials import call_credential
 from quintain.rpc.server import delivery_context, request_id_of, result_or_fault, send_reply
-from quintain.telemetry.semconv import process_span
 from quintain.timings import Timings
-from quintain.topology import DEAD, DEAD_QUEUE, POISON
+from quintain.topology import DEAD, DEAD_QUEUE, DELIVERY_LIMIT, POISON
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
 from quintain_metadata.rules import call_repository, replies, sessions
 from quintain_metadata.rules.lifecycle import CallState, LifecycleEvent, transition
@@ -56,7 +58,7 @@ class DeadLetterConsumer:
     async def _handle(self, delivery: Delivery) -> None:
         reason = death_reason(delivery)
         if not delivery.reply_to or not delivery.correlation_id:
-            await self._publish_poison(delivery, f"{reason}: no reply_to or no correlation_id")
+            await publish_poison(self._bus, delivery, f"{reason}: no reply_to or no correlation_id")
             await delivery.ack()
             return
         answer = await result_or_fault(self._end_call(delivery, reason), "answering a dead letter")
@@ -69,7 +71,7 @@ class DeadLetterConsumer:
         Retries while the ledger is out of reach: only the ledger knows whether the call was charged.
         """
         credential = call_credential(delivery, delivery.routing_key)
-        request_id = request_id_of(delivery)
+        request_id = sanitize_request_id(request_id_of(delivery))
 
         def operation(moment: Moment) -> SqlProgram[Message]:
             session = yield from sessions.authenticate(moment.now, credential)
@@ -97,12 +99,35 @@ class DeadLetterConsumer:
             except BudgetUnavailable:
                 await asyncio.sleep(self._timings.dead_letter_pause_seconds)
 
-    async def _publish_poison(self, delivery: Delivery, reason: str) -> None:
-        log.warning("A message that cannot be answered was moved to %s: %s", POISON.name, mask_tokens(reason))
-        envelope = Envelope(
-            body=delivery.body, type=mask_and_truncate(delivery.type), headers=poison_headers(delivery, reason)
-        )
-        await self._bus.publish(POISON, mask_and_truncate(delivery.routing_key), envelope)
+
+async def publish_poison(bus: Bus, delivery: Delivery, reason: str) -> None:
+    """Put a copy of a message that cannot be processed into the poison queue."""
+    log.warning("A message that cannot be answered was moved to %s: %s", POISON.name, mask_tokens(reason))
+    envelope = Envelope(
+        body=delivery.body, type=mask_and_truncate(delivery.type), headers=poison_headers(delivery, reason)
+    )
+    await bus.publish(POISON, mask_and_truncate(delivery.routing_key), envelope)
+
+
+def poison_handler(bus: Bus, handler: Handler) -> Handler:
+    """Return a handler that runs ``handler``, and moves a message that it cannot end to the poison queue."""
+
+    async def handle(delivery: Delivery) -> None:
+        reason = f"delivered {DELIVERY_LIMIT} times"
+        if earlier_deliveries(delivery) < DELIVERY_LIMIT - 1:
+            try:
+                await handler(delivery)
+            except Exception as error:
+                if may_be_delivered_again(delivery, error):
+                    raise
+                log.exception("The handler of a message to %s failed again", delivery.exchange)
+                reason = f"failed: {type(error).__name__}"
+            else:
+                return
+        await publish_poison(bus, delivery, reason)
+        await delivery.ack()
+
+    return handle
 
 
 def death_reason(delivery: Delivery) -> str:
@@ -162,5 +187,7 @@ def stored_answer(call: call_repository.CallRow) -> SqlProgram[Message]:
     """Return the stored reply or fault of a call that has ended."""
     if call.fault is not None:
         return FaultReply.from_wire(call.fault)
-    stored_reply: Result | None = yield from replies.load_reply(call)
-    return FaultReply.from_fault(ReplyExpired()) if stored_reply is None else stored_reply
+    try:
+        return (yield from replies.load_reply(call))
+    except ReplyExpired as expired:
+        return FaultReply.from_fault(expired)

@@ -125,8 +125,8 @@ class FleetEvents:
         targets = [target.name for target in self._last.targets] if self._last is not None and self._is_heard else []
         turn = _turn(targets, self._next_queue)
         self._next_queue += len(turn)
-        counts = await self._bus.count_messages([target_queue(name) for name in turn])
-        return {name: counts[queue] for name in turn if (queue := target_queue(name).name) in counts}
+        counts = await self._bus.count([target_queue(name) for name in turn])
+        return {name: counts[queue].messages for name in turn if (queue := target_queue(name).name) in counts}
 
     async def _publish(self, event: FleetEvent) -> bool:
         """Publish an event; returns whether a queue is bound for it."""

@@ -11,10 +11,11 @@ from typing import TypeVar
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts import admin, discovery, fleet
 from quintain.contracts import session as session_messages
-from quintain.contracts.limits import MAX_BODY_BYTES, MAX_OPERATION_BYTES
+from quintain.contracts.limits import MAX_OPERATION_BYTES
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, same_secret
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
+from quintain.observe.semconv import process_span
 from quintain.routes import (
     AMEND,
     CANCEL,
@@ -26,7 +27,6 @@ from quintain.routes import (
     LIST,
     OPEN,
     PAUSE,
-    PUT_CONTENT,
     RELEASE,
     RESERVE,
     RESUME,
@@ -39,7 +39,6 @@ from quintain.routes import (
     Route,
 )
 from quintain.rpc.server import delivery_context, result_or_fault, send_reply
-from quintain.telemetry.semconv import process_span
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
@@ -47,7 +46,6 @@ from quintain_metadata.rules import call_repository, leases, reservations, sessi
 from quintain_metadata.rules.fleet import read_fleet
 from quintain_metadata.rules.session_repository import SessionRow
 from quintain_metadata.service.canceller import CallCanceller
-from quintain_metadata.service.contents import ContentOperations
 
 Returned = TypeVar("Returned")
 
@@ -85,12 +83,11 @@ class MetadataRequestHandler:
         bus: Bus,
         ledger: Ledger,
         canceller: CallCanceller,
-        contents: ContentOperations,
         admin_sha256: bytes | None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
-        self.canceller, self.contents, self.timings = canceller, contents, timings
+        self.canceller, self.timings = canceller, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one request and acknowledge it."""
@@ -153,16 +150,14 @@ def _read_info(
 
 
 def _open(
-    moment: Moment, request: session_messages.OpenSession, session: SessionRow | None, *, largest_body: int
+    moment: Moment, request: session_messages.OpenSession, session: SessionRow | None
 ) -> SqlProgram[session_messages.SessionOpened]:
-    sessions.require_body_storable(request.max_body_bytes, largest_body)
     return (yield from sessions.open_session(moment.now, request, SessionToken.mint(), session))
 
 
 def _amend(
-    moment: Moment, request: session_messages.AmendSession, _: SessionRow | None, *, largest_body: int = MAX_BODY_BYTES
+    moment: Moment, request: session_messages.AmendSession, _: SessionRow | None
 ) -> SqlProgram[session_messages.Info]:
-    sessions.require_body_storable(request.max_body_bytes, largest_body)
     if request.state is session_messages.SessionState.CLOSED:
         session = yield from sessions.require_session(request.session_id)
         yield from leases.end_lost_calls(moment, session)
@@ -267,27 +262,6 @@ def _bind(route: Route[RequestT, ReplyT], role: Role, function: OperationFunctio
     return bound
 
 
-def _bind_with_limit(
-    route: Route[RequestT, ReplyT], role: Role, function: Callable[..., SqlProgram[ReplyT]]
-) -> _BoundOperation:
-    """Bind a function that also takes ``largest_body``, the most that a session of this fleet may be allowed."""
-
-    async def bound(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
-        sized = partial(function, largest_body=request_handler.contents.largest_body)
-        return await request_handler.run_operation(route, role, sized, delivery, token)
-
-    return bound
-
-
-async def _put_content(
-    request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None
-) -> Message:
-    if token is None:
-        Role.SESSION.require(None)
-    assert token is not None
-    return await request_handler.contents.put(delivery, token)
-
-
 async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
     """Answer once the calls that the asker names as answered have ended: a worker replies as soon as its settle is
     in the queue, which may be before it is in the ledger.
@@ -310,14 +284,13 @@ async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, t
 
 OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     INFO.key: _info,
-    OPEN.key: _bind_with_limit(OPEN, Role.EITHER, _open),
-    AMEND.key: _bind_with_limit(AMEND, Role.ADMINISTRATOR, _amend),
+    OPEN.key: _bind(OPEN, Role.EITHER, _open),
+    AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
     CLOSE.key: _bind(CLOSE, Role.SESSION, _close),
     CLOSE_CHILDREN.key: _bind(CLOSE_CHILDREN, Role.SESSION, _close_children),
     RESERVE.key: _bind(RESERVE, Role.SESSION, _reserve),
     RELEASE.key: _bind(RELEASE, Role.SESSION, _release),
     CANCEL.key: _cancel,
-    PUT_CONTENT.key: _put_content,
     LIST.key: _bind(LIST, Role.ADMINISTRATOR, _list),
     SHOW.key: _bind(SHOW, Role.ADMINISTRATOR, _show),
     TARGETS.key: _bind(TARGETS, Role.ADMINISTRATOR, _list_targets),

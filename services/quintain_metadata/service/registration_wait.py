@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 from quintain.errors import BudgetUnavailable
-from quintain_metadata.ledger.base import Ledger
-from quintain_metadata.rules import targets
+from quintain_metadata.ledger.base import Ledger, SqlProgram
+from quintain_metadata.rules import served_targets, targets
 
 #: How many requests wait in this process at once; each is an unacknowledged message. The others wait in their queue.
 MAX_WAITING = 4
@@ -23,12 +23,15 @@ class RegistrationWait:
     """Lets requests wait for the registration of their target.
 
     They wait while no target is registered at all, and within ``window_seconds`` of the start of this service: workers
-    that started before it, or start with it, have registered by then.
+    that started before it, or start with it, have registered by then. That window ends as soon as each target has as
+    many workers as before the start, whose leases were renewed since.
     """
 
-    def __init__(self, ledger: Ledger, window_seconds: float) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, window_seconds: float, lease_ms: int) -> None:
+        self._ledger, self._lease_ms = ledger, lease_ms
         self._window_ends_at = asyncio.get_running_loop().time() + window_seconds
+        self._started_at = 0
+        self._workers_before: dict[str, int] = {}
         self._stopped = asyncio.Event()
         self._read_lock = asyncio.Lock()
         self._read_at = 0.0
@@ -39,6 +42,11 @@ class RegistrationWait:
     def is_stopped(self) -> bool:
         """Whether `stop` was called."""
         return self._stopped.is_set()
+
+    async def start(self) -> None:
+        """Note which workers there were; called before a registration or a heartbeat is read."""
+        self._started_at = await self._ledger.now()
+        self._workers_before = await self._ledger.transact(lambda _: served_targets.count_last_workers(self._lease_ms))
 
     def stop(self) -> None:
         """End all waits at once."""
@@ -80,6 +88,13 @@ class RegistrationWait:
         async with self._read_lock:
             if self._registered is None or loop.time() - self._read_at >= READ_SECONDS:
                 with contextlib.suppress(BudgetUnavailable):  # logged by the instrumented ledger
-                    self._registered = frozenset(await self._ledger.transact(lambda _: targets.target_names()))
+                    self._registered = await self._ledger.transact(lambda _: self._read())
                 self._read_at = loop.time()
             return self._registered
+
+    def _read(self) -> SqlProgram[frozenset[str]]:
+        workers = yield from served_targets.count_workers(self._started_at + self._lease_ms)
+        before = self._workers_before
+        if before and all(workers.get(target, 0) >= count for target, count in before.items()):
+            self._window_ends_at = 0.0
+        return frozenset((yield from targets.target_names()))

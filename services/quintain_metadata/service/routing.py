@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
-from quintain.contracts.contents import INVOKE_CONTENT_TYPE
+from quintain.contracts.api_request import read_request
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
-from quintain.contracts.strings import is_target_name, shorten
+from quintain.contracts.strings import is_target_name, sanitize_request_id, shorten
 from quintain.errors import (
     BadRequest,
     BrokerUnavailable,
@@ -21,7 +21,8 @@ from quintain.errors import (
     PayloadTooLarge,
     QueueFull,
 )
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
+from quintain.observe.semconv import process_span
+from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
 from quintain.rpc.credentials import call_credential
 from quintain.rpc.server import (
     copyable_headers,
@@ -31,7 +32,6 @@ from quintain.rpc.server import (
     result_or_fault,
     send_reply,
 )
-from quintain.telemetry.semconv import process_span
 from quintain.timings import Timings
 from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
 from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
@@ -54,10 +54,16 @@ class Router:
     def __init__(self, bus: Bus, ledger: Ledger, timings: Timings, start_window_seconds: float | None = None) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
         self._registration_wait = RegistrationWait(
-            ledger, timings.unknown_target_seconds if start_window_seconds is None else start_window_seconds
+            ledger,
+            timings.unknown_target_seconds if start_window_seconds is None else start_window_seconds,
+            timings.lease_ms,
         )
         #: Target → the connection's reconnects when its queue was declared.
         self._declared: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Note which workers there were; called before anything is consumed."""
+        await self._registration_wait.start()
 
     def stop(self) -> None:
         """Return the requests that wait for a registration to the queue, for another metadata service."""
@@ -131,6 +137,7 @@ class Router:
         With ``may_wait``, return the route of a valid and allowed target name that is not registered.
         """
         credential = call_credential(delivery, delivery.routing_key)
+        request_id = sanitize_request_id(request_id_of(delivery))
 
         def operation(moment: Moment) -> SqlProgram[str | Fault | RouteRequest]:
             session = yield from sessions.authenticate(moment.now, credential)
@@ -142,7 +149,7 @@ class Router:
             else:
                 if route.is_registered and not delivery.headers.get(ROUTED_HEADER):
                     return route.target
-                if (yield from call_repository.load_call(session.id, request_id_of(delivery))) is None:
+                if (yield from call_repository.load_call(session.id, request_id)) is None:
                     # As in AgentV, a spent budget comes before a bad target; a call that is known was paid for.
                     session.require_calls_left()
                 if (
@@ -154,7 +161,7 @@ class Router:
                 ):
                     return route
                 refusal = unknown_target(route)
-            yield from reservations.release(moment, session, [request_id_of(delivery)])
+            yield from reservations.release(moment, session, [request_id])
             return refusal
 
         return await self._ledger.transact(operation)
@@ -179,7 +186,7 @@ class Router:
                 await self._bus.publish(INVOKE, target, envelope_of(delivery, headers))
             except QueueFull:
                 # Another copy of the request may have been admitted before.
-                message = f"The queue of target {target!r} is full"
+                message = f"The broker nacked it: the queue of target {target!r} is full, or cannot be reached now"
                 raise Overloaded(message, retry_after_ms=1000, charge_unknown=True) from None
             except BrokerUnavailable as error:
                 log.warning("A request could not be forwarded to its target and will be retried: %s", error.message)
@@ -192,11 +199,9 @@ def _target_in_body(delivery: Delivery) -> tuple[str | None, str]:
     """Return the target that the body names, if any, and the field that names it.
 
     A large body is not parsed, because that would hold up all other operations: its target is its routing key, and its
-    worker checks the body. So it is with a body that is stored. Raises `BadRequest`, and `PayloadTooLarge` for a large
+    worker checks the body. Raises `BadRequest`, and `PayloadTooLarge` for a large
     body without a routing key.
     """
-    if delivery.type == INVOKE_CONTENT_TYPE:
-        return None, "target"
     if len(delivery.body) > DEFAULT_REQUEST_BYTES:
         if not delivery.routing_key:
             raise PayloadTooLarge(
@@ -204,8 +209,8 @@ def _target_in_body(delivery: Delivery) -> tuple[str | None, str]:
                 "name its target"
             )
         return None, "target"
-    request = InvokeRequest.from_wire(delivery.body)
-    is_provider = request.target is None and request.provider is not None
+    request = read_request(delivery.body)
+    is_provider = isinstance(request, InvokeRequest) and request.target is None and request.provider is not None
     return request.requested_target, "provider" if is_provider else "target"
 
 
@@ -224,6 +229,9 @@ def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[Ro
     # An empty target name is an unknown target; it does not mean the default.
     target = delivery.routing_key or (previous_target or session.default_target if body_target is None else body_target)
     registered = yield from targets.target_names()
+    is_bound = bool(delivery.routing_key) or PROOF_HEADER not in delivery.headers
+    if not is_bound and target in registered and target not in {previous_target, session.default_target}:
+        raise BadRequest(f"{field_name}: with a proof, the target must be the routing key: publish with {target!r}")
     return RouteRequest(target, field_name, target in registered, session.available(registered))
 
 

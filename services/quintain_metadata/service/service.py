@@ -7,23 +7,18 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.ledger import (
-    Admission,
-    AdmitBatch,
-    AdmitReply,
-    OpenChild,
-    Register,
-)
+from quintain.contracts.ledger import AdmitBatch, OpenChild, Register
 from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
 from quintain.contracts.message import Message
 from quintain.contracts.token import SessionToken, digest
-from quintain.discovery.announce import ServiceIdentity, announce
-from quintain.errors import BudgetUnavailable, BusError, Fault
-from quintain.routes import ADMIT, GET_CONTENT, HEARTBEAT, OPEN_CHILD, REGISTER
+from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
+from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.routes import ADMIT, OPEN_CHILD, PROTOCOL_VERSION, REGISTER
 from quintain.rpc.group_delivery import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -38,16 +33,16 @@ from quintain.topology import (
     Queue,
     target_topology,
 )
-from quintain_metadata.contents.base import ContentStore
 from quintain_metadata.instrumentation import InstrumentedLedger
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.rules import children, leases, targets
 from quintain_metadata.rules.gauges import read_gauges
+from quintain_metadata.service import retention
 from quintain_metadata.service.admission import AdmissionQueue
+from quintain_metadata.service.admit_replies import AdmitReplySender, LargeReplays
 from quintain_metadata.service.canceller import CallCanceller
-from quintain_metadata.service.contents import ContentOperations
-from quintain_metadata.service.dead_letters import DeadLetterConsumer
+from quintain_metadata.service.dead_letters import DeadLetterConsumer, poison_handler
 from quintain_metadata.service.fleet_events import FleetEvents
 from quintain_metadata.service.handlers import MetadataRequestHandler
 from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer
@@ -57,7 +52,8 @@ from quintain_metadata.service.settles import SettleConsumer
 
 log = logging.getLogger(__name__)
 
-#: The prefetch of the queues that only workers write to.
+#: The prefetch of the queues that only workers write to. The largest messages there, settles with a reply of
+#: `MAX_STORED_REPLY_BYTES` in base64, are 90 MiB together.
 PREFETCH = 64
 
 #: How often the gauges are read from the ledger, in seconds.
@@ -66,33 +62,20 @@ GAUGES_SECONDS = 10.0
 #: The service is not ready if a small query takes the ledger longer than this, in seconds.
 LEDGER_CHECK_SECONDS = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class _AdmitReplySender:
-    """Sends admissions to the worker that asked. Two that have the same address are equal."""
-
-    address: tuple[str | None, str | None]
-    bus: Bus = field(compare=False)
-    ledger: Ledger = field(compare=False)
-    delivery: Delivery = field(compare=False)
-
-    async def __call__(self, items: list[Admission], waiting_ids: list[str]) -> None:
-        """Send the decided admissions, and the attempt ids that must wait."""
-        now = await self.ledger.now()
-        await send_reply(self.bus, self.delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
+#: Pause before a ledger that is out of reach is asked again while the service starts, in seconds.
+LEDGER_RETRY_SECONDS = 0.5
 
 
 class MetadataService:
     """Consumes the queues of sessions and operations, admits, settles, unrouted requests and dead letters."""
 
-    def __init__(  # noqa: PLR0913 -- a composition root
+    def __init__(
         self,
         bus: Bus,
         ledger: Ledger,
         admin_sha256: bytes | None,
         metrics: MetadataMetrics | None = None,
         *,
-        content_store: ContentStore | None = None,
         timings: Timings = DEFAULT_TIMINGS,
         start_window_seconds: float | None = None,
     ) -> None:
@@ -101,11 +84,8 @@ class MetadataService:
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
-        self._contents = ContentOperations(bus, self._ledger, content_store)
-        self._request_handler = MetadataRequestHandler(
-            bus, self._ledger, canceller, self._contents, admin_sha256, timings
-        )
-        self._own_admits = OwnAdmitQueue(bus)
+        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
+        self._own_admits, self._large_replays = OwnAdmitQueue(bus), LargeReplays()
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
         self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
         self._consumers: dict[str, Consumer] = {}
@@ -116,19 +96,28 @@ class MetadataService:
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
-        """Declare the topology and the queues of the registered targets, then start consuming and sweeping."""
-        await self._heartbeats.start()
+        """Declare the topology and the queues of the registered targets, then start consuming and sweeping.
+
+        A ledger that is out of reach meanwhile is waited for, as is the broker.
+        """
+        when_reachable = AsyncRetrying(
+            retry=retry_if_exception_type(BudgetUnavailable), wait=wait_fixed(LEDGER_RETRY_SECONDS)
+        )
+        await when_reachable(self._heartbeats.start)
         self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
+        await when_reachable(self._router.start)
         await self._bus.declare(METADATA_TOPOLOGY)
-        for target in await self._ledger.transact(lambda _: targets.target_names()):
+        names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
+        for target in names:
             await self._bus.declare(target_topology(target))
         await self._own_admits.start(self._on_ledger_request, prefetch=PREFETCH)
+        dead_letters = DeadLetterConsumer(self._bus, self._ledger, self._timings)
         handlers: dict[Queue, Handler] = {
-            METADATA_QUEUE: self._request_handler,
+            METADATA_QUEUE: poison_handler(self._bus, self._request_handler),
             ADMIT_QUEUE: self._on_ledger_request,
             SETTLE_QUEUE: SettleConsumer(self._ledger, self._metrics, self._admission_queue, self._timings),
-            UNROUTED_QUEUE: group_handler(self._bus, self._router),
-            DEAD_QUEUE: group_handler(self._bus, DeadLetterConsumer(self._bus, self._ledger, self._timings)),
+            UNROUTED_QUEUE: group_handler(self._bus, poison_handler(self._bus, self._router)),
+            DEAD_QUEUE: group_handler(self._bus, poison_handler(self._bus, dead_letters)),
             HEARTBEAT_QUEUE: self._heartbeats,
         }
         client_queues = dict.fromkeys((METADATA_QUEUE, UNROUTED_QUEUE, DEAD_QUEUE), CLIENT_QUEUE_PREFETCH)
@@ -182,9 +171,6 @@ class MetadataService:
         return None
 
     async def _on_ledger_request(self, delivery: Delivery) -> None:
-        if delivery.routing_key == GET_CONTENT.key:
-            await self._contents.answer_get(delivery)
-            return
         answer = await result_or_fault(self._answer_ledger_request(delivery), f"answering {delivery.routing_key}")
         if answer is not None:
             await send_reply(self._bus, delivery, answer)
@@ -194,17 +180,20 @@ class MetadataService:
         if delivery.routing_key.startswith(ADMIT.key):
             batch = AdmitBatch.from_wire(delivery.body)
 
-            sender = _AdmitReplySender((delivery.reply_to, delivery.correlation_id), self._bus, self._ledger, delivery)
+            address = (delivery.reply_to, delivery.correlation_id)
+            sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
             await self._admission_queue.admit(batch, sender)
             return None
-        if delivery.routing_key == HEARTBEAT.key:
-            # A broker that was used by an older release still has its binding of heartbeats to this queue.
-            return await self._heartbeats.renew(delivery)
         if delivery.routing_key == OPEN_CHILD.key:
             child = OpenChild.from_wire(delivery.body)
             return await self._ledger.transact(lambda moment: children.open_child(moment, child, SessionToken.mint()))
         assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys only"
         registration = Register.from_wire(delivery.body)
+        if registration.protocol != PROTOCOL_VERSION:
+            raise BadRequest(
+                f"protocol: the worker speaks version {registration.protocol}, this metadata service "
+                f"{PROTOCOL_VERSION}: install the same release of Quintain on both"
+            )
         for target in registration.targets:
             await self._bus.declare(target_topology(target.name))
         renewed = await self._ledger.transact(
@@ -226,8 +215,6 @@ class MetadataService:
                 await self._ledger.transact(leases.sweep)
                 await self._update_gauges()
                 await self._admission_queue.retry_waiting()
-                # Last: calls must go on where the content store is out of reach.
-                await self._contents.sweep()
             except BudgetUnavailable:
                 continue  # logged by the instrumented ledger
             except (Fault, BusError) as error:
@@ -251,16 +238,16 @@ async def running_metadata(  # noqa: PLR0913 -- the service's own arguments
     admin_token: str | None,
     metrics: MetadataMetrics | None = None,
     *,
-    content_store: ContentStore | None = None,
     timings: Timings = DEFAULT_TIMINGS,
     start_window_seconds: float | None = None,
+    retention_days: int | None = None,
 ) -> AsyncIterator[MetadataService]:
     """Run a metadata service while the context is open. The caller closes the ledger.
 
-    Arguments: ``admin_token`` is the administrator's token, or None for no administrator. ``content_store``
-    keeps bodies that are larger than a message. ``start_window_seconds`` is for how long after its start calls wait for
-    targets that are not registered, by default as ``timings`` say; 0 where all workers are known to register before the
-    first call.
+    Arguments: ``admin_token`` is the administrator's token, or None for no administrator.
+    ``start_window_seconds`` is for how long after its start calls wait for targets that are not registered, by default
+    as ``timings`` say; 0 where all workers are known to register before the first call. ``retention_days`` is for how
+    long sessions that have ended are kept; None is for ever.
     """
     admin_sha256 = None if admin_token is None else digest(admin_token)
     service = MetadataService(
@@ -268,13 +255,26 @@ async def running_metadata(  # noqa: PLR0913 -- the service's own arguments
         ledger,
         admin_sha256,
         metrics,
-        content_store=content_store,
         timings=timings,
         start_window_seconds=start_window_seconds,
     )
     try:
         await service.start()
-        async with announce(bus, service.card):
+        async with announce(bus, service.card), _retaining(ledger, retention_days):
             yield service
     finally:
         await service.stop()
+
+
+@contextlib.asynccontextmanager
+async def _retaining(ledger: Ledger, retention_days: int | None) -> AsyncIterator[None]:
+    """Delete sessions that ended so many days ago, every hour while the context is open."""
+    if retention_days is None:
+        yield
+        return
+    task = asyncio.get_running_loop().create_task(retention.prune_periodically(ledger, retention_days), name="prune")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 
-from quintain import logs
 from quintain.bus.base import Delivery
 from quintain.contracts.ledger import AttemptOutcome, Settle, SettleBatch
 from quintain.errors import BudgetUnavailable, Fault
+from quintain.observe import logs
+from quintain.observe.semconv import ledger_settle_span
+from quintain.observe.spans import error_type_of, record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
-from quintain.telemetry.semconv import ledger_settle_span
-from quintain.telemetry.spans import error_type_of, record_finished_span
-from quintain.telemetry.trace_context import valid_traceparent
 from quintain.timings import Timings
 from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.metrics import MetadataMetrics

@@ -5,24 +5,93 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from quintain.contracts.invoke import InvokeSettings
+from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.dataset.requirements import CaseRequirement, UnmetRequirements
+from quintain_runner.dataset.requirements import FEATURE_NAMES, CaseRequirement, UnmetRequirements
 from quintain_runner.dataset.sampling import ALL_CASES, CaseSelection, HashSampler
-from quintain_runner.dataset.tool_calls import read_message
-from quintain_runner.results.key_hash import KeyHashSet, key_hash
-from quintain_runner.spec.dataset import DatasetSpec
+from quintain_runner.results.row_index import KeyHashSet, key_hash
+from quintain_runner.spec.evaluation import DatasetSpec
+from quintain_runner.spec.files import (
+    MAX_REPORTED_ERRORS,
+    InvalidJson,
+    config_error,
+    read_json,
+    suggestion,
+    validation_messages,
+)
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
-from quintain_runner.spec.strict_json import InvalidJson, read_json
-from quintain_runner.spec.validation_errors import MAX_REPORTED_ERRORS, config_error, suggestion, validation_messages
+
+_TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
+
+
+def read_message(row: object) -> object:
+    """Convert a message of a dataset row to Quintain's form, with tool calls in OpenAI's or Quintain's format.
+
+    Tool calls in other formats are dropped: AgentV's have no call id that a later message could refer to, so no
+    provider accepts them.
+    """
+    if not isinstance(row, Mapping):
+        return row
+    message = {key: value for key, value in row.items() if key not in _TOOL_CALL_FIELDS}
+    tool_fields = {key: row[key] for key in _TOOL_CALL_FIELDS if row.get(key) is not None}
+    calls = _parse_tool_calls(tool_fields.get("tool_calls", tool_fields.get("toolCalls")))
+    if calls:
+        message["toolCalls"] = calls
+        # OpenAI's messages with tool calls only have null as their content.
+        message["content"] = "" if message.get("content") is None else message["content"]
+    call_id = tool_fields.get("tool_call_id", tool_fields.get("toolCallId"))
+    return {**message, "toolCallId": call_id} if isinstance(call_id, str) else message
+
+
+def _parse_tool_calls(raw: object) -> list[dict[str, str]] | None:
+    """The tool calls of a message, or None if any of them cannot be converted."""
+    if not isinstance(raw, list):
+        return None
+    calls = [_parse_tool_call(item) for item in raw]
+    return [call for call in calls if call is not None] if None not in calls else None
+
+
+def _parse_tool_call(raw: object) -> dict[str, str] | None:
+    """The id, name and arguments of a tool call, or None if it has no text for each of them."""
+    if not isinstance(raw, Mapping):
+        return None
+    function = raw.get("function", raw)
+    if not isinstance(function, Mapping):
+        return None
+    call = {"id": raw.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+    text_fields = {key: value for key, value in call.items() if isinstance(value, str)}
+    return text_fields if text_fields.keys() == call.keys() else None
+
+
+def write_message(message: ChatMessage | OutputMessage) -> dict[str, JsonValue]:
+    """A message in the form that graders read: tool calls in AgentV's format, and no null values."""
+    written: dict[str, JsonValue] = {"role": message.role, "content": message.content}  # type: ignore[dict-item]
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {"tool": call.name, "input": _tool_input(call), "id": call.id} for call in message.tool_calls
+        ]
+    if isinstance(message, ChatMessage) and message.tool_call_id is not None:
+        written["tool_call_id"] = message.tool_call_id
+    return written
+
+
+def _tool_input(call: ToolCall) -> JsonValue:
+    """The arguments of a tool call, parsed as JSON; the text itself if it is not valid JSON."""
+    try:
+        value: JsonValue = json.loads(call.arguments)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value
 
 
 def expected_text(case: Case) -> str | None:
@@ -175,7 +244,8 @@ class DatasetStats:
 
     ``cases`` is the number of selected cases, and ``sha256`` identifies the dataset with its selection.
     ``input_characters`` and ``expected_characters`` are the total lengths of inputs and expected answers of the
-    selected cases, under each prompt; extrapolated if only some of the matching rows are selected.
+    selected cases, under each prompt; extrapolated if only some of the matching rows are selected. ``warnings`` are
+    about fields that some of them lack; ``feature_fields`` counts the rows with a field of `FEATURE_NAMES`.
     """
 
     source: CaseSource
@@ -183,6 +253,8 @@ class DatasetStats:
     sha256: str
     input_characters: int = 0
     expected_characters: int = 0
+    warnings: tuple[str, ...] = ()
+    feature_fields: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_cases(source: CaseSource) -> Generator[Case, None, None]:
@@ -214,6 +286,7 @@ def check_dataset(
     sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
+    feature_fields = Counter[str]()
     for number, row in _parsed_rows(source, digest.update):
         rows += 1
         error = _row_error(row, ids)
@@ -223,6 +296,7 @@ def check_dataset(
                 errors.append(f"line {number}: {error}")
         elif isinstance(row, Case) and sampler.offer(row):
             unmet.add(row)
+            feature_fields.update(row.metadata.keys() & FEATURE_NAMES.keys())
             input_characters += sum(_length(prompt.apply(row)) for prompt in prompts)
             expected_characters += len(prompts) * len(expected_text(row) or "")
             if sampler.is_complete:
@@ -231,7 +305,7 @@ def check_dataset(
         raise config_error(path, errors, more=error_count - len(errors))
     _require_cases(path, spec, rows, sampler)
     source = replace(source, selection=sampler.final_selection())
-    _require_met(unmet, source, sampler)
+    warnings = _require_met(unmet, source, sampler)
     share = sampler.case_count / sampler.matching_count
     return DatasetStats(
         source=source,
@@ -239,6 +313,8 @@ def check_dataset(
         sha256=_dataset_hash(digest.hexdigest(), spec),
         input_characters=round(input_characters * share),
         expected_characters=round(expected_characters * share),
+        warnings=warnings,
+        feature_fields=feature_fields,
     )
 
 
@@ -251,12 +327,13 @@ def _require_cases(path: Path, spec: DatasetSpec, rows: int, sampler: HashSample
         raise config_error(path, [f"where selects none of its {rows:,} rows; check {fields}"])
 
 
-def _require_met(unmet: UnmetRequirements, source: CaseSource, sampler: HashSampler) -> None:
+def _require_met(unmet: UnmetRequirements, source: CaseSource, sampler: HashSampler) -> tuple[str, ...]:
     if unmet and sampler.case_count < sampler.matching_count:
         # All rows that the sample was drawn from were counted; only the drawn ones matter.
         unmet = unmet.recounted(read_cases(source))
-    if unmet:
-        raise config_error(source.path, list(unmet.messages(sampler.case_count)))
+    if errors := list(unmet.messages(sampler.case_count)):
+        raise config_error(source.path, errors)
+    return tuple(f"{source.path}: {text}" for text in unmet.messages(sampler.case_count, warnings=True))
 
 
 def _row_error(row: Case | InvalidLine, seen_ids: KeyHashSet) -> str | None:

@@ -16,8 +16,8 @@ from typing import Final
 from pydantic import JsonValue
 
 from quintain.graders import Case
-from quintain_runner.spec.case_fields import case_field
-from quintain_runner.spec.dataset import DatasetSpec, Scalar
+from quintain_runner.spec.evaluation import DatasetSpec, Scalar
+from quintain_runner.spec.prompts import case_field
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ What the end of a trial's call of its target means for the count of errors in a 
 ========================  ====================================================================  ==============
 the call ended with       which happens at                                                      the count
 ========================  ====================================================================  ==============
-``target_unavailable``    401, 402, 403, 404, a spent quota; a program that is not there        goes up by one
+``target_unavailable``    401, 402, 403, 404, a spent quota; a program that is not there; a     goes up by one
+                          callable that takes its request for text
 ``provider_error``        5xx and 529, no connection, a connection or stream that broke off,    goes up by one
                           an unreadable answer; a program or a callable that failed
 an answer                 also where its grader failed: that is not the target's failure        is 0 again
@@ -20,14 +21,16 @@ any other fault           ``timeout`` (408 too), ``throttled`` (429), ``expired`
 
 Each ``target_changed`` is a charged call without a graded row, and the next call is likely to be another. Therefore
 three in a row park the target; an answer of the planned configuration sets that count to 0. No more than these run at
-once while they are possible (`quintain_runner.engine.start_gate`).
+once while they are possible (`quintain_runner.engine.error_limit`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
-from quintain.errors import Fault, ProviderFailed, Rejected, ReplyTooLarge, TargetUnavailable
+from quintain.errors import Fault, ProviderFailed, TargetUnavailable
+from quintain_runner.graders.retry import ANSWERED_FAULTS
 from quintain_runner.report.summary import ParkedTarget
 from quintain_runner.results.row import TARGET_CHANGED
 
@@ -42,7 +45,6 @@ _TRIALS_PER_ERROR = 5
 MAX_CHANGED_IN_ROW = 3
 
 _ENDPOINT_FAULTS = (TargetUnavailable, ProviderFailed)
-_ANSWERED_FAULTS = (Rejected, ReplyTooLarge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class ErrorLimit:
             counts.last_code, counts.last_error = TARGET_CHANGED, changed
         elif fault is None:
             counts.errors_in_row = counts.changed_in_row = 0
-        elif isinstance(fault, _ANSWERED_FAULTS):
+        elif isinstance(fault, ANSWERED_FAULTS):
             counts.errors_in_row = 0
         elif isinstance(fault, _ENDPOINT_FAULTS):
             counts.errors += 1
@@ -119,3 +121,40 @@ class ErrorLimit:
         if counts.finished >= _MIN_TRIALS_FOR_SHARE and counts.errors * _TRIALS_PER_ERROR >= counts.finished:
             return f"{counts.errors} errors in {counts.finished} finished trials"
         return None
+
+
+#: How long the first trials of a target are waited for, in seconds: slow targets are not delayed by more.
+FIRST_TRIALS_SECONDS = 5.0
+
+
+class StartGate:
+    """Lets as few trials of one target run at once as park it, until one of them ends with the planned configuration;
+    and again after each `target_changed`, until the next such trial.
+
+    At first that lasts ``seconds`` at most; 0 switches it off, for a target without a known configuration.
+    """
+
+    def __init__(self, seconds: float = FIRST_TRIALS_SECONDS) -> None:
+        self._opens_at: float | None = asyncio.get_running_loop().time() + seconds
+        self._is_open = not seconds
+        self._running_count = 0
+        self._ended = asyncio.Event()
+
+    async def enter(self) -> None:
+        """Wait until another trial may begin, and count it."""
+        while not self._is_open and self._running_count >= MAX_CHANGED_IN_ROW:
+            self._ended.clear()
+            try:
+                async with asyncio.timeout_at(self._opens_at):
+                    await self._ended.wait()
+            except TimeoutError:
+                self._is_open = True
+        self._running_count += 1
+
+    def leave(self, *, is_changed: bool) -> None:
+        """Count out a trial; ``is_changed`` says that another configuration answered."""
+        self._running_count -= 1
+        self._is_open = not is_changed
+        if is_changed:
+            self._opens_at = None
+        self._ended.set()

@@ -22,11 +22,10 @@ from quintain_runner.plan.changes import (
 )
 from quintain_runner.plan.identity import PlanIdentity, PlanIdentityBuilder
 from quintain_runner.plan.scoring import Scoring
-from quintain_runner.plan.selection import TrialSelection
-from quintain_runner.plan.trials import PlannedQuestion, planned_questions
-from quintain_runner.results.calls_left import CallsLeft, NeededCalls
-from quintain_runner.results.key_hash import KeyHashSet, key_hash
+from quintain_runner.plan.trials import PlannedQuestion, TrialSelection, planned_questions
+from quintain_runner.results.counts import CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
+from quintain_runner.results.row_index import KeyHashSet, key_hash
 from quintain_runner.results.store import ResultFile
 from quintain_runner.spec.prompts import Prompt
 

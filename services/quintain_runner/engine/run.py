@@ -7,39 +7,100 @@ run ends when every trial has a row or when the call budget is spent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+import itertools
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 
-from quintain import logs
 from quintain.contracts.session import Info
+from quintain.errors import BusError, Fault
 from quintain.graders import Case
-from quintain.telemetry import semconv
-from quintain.telemetry.spans import span
+from quintain.observe import logs, semconv
+from quintain.observe.spans import span
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.dataset.reader import read_cases
 from quintain_runner.engine.error_limit import ErrorLimit
-from quintain_runner.engine.plan_session import PlanSession, SessionRequest
-from quintain_runner.engine.progress_refresh import displayed_progress, update_budget
 from quintain_runner.engine.rerun_plan import OpenCases, Planner, RerunPlan
-from quintain_runner.engine.run_setup import RunSetup
+from quintain_runner.engine.run_setup import PlanSession, RunSetup, SessionRequest
 from quintain_runner.engine.scheduler import TrialScheduler
-from quintain_runner.engine.trial_budget import TrialBudget
+from quintain_runner.engine.trial import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of
+from quintain_runner.graders.environment import with_proxy_bypass
 from quintain_runner.graders.factory import open_graders
 from quintain_runner.graders.fingerprint import grader_fingerprints
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.scoring import Scoring
 from quintain_runner.plan.trials import check_targets_available, grader_limits
+from quintain_runner.progress.display import TICK_SECONDS
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.run_record import RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
 from quintain_runner.results.row import column_names
 from quintain_runner.results.store import ResultFile, open_results
-from quintain_runner.spec.environment import with_proxy_bypass
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader
 from quintain_runner.statistics.analysis import Analysis, analyse
 from quintain_runner.statistics.frame import build_tagged_frames
+
+#: The interval at which the used budget is read for the progress display, in seconds.
+BUDGET_POLL_SECONDS = 2.0
+
+#: The cost is read once in this many budget polls, because the ledger sums over every call for it.
+BUDGET_POLLS_PER_COST_POLL = 10
+
+
+def update_budget(progress_state: ProgressState, info: Info, session: PlanSession, *, has_ended: bool = False) -> None:
+    """Copy the session's counters to the progress state, including the calls of earlier sessions of the plan.
+
+    A call that is only reserved is none yet. One that runs counts when the run ``has_ended``: until then it may be
+    refunded, and the counter would run backwards.
+    """
+    earlier_calls = session.calls_of_earlier_sessions - session.calls_of_earlier_plans
+    own_calls = info.call_count - info.reserved - (0 if has_ended else info.running)
+    progress_state.budget.update(own_calls + earlier_calls, info.max_calls + earlier_calls)
+    progress_state.budget.calls_of_earlier_plans = session.calls_of_earlier_plans
+
+
+async def _update_cost(setup: RunSetup, session: PlanSession, record: RunRecord, progress_state: ProgressState) -> None:
+    """Read the usage so far and update the cost in the progress state, if prices and usage are available."""
+    read_spending = session.read_current_spending
+    spending = await read_spending() if read_spending is not None and setup.prices else None
+    if spending is not None:
+        record = record.with_session_usage(spending)
+        progress_state.cost = record.cost(setup.prices, session.calls_of_earlier_sessions)
+
+
+@asynccontextmanager
+async def displayed_progress(
+    setup: RunSetup, session: PlanSession, record: RunRecord, progress_state: ProgressState
+) -> AsyncIterator[None]:
+    """Show the progress of the run inside the ``async with`` block: redraw it, and poll the budget and the cost."""
+
+    async def refresh_display() -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            setup.progress.tick()
+
+    async def poll_budget() -> None:
+        for times in itertools.count(1):
+            await asyncio.sleep(BUDGET_POLL_SECONDS)
+            try:
+                update_budget(progress_state, await session.client.get_info(), session)
+                if times % BUDGET_POLLS_PER_COST_POLL == 1:
+                    await _update_cost(setup, session, record, progress_state)
+            except (Fault, BusError):
+                # These values are only displayed, so a failed read is skipped; the next one may succeed.
+                continue
+
+    setup.progress.start(progress_state)
+    tasks = [asyncio.create_task(refresh_display()), asyncio.create_task(poll_budget())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        # asyncio.wait does not raise the tasks' CancelledError in this task.
+        await asyncio.wait(tasks)
+        setup.progress.stop()
 
 
 async def run_evaluation(setup: RunSetup) -> RunSummary:
@@ -48,21 +109,23 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     Raises `ConfigError` before the first call if the evaluation or its files are invalid, and `BusError` if the broker
     is lost. However the run ends, also by an interrupt, all rows written so far are complete and kept.
     """
-    evaluation = setup.evaluation
-    dataset_stats = setup.dataset_stats
+    evaluation, options, dataset_stats = setup.evaluation, setup.options, setup.dataset_stats
     if dataset_stats is None:
-        dataset_stats = await asyncio.to_thread(open_dataset, evaluation, setup.output, setup.env)
+        dataset_stats = await asyncio.to_thread(open_dataset, evaluation, options.folder, setup.env)
     source = dataset_stats.source
     info = await setup.client.get_info()
     check_targets_available(_target_references(setup, _called_targets(setup)), info.available_targets)
     async with (
         open_graders(
-            evaluation, _grader_env(setup), gateway_url=setup.grader_environment.gateway_url, output=setup.output
+            evaluation,
+            _grader_env(setup),
+            gateway_url=setup.grader_environment.gateway_url,
+            output=options.folder,
         ) as graders,
-        open_results(setup.output, keeps_content=setup.keeps_content) as results,
+        open_results(options.folder, keeps_content=options.keeps_content) as results,
     ):
         identity = identity_of(evaluation, dataset_stats.sha256)
-        record = await asyncio.to_thread(open_record, setup.output, evaluation, setup.targets, identity, setup.origin)
+        record = await asyncio.to_thread(open_record, options.folder, evaluation, setup.targets, identity, setup.origin)
         fingerprints = await _run_fingerprints(setup, info, graders, record)
 
         def open_cases() -> closing[Generator[Case, None, None]]:
@@ -74,7 +137,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
             for name, since in (info.different_since or {}).items()
             if name in fingerprints.targets
         }
-        record = record.with_command(setup.command, fingerprints, plan.to_wire(), setup.selection.to_wire())
+        record = record.with_command(options.command, fingerprints, plan.to_wire(), options.selection.to_wire())
         setup.on_plan(plan)
         session, record = await _open_session(setup, plan, record)
         run = _Run(
@@ -108,8 +171,8 @@ class _Run:
         setup, evaluation = self.setup, self.setup.evaluation
         info = await self.session.client.get_info()
         update_budget(self.progress_state, info, self.session)
-        error_limit = ErrorLimit(setup.error_policy)
-        await asyncio.to_thread(write_record, setup.output, record, self._summary(error_limit), ended=False)
+        error_limit = ErrorLimit(setup.options.error_policy)
+        await asyncio.to_thread(write_record, setup.options.folder, record, self._summary(error_limit), ended=False)
         run_id = self.session.session_id or info.session_id
         with span(semconv.run_span(evaluation.name, run_id)), logs.log_context(run_id=run_id):
             async with displayed_progress(setup, self.session, record, self.progress_state):
@@ -119,7 +182,7 @@ class _Run:
                     self.progress_state,
                     error_limit,
                     prompts=evaluation.prompts,
-                    concurrency=setup.concurrency,
+                    concurrency=setup.options.concurrency,
                 )
                 is_budget_spent = await scheduler.run(
                     self.open_cases,
@@ -127,10 +190,10 @@ class _Run:
                     _called_targets(setup),
                     repeats=evaluation.spec.repeats,
                 )
-        update_budget(self.progress_state, await self.session.client.get_info(), self.session)
+        update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record, findings = await _collect_findings(setup, self.session, record, self.results)
         summary = self._summary(error_limit, spent=is_budget_spent, calls_made_twice=record.calls_made_twice)
-        await asyncio.to_thread(write_record, setup.output, record, summary, ended=True, findings=findings)
+        await asyncio.to_thread(write_record, setup.options.folder, record, summary, ended=True, findings=findings)
         return summary
 
     def _summary(self, error_limit: ErrorLimit, *, spent: bool = False, calls_made_twice: int = 0) -> RunSummary:
@@ -152,7 +215,7 @@ class _Run:
 
     def _has_open_trials(self, summary: RunSummary) -> bool:
         """Whether the same command, or one that selects more, would execute any trial."""
-        policy, total = self.setup.rerun_policy, summary.total
+        policy, total = self.setup.options.rerun_policy, summary.total
         return bool(
             total.waiting
             or self.plan.not_selected
@@ -208,9 +271,9 @@ def _planner(setup: RunSetup, results: ResultFile, open_cases: OpenCases, finger
         prompts=setup.evaluation.prompts,
         repeats=setup.evaluation.spec.repeats,
         fingerprints=fingerprints,
-        policy=setup.rerun_policy,
+        policy=setup.options.rerun_policy,
         scoring=Scoring.of(setup.evaluation.spec),
-        selection=setup.selection,
+        selection=setup.options.selection,
         grader_limits=grader_limits(setup.evaluation),
     )
 
@@ -257,7 +320,7 @@ async def _run_fingerprints(
         graders=by_target,
         unavailable_graders=frozenset(setup.evaluation.unavailable_graders),
         models={**record.models, **models},
-        generation=record.generation + setup.regrades,
+        generation=record.generation + setup.options.regrades,
     )
 
 
@@ -273,7 +336,7 @@ def _grading_context(run: _Run, info: Info) -> GradingContext:
         graders=run.graders,
         judge_targets=setup.judge_targets,
         max_calls=info.max_calls,
-        process_slots=asyncio.Semaphore(setup.grader_concurrency),
+        process_slots=asyncio.Semaphore(setup.options.grader_concurrency),
         on_retry=lambda column, error: progress_state.target_gauges[column].record_retry(error),
         prices=setup.prices,
         fingerprints=run.fingerprints,
@@ -283,7 +346,7 @@ def _grading_context(run: _Run, info: Info) -> GradingContext:
 
 def _called_targets(setup: RunSetup) -> list[str]:
     """The targets under test that this command may call, or whose answers it grades."""
-    return [target for target in setup.targets if setup.selection.has_target(target)]
+    return [target for target in setup.targets if setup.options.selection.has_target(target)]
 
 
 def _target_references(setup: RunSetup, targets: Sequence[str]) -> Iterator[tuple[str, str]]:

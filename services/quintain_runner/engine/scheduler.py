@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from quintain.errors import Fault
-from quintain_runner.engine.error_limit import ErrorLimit
+from quintain_runner.engine.error_limit import ErrorLimit, StartGate
 from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
-from quintain_runner.engine.start_gate import StartGate
-from quintain_runner.engine.trial import run_trial
-from quintain_runner.engine.trial_budget import TrialBudget
+from quintain_runner.engine.trial import TrialBudget, run_trial
 from quintain_runner.plan.changes import Action, RerunPolicy, decide, needed_calls
 from quintain_runner.plan.trials import Trial, pending_trials, planned_questions
 from quintain_runner.progress.state import ProgressState
@@ -115,7 +113,9 @@ class TrialScheduler:
         if row.status is not RowStatus.GRADED:
             after = decide(row, case, target, fingerprints, policy).action
         calls_left = self._progress_state.calls_left
-        calls_left.add(trial.column, needed_calls(before, trial.kept, case, target, fingerprints), times=-1)
+        needed = needed_calls(before, trial.kept, case, target, fingerprints)
+        calls_left.add(trial.column, needed, times=-1)
+        self._progress_state.calls_open.add(trial.column, needed, times=-1)
         calls_left.add(trial.column, needed_calls(after, row, case, target, fingerprints))
 
     def _record_outcome(self, trial: Trial, row: Row, fault: Fault | None) -> bool:
@@ -123,9 +123,9 @@ class TrialScheduler:
         error = row.error
         changed = error.error if error is not None and error.code == TARGET_CHANGED else None
         self._error_limit.record(trial.target, fault, changed=changed)
-        for prompt in self._prompts:
-            gauge = self._progress_state.target_gauges[column_name(trial.target, prompt.name)]
-            gauge.is_parked = trial.target in self._error_limit.parked_targets
+        if trial.target in self._error_limit.parked_targets:
+            for prompt in self._prompts:
+                self._progress_state.target_gauges[column_name(trial.target, prompt.name)].is_parked = True
         return changed is not None
 
 

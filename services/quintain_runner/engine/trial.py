@@ -1,19 +1,22 @@
-"""Executes one trial: calls the target, runs the graders on the answer, and returns one result row."""
+"""Executes one trial: reserves its calls, calls the target, runs the graders, and returns one result row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
-from quintain import logs
 from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
-from quintain.errors import BudgetExhausted, Expired, Fault, ReplyExpired, TimedOut, WorkerLost
-from quintain.telemetry import semconv
-from quintain.telemetry.spans import span
-from quintain_runner.engine.trial_budget import TrialBudget
-from quintain_runner.graders.base import GradingContext
-from quintain_runner.graders.requirements import makes_no_calls
-from quintain_runner.graders.retry import call_with_retry
+from quintain.errors import BudgetExhausted, BusError, ConfigError, Fault, ReplyExpired
+from quintain.observe import logs, semconv
+from quintain.observe.spans import span
+from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession
+from quintain_runner.graders.retry import call_with_retry, is_in_doubt
 from quintain_runner.plan.changes import reusable_grader_row
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import (
@@ -23,12 +26,136 @@ from quintain_runner.results.row import (
     Row,
     RowError,
     RowStatus,
+    count_most_calls,
     target_changed_text,
 )
 from quintain_runner.results.row_content import Answer, RowCase
 
-#: Faults after which the outcome of a charged call is unknown.
-_UNKNOWN_OUTCOMES = (TimedOut, WorkerLost, Expired)
+#: How long a reservation of calls lasts, and the interval at which it is renewed, in seconds.
+RESERVATION_SECONDS, RENEWAL_SECONDS = 1200.0, 300.0
+
+
+@dataclass(slots=True)
+class _Reservation:
+    """The calls that are reserved for one trial, by request id, and the sessions of its graders, by name."""
+
+    request_ids: list[str] = field(default_factory=list)
+    sessions: dict[str, ReservedSession] = field(default_factory=dict)
+
+
+class TrialBudget:
+    """Decides whether the budget is enough for a whole trial.
+
+    ``is_scarce`` says whether calls are reserved at all: not if the budget is enough for everything. ``most_calls`` are
+    the most calls that one execution of each grader has made; a grader without a limit of its own is assumed to make as
+    many, at first 1.
+    """
+
+    def __init__(self, context: GradingContext, *, is_scarce: bool, most_calls: Counter[str] | None = None) -> None:
+        self.context, self.is_scarce = context, is_scarce
+        self._most_calls = Counter() if most_calls is None else most_calls
+        self._reserving_count = 0
+        self._released = asyncio.Event()
+        self._queue = asyncio.Lock()
+
+    def add_row(self, row: Row) -> None:
+        """Note how many calls the row's graders made."""
+        count_most_calls(self._most_calls, row)
+
+    @asynccontextmanager
+    async def reserved(self, trial: Trial) -> AsyncIterator[GradingContext]:
+        """Reserve the calls of a trial, and give the context that its graders run in; give back at the end what they
+        did not use.
+
+        Waits while other trials have reserved calls that they may not use. Raises `BudgetExhausted` if the calls are
+        not there, and any other `Fault` of reserving them.
+        """
+        planned = self._planned_calls(trial) if self.is_scarce else {}
+        if not planned:
+            yield self.context
+            return
+        reservation = await self._wait_for_reservation(trial, planned)
+        self._reserving_count += 1
+        is_over = asyncio.Event()
+        renewal = asyncio.create_task(self._renew(reservation.request_ids, is_over))
+        try:
+            yield replace(self.context, sessions=reservation.sessions)
+        finally:
+            is_over.set()
+            await asyncio.wait([renewal])
+            await self._release(reservation)
+            self._reserving_count -= 1
+            self._released.set()
+
+    def _planned_calls(self, trial: Trial) -> dict[str, PlannedCalls]:
+        """The calls of the graders that have to run, by their names."""
+        fingerprints = self.context.fingerprints
+        planned = {
+            grader.name: grader.planned_calls(trial, self.context, self._most_calls.get(grader.name, 1))
+            for grader in self.context.graders
+            if reusable_grader_row(trial.kept, grader.name, trial.fingerprints, fingerprints) is None
+        }
+        return {name: calls for name, calls in planned.items() if calls is not None}
+
+    async def _wait_for_reservation(self, trial: Trial, planned: dict[str, PlannedCalls]) -> _Reservation:
+        if not self._queue.locked():
+            with contextlib.suppress(BudgetExhausted):
+                return await self._reserve(trial, planned)
+        # One trial waits at a time, so that calls are not divided among many that all lack some.
+        async with self._queue:
+            while True:
+                self._released.clear()
+                try:
+                    return await self._reserve(trial, planned)
+                except BudgetExhausted:
+                    if not self._reserving_count:
+                        raise
+                await self._released.wait()
+
+    async def _reserve(self, trial: Trial, planned: dict[str, PlannedCalls]) -> _Reservation:
+        """Reserve all calls or none. A part is given back where the rest is refused."""
+        reservation, session = _Reservation(), self.context.session
+        own_ids = [calls.request_id for calls in planned.values() if calls.request_id is not None]
+        request_ids = own_ids if trial.kept is not None else [trial.request_id, *own_ids]
+        try:
+            if request_ids and await self._reserve_ids(request_ids):
+                reservation.request_ids = request_ids
+            for name, calls in planned.items():
+                if (request := calls.session) is not None:
+                    opened = await call_with_retry(partial(session.open_child, request))
+                    reservation.sessions[name] = ReservedSession.of(opened, request)
+        except BaseException:
+            await self._release(reservation)
+            raise
+        return reservation
+
+    async def _reserve_ids(self, request_ids: Sequence[str]) -> bool:
+        """Reserve calls by their ids. Returns False over HTTP, where that is not possible."""
+        session = self.context.session
+        try:
+            await call_with_retry(lambda: session.reserve_ids(request_ids, deadline_seconds=RESERVATION_SECONDS))
+        except ConfigError:
+            return False
+        return True
+
+    async def _renew(self, request_ids: Sequence[str], is_over: asyncio.Event) -> None:
+        """Renew the reservation of calls until the trial is over; a failure is repeated at the next interval."""
+        while request_ids:
+            try:
+                await asyncio.wait_for(is_over.wait(), RENEWAL_SECONDS)
+            except TimeoutError:
+                with contextlib.suppress(Fault, BusError):
+                    await self._reserve_ids(request_ids)
+            else:
+                return
+
+    async def _release(self, reservation: _Reservation) -> None:
+        """Give back what was not used. What cannot be given back now ends with its deadline."""
+        for reserved in reservation.sessions.values():
+            with contextlib.suppress(Fault, BusError):
+                await self.context.close_session(reserved.opened.token)
+        with contextlib.suppress(Fault, BusError):
+            await self.context.session.release(reservation.request_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +175,24 @@ class _GraderResults:
     """The results of a trial's graders.
 
     ``rows`` are by grader name. ``token_usage`` and ``calls`` are those of the graders that ran now.
-    ``error`` is the error of the grader after which grading stopped, or None.
-    ``budget_spent`` says whether that was for lack of budget.
+    ``error`` is the error of the grader after which grading stopped, or None. ``in_doubt`` says whether a call of that
+    grader may have been charged without an answer, ``may_lack_budget`` whether one may have been refused for the run's
+    budget, and ``budget_spent`` whether it failed for lack of budget.
     """
 
     rows: dict[str, GraderRow]
     token_usage: TokenUsage
     calls: int
     error: RowError | None = None
+    in_doubt: bool = False
+    may_lack_budget: bool = False
     budget_spent: bool = False
 
 
 async def run_trial(trial: Trial, context: GradingContext, budget: TrialBudget | None = None) -> TrialOutcome:
     """Execute one trial and return its row; a `Fault` becomes an error row, every other error is raised.
 
-    ``budget`` reserves its calls first; without it, or where the budget is enough for everything, none are reserved.
+    ``budget`` reserves its calls first; without it none are reserved.
 
     The trial is traced in a trace of its own, linked to the trace of the run, because one trace of thousands of trials
     would be too large to display.
@@ -73,16 +203,15 @@ async def run_trial(trial: Trial, context: GradingContext, budget: TrialBudget |
 
     with span(span_attributes, new_trace=True) as trial_span:
         outcome = await _run_reserved(trial, context, budget)
-        if outcome.row is not None:
-            row = context.scoring.applied_to(outcome.row, trial.case)
-            outcome = replace(outcome, row=row)
-            trial_span.set_attributes({semconv.OUTCOME: row.status.value})
-        return outcome
+        if (row := outcome.row) is None:
+            return outcome
+        trial_span.set_attributes({semconv.OUTCOME: row.status.value})
+        return TrialOutcome(context.scoring.applied_to(row, trial.case), outcome.budget_spent, outcome.target_fault)
 
 
 async def _run_reserved(trial: Trial, context: GradingContext, budget: TrialBudget | None) -> TrialOutcome:
     """Reserve the calls of the trial and of its graders, and execute it."""
-    if budget is None:
+    if budget is None or not budget.is_scarce:
         return await _run_trial_steps(trial, context)
     try:
         async with budget.reserved(trial) as reserved_context:
@@ -90,47 +219,41 @@ async def _run_reserved(trial: Trial, context: GradingContext, budget: TrialBudg
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
-        return TrialOutcome(row=_fault_row(trial, RowError(code=fault.code, error=fault.message), fault))
+        return TrialOutcome(row=_ungraded_row(trial, RowError(code=fault.code, error=fault.message)))
 
 
 async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcome:
     """Call the target, run the graders, and build the row."""
+    request_id, result = trial.request_id, None if trial.kept is None else trial.kept.result
     try:
-        kept = None if trial.kept is None else trial.kept.result
-        result = kept or await _call_target(trial, context)
+        if result is None:
+            result = await call_with_retry(
+                lambda: context.session.send(trial.request, request_id=request_id),
+                lambda error: context.on_retry(trial.column, error),
+            )
     except ReplyExpired:
         return await _run_trial_steps(trial.after_expired_reply(), context)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
         error = RowError(
-            code=fault.code, error=fault.message, request_id=trial.request_id, provider_error=fault.provider_error
+            code=fault.code, error=fault.message, request_id=request_id, provider_error=fault.provider_error
         )
-        return TrialOutcome(row=_fault_row(trial, error, fault), target_fault=fault)
-    if trial.target_fingerprint is not None and result.target_fingerprint != trial.target_fingerprint:
-        error = RowError(code=TARGET_CHANGED, error=target_changed_text(trial.target), request_id=trial.request_id)
-        return TrialOutcome(row=_fault_row(trial, error, result))
+        row = _ungraded_row(trial, error, calls=int(fault.charged is not False), in_doubt=is_in_doubt(fault))
+        return TrialOutcome(row=row, target_fault=fault)
+    planned = trial.fingerprints.target
+    if planned is not None and result.target_fingerprint != planned:
+        error = RowError(code=TARGET_CHANGED, error=target_changed_text(trial.target), request_id=request_id)
+        return TrialOutcome(row=_ungraded_row(trial, error, calls=1, token_usage=result.token_usage or NO_TOKENS))
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
     grader_results = await _grade_all(trial, result, context)
-    if (
-        grader_results.error is not None
-        and _may_lack_budget(grader_results, context)
-        and await _is_budget_spent(context)
+    failure = grader_results.error
+    if failure is not None and (
+        failure.code == BUDGET_EXHAUSTED or (grader_results.may_lack_budget and await _is_budget_spent(context))
     ):
-        grader_results = replace(
-            grader_results, budget_spent=True, error=_budget_error(grader_results.error, context.max_calls)
-        )
-    return TrialOutcome(row=_graded_row(trial, result, grader_results), budget_spent=grader_results.budget_spent)
-
-
-async def _call_target(trial: Trial, context: GradingContext) -> Result:
-    """Call the target, with retries, under the trial's request id."""
-    request, request_id = trial.request, trial.request_id
-    return await call_with_retry(
-        lambda: context.session.send(request, request_id=request_id),
-        lambda error: context.on_retry(trial.column, error),
-    )
+        grader_results = replace(grader_results, budget_spent=True, error=_budget_error(failure, context.max_calls))
+    return TrialOutcome(_graded_row(trial, request_id, result, grader_results), grader_results.budget_spent)
 
 
 async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _GraderResults:
@@ -151,27 +274,16 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
             return _GraderResults(
                 rows, usage, calls, RowError(code=fault.code, error=f"grader {grader.name}: {fault.message}")
             )
-        rows[grader.name] = grading.row.model_copy(
-            update={"fingerprint": fingerprints.get(grader.name), "generation": generation}
-        )
+        rows[grader.name] = grading.row.with_fields(fingerprint=fingerprints.get(grader.name), generation=generation)
         usage += grading.token_usage
         calls += grading.row.calls
         if grading.row.error is not None:
             message = f"grader {grader.name}: {grading.row.error}"
-            return _GraderResults(rows, usage, calls, RowError(code=grading.error_code, error=message))
+            error = RowError(code=grading.error_code, error=message)
+            return _GraderResults(
+                rows, usage, calls, error, in_doubt=grading.in_doubt, may_lack_budget=grading.may_lack_budget
+            )
     return _GraderResults(rows, usage, calls)
-
-
-def _may_lack_budget(grader_results: _GraderResults, context: GradingContext) -> bool:
-    """Whether a spent budget can be the reason of a grader's failure.
-
-    It cannot if that grader makes no calls, or has made fewer than were reserved for it.
-    """
-    failed = {name: row for name, row in grader_results.rows.items() if row.error is not None}
-    if any(makes_no_calls(grader) for grader in context.graders if grader.name in failed):
-        return False
-    reserved = {name: context.sessions[name].calls for name in failed if name in context.sessions}
-    return all(failed[name].calls >= calls for name, calls in reserved.items())
 
 
 async def _is_budget_spent(context: GradingContext) -> bool:
@@ -190,12 +302,11 @@ def _budget_error(error: RowError, max_calls: int) -> RowError:
     return RowError(code=BUDGET_EXHAUSTED, error=message)
 
 
-def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
-    """The row of a trial without a usable answer: a fault, or a result of a different configuration."""
-    is_unknown = isinstance(answer, Fault) and answer.charged is None
-    in_doubt = is_unknown or (isinstance(answer, _UNKNOWN_OUTCOMES) and answer.charged)
+def _ungraded_row(
+    trial: Trial, error: RowError, *, calls: int = 0, token_usage: TokenUsage = NO_TOKENS, in_doubt: bool = False
+) -> Row:
+    """The row of a trial without a usable answer; ``calls`` of its target were charged, or perhaps charged, now."""
     earlier = _earlier_spending(trial)
-    usage = (answer.token_usage if isinstance(answer, Result) else None) or NO_TOKENS
     return Row(
         case_id=trial.case.id,
         target=trial.target,
@@ -205,15 +316,16 @@ def _fault_row(trial: Trial, error: RowError, answer: Fault | Result) -> Row:
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
         case=RowCase.of(trial.case),
         error=error,
-        calls=earlier.calls + int(isinstance(answer, Result) or answer.charged is not False),
-        token_usage=earlier.token_usage + usage,
+        calls=earlier.calls + calls,
+        token_usage=earlier.token_usage + token_usage,
         fingerprints=trial.fingerprints,
     )
 
 
-def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) -> Row:
+def _graded_row(trial: Trial, request_id: str, result: Result, grader_results: _GraderResults) -> Row:
     """The row of a trial whose target answered, not yet with its score: the graders' verdicts, or the error of one."""
     earlier = _earlier_spending(trial)
+    failed = RowStatus.IN_DOUBT if grader_results.in_doubt else RowStatus.ERROR
     call_usage = NO_TOKENS if earlier.includes_this_call else result.token_usage or NO_TOKENS
     return Row(
         case_id=trial.case.id,
@@ -221,7 +333,7 @@ def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) ->
         prompt=trial.prompt,
         repeat=trial.repeat,
         tries=trial.tries,
-        status=RowStatus.ERROR if grader_results.error else RowStatus.GRADED,
+        status=failed if grader_results.error else RowStatus.GRADED,
         case=RowCase.of(trial.case),
         output=result.raw_text,
         graders=grader_results.rows,
@@ -230,7 +342,7 @@ def _graded_row(trial: Trial, result: Result, grader_results: _GraderResults) ->
         token_usage=earlier.token_usage + call_usage + grader_results.token_usage,
         duration_ms=result.duration_ms,
         fingerprints=trial.fingerprints,
-        answer=(trial.kept and trial.kept.answer) or Answer.of(result, trial.request_id),
+        answer=(trial.kept and trial.kept.answer) or Answer.of(result, request_id),
         stale=list(trial.stale) or None,
         stale_kept=bool(trial.stale),
     )

@@ -12,11 +12,11 @@ from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.errors import QuintainError
+from quintain_runner.graders.environment import GraderEnvironment
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.scoring import Scoring
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
-from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.graders import JudgeGrader, ProgramGrader
 
 #: Reads the counters of a session by that session's token.
@@ -93,11 +93,18 @@ class GradingContext:
 
 @dataclass(frozen=True, slots=True)
 class GradingResult:
-    """The result of one grader: its row, the tokens it used, and the code of its error if it failed."""
+    """The result of one grader: its row, the tokens it used, and the code of its error if it failed.
+
+    ``in_doubt`` says that it failed, and that a call of it may have been charged without an answer.
+    ``may_lack_budget`` says that it failed, and that a call of it may have been refused for the run's budget: by its
+    own limit it had calls left.
+    """
 
     row: GraderRow
     token_usage: TokenUsage
     error_code: str = GRADER_FAILED
+    in_doubt: bool = False
+    may_lack_budget: bool = False
 
 
 class GraderRunner(Protocol):

@@ -20,8 +20,8 @@ from quintain_runner.graders.base import GradingContext, GradingResult
 from quintain_runner.graders.verdict_parser import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
-from quintain_runner.results.verdict import Check, Verdict
-from quintain_runner.spec.files import read_text_file
+from quintain_runner.results.row_content import Check, Verdict
+from quintain_runner.spec.files import InvalidJson, extract_fenced_json, read_json, read_text_file
 from quintain_runner.spec.graders import (
     BuiltinGrader,
     ContainsGrader,
@@ -31,7 +31,6 @@ from quintain_runner.spec.graders import (
     RegexGrader,
 )
 from quintain_runner.spec.patterns import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern, pattern_problem
-from quintain_runner.spec.strict_json import InvalidJson, extract_fenced_json, read_json
 
 #: A number as people and models write it: 1,234.5 or .5 or -2e3. Digits next to letters or further points (versions,
 #: 42nd) are not numbers.

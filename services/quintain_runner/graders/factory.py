@@ -20,8 +20,7 @@ from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
 from quintain_runner.graders.judge import JudgeGraderRunner
-from quintain_runner.graders.process import GraderCommand
-from quintain_runner.graders.process_pool import GraderProcessPool
+from quintain_runner.graders.process import GraderCommand, GraderProcessPool
 from quintain_runner.graders.program import (
     ProgramGraderRunner,
     function_executor,

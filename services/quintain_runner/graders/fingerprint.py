@@ -1,13 +1,14 @@
 """Fingerprints of graders: their specification, the bytes of what they run, and the fingerprint of who judges.
 
-Not seen: what a module or program imports or reads, unless ``depends_on`` names it; the targets that a program calls
-beside its default one; and Quintain's own built-in graders.
+What a Python program or module imports from its own folders counts with it. Not seen: what else it imports or reads,
+unless ``depends_on`` names it; the targets that a program calls beside its default one; and Quintain's own built-in
+graders.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from quintain.config.fingerprint import (
@@ -15,8 +16,11 @@ from quintain.config.fingerprint import (
     dependency_digests,
     file_digest,
     fingerprint_of,
-    module_digest,
+    import_digests,
+    module_digests,
+    unseen_warnings,
 )
+from quintain.config.python_imports import command_imports
 from quintain_runner.graders.base import GraderRunner, judge_target_of
 from quintain_runner.graders.program import ProgramGraderRunner
 from quintain_runner.spec.evaluation import Evaluation
@@ -75,6 +79,17 @@ async def grader_fingerprints(
     }
 
 
+def unseen_files(evaluation: Evaluation, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each grader whose program or module imports what cannot be followed."""
+    for index, spec in enumerate(evaluation.spec.graders):
+        place = f"{evaluation.path}: graders[{index}] ({spec.name})"
+        if isinstance(spec, CommandGrader):
+            imports = command_imports(spec.command, evaluation.folder / (spec.cwd or "."), {**env, **spec.env})
+            yield from unseen_warnings(place, imports, spec.depends_on)
+        elif isinstance(spec, FunctionGrader):
+            yield from unseen_warnings(place, module_digests(spec.function, evaluation.folder)[1], spec.depends_on)
+
+
 def _for_target(
     graders: Iterable[tuple[GraderSpec, str | None]],
     target: str,
@@ -96,10 +111,13 @@ def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> 
     values["depends_on"] = dependency_digests(spec.depends_on, folder)
     match spec:
         case CommandGrader():
-            values["command"] = command_digests(spec.command, folder / (spec.cwd or "."), env)
+            cwd = folder / (spec.cwd or ".")
+            imports = command_imports(spec.command, cwd, {**env, **spec.env})
+            values["command"] = [*command_digests(spec.command, cwd, env), *import_digests(imports.files)]
             values.pop("cwd")
         case FunctionGrader():
-            values["function"] = [spec.function.partition(":")[2], module_digest(spec.function, folder)]
+            digest, imports = module_digests(spec.function, folder)
+            values["function"] = [spec.function.partition(":")[2], digest, *import_digests(imports.files)]
         case JudgeGrader():
             values["prompt"] = file_digest(folder / spec.prompt)
         case JsonSchemaGrader(json_schema=str() as path):

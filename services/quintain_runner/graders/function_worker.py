@@ -21,8 +21,8 @@ from pydantic import BaseModel
 import quintain
 from quintain.contracts.token import mask_tokens
 from quintain.graders import Grader, GraderInput
-from quintain.telemetry import semconv
-from quintain.telemetry.spans import span_in_trace
+from quintain.observe import semconv
+from quintain.observe.spans import span_in_trace
 
 #: The most characters of an exception's message that an error shows.
 _MAX_ERROR_CHARACTERS = 300

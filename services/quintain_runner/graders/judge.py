@@ -20,13 +20,17 @@ from quintain.errors import Fault, ReplyExpired
 from quintain.graders import Case
 from quintain_runner.dataset.reader import expected_text
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls, judge_target_of
-from quintain_runner.graders.retry import call_with_retry
-from quintain_runner.graders.verdict_parser import GraderError, verdict_from_fields
+from quintain_runner.graders.retry import call_with_retry, is_in_doubt
+from quintain_runner.graders.verdict_parser import PASS_FIELDS, GraderError, verdict_from_fields
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
-from quintain_runner.results.verdict import Verdict
+from quintain_runner.results.row_content import Verdict
+from quintain_runner.spec.files import InvalidJson, extract_fenced_json, read_json
 from quintain_runner.spec.graders import JudgeGrader
-from quintain_runner.spec.strict_json import InvalidJson, extract_fenced_json, read_json
+from quintain_runner.spec.prompts import case_field
+
+#: The sections that Quintain has itself; others are the fields of a case's metadata.
+OWN_SECTIONS: Final = ("question", "messages", "system_prompt", "expected", "output")
 
 #: The most characters of an invalid reply that its error shows.
 _MAX_REPLY_CHARACTERS = 100
@@ -63,7 +67,7 @@ def build_judge_request(
     ``prompt`` is the judge's instructions, ``show`` names the sections that it sees, and ``structured`` requests output
     that follows the verdict's schema.
     """
-    sections = [(name, text) for name in show if (text := _section_text(name, case, answer)) is not None]
+    sections = [(name, text) for name in show if (text := section_text(name, case, answer)) is not None]
     delimiter = _section_delimiter(prompt, sections)
     body = "\n\n".join(f"<{delimiter} {name}>\n{text}\n</{delimiter} {name}>" for name, text in sections)
     return InvokeRequest(
@@ -83,26 +87,31 @@ def parse_judgement(reply: str) -> Verdict:
         raise GraderError(
             f"The judge gave no verdict ({json_error}); its reply begins with {_reply_beginning(reply)}"
         ) from None
-    if not isinstance(value, dict) or ("pass" not in value and "score" not in value):
+    if not isinstance(value, dict) or not value.keys() & {"score", *PASS_FIELDS}:
         raise GraderError(f"The judge's reply is JSON without pass and score; it begins with {_reply_beginning(reply)}")
     try:
-        return verdict_from_fields({key: value.get(key) for key in ("pass", "score", "reason")})
+        return verdict_from_fields({key: value.get(key) for key in ("score", "reason", *PASS_FIELDS)})
     except GraderError as error:
         raise GraderError(f"The judge's verdict cannot be used. {error.message}") from None
 
 
-def _section_text(name: str, case: Case, answer: str) -> str | None:
+def section_text(name: str, case: Case, answer: str) -> str | None:
     """The text of a section, or None if the case has no such field."""
-    case_fields = {
-        "question": case.question_text,
-        "expected": expected_text(case),
-        "output": answer,
-        "system_prompt": case.system_prompt,
-    }
-    if name in case_fields:
-        return case_fields[name]
-    value = case.metadata.get(name)
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    match name:
+        case "question":
+            return case.question_text
+        case "expected":
+            return expected_text(case)
+        case "output":
+            return answer
+        case "messages":
+            messages = [
+                message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in case.messages or ()
+            ]
+            return json.dumps(messages, ensure_ascii=False) if messages else None
+        case _:
+            value = case_field(case, name)
+            return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _section_delimiter(prompt: str, sections: Sequence[tuple[str, str]]) -> str:
@@ -177,7 +186,9 @@ class JudgeGraderRunner:
             return await self._ask(trial, answer, context, spent_calls=spent_calls + 1)
         except Fault as fault:
             row = GraderRow(error=fault.message, calls=spent_calls + int(fault.charged is not False))
-            return GradingResult(_with_id(row, request_id), NO_TOKENS, error_code=fault.code)
+            return GradingResult(
+                _with_id(row, request_id), NO_TOKENS, error_code=fault.code, in_doubt=is_in_doubt(fault)
+            )
         spent_calls += 1
         expected_fingerprint = context.fingerprints.targets.get(request.target or "")
         if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:

@@ -11,20 +11,18 @@ from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.graders import GraderInput
-from quintain.telemetry.spans import current_traceparent
-from quintain.telemetry.trace_context import TRACEPARENT_VARIABLE
+from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,
     GradingResult,
     PlannedCalls,
+    ReservedSession,
     judge_target_of,
 )
 from quintain_runner.graders.function_worker import FunctionRequest, SessionConnection
-from quintain_runner.graders.input import AnswerMetadata, JsonObject, build_grader_input
-from quintain_runner.graders.input_files import temporary_grader_files
-from quintain_runner.graders.process import GraderCommand, run_grader
-from quintain_runner.graders.process_pool import GraderProcessPool
+from quintain_runner.graders.input import AnswerMetadata, JsonObject, build_grader_input, temporary_grader_files
+from quintain_runner.graders.process import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.retry import call_with_retry
 from quintain_runner.graders.verdict_parser import GraderError, parse_verdict
 from quintain_runner.plan.trials import Trial
@@ -97,7 +95,8 @@ class ProgramGraderRunner:
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Open a child session, execute the grader, and read what it spent; see `GraderRunner.grade`."""
         async with context.process_slots:
-            session = await self._session(trial, context) if self.needs_session else None
+            reserved = context.reserved_session(self.name)
+            session = await self._session(trial, context, reserved) if self.needs_session else None
             session_variables = {} if session is None else context.environment.session_variables(session.token)
             try:
                 price = context.prices.get(trial.target)
@@ -118,8 +117,15 @@ class ProgramGraderRunner:
         token = session.token
         # Counters that cannot be read are an error, never zero: this may raise.
         session_info = await call_with_retry(lambda: context.read_session_info(token))
-        row = row.model_copy(update={"calls": session_info.call_count, "session_id": session.session_id})
-        return GradingResult(row, session_info.token_usage)
+        calls, own_limit = session_info.call_count, self.spec.target.max_calls
+        row = row.model_copy(update={"calls": calls, "session_id": session.session_id})
+        if row.error is not None and calls >= own_limit:
+            limit_note = f"(it made all calls of its own limit, target: {{max_calls: {own_limit}}})"
+            row = row.model_copy(update={"error": f"{row.error} {limit_note}"})
+        # Those that still run have nobody left who waits for their answer.
+        in_doubt = row.error is not None and bool(session_info.in_doubt or session_info.running)
+        may_lack_budget = row.error is not None and (0 if reserved is None else reserved.calls) <= calls < own_limit
+        return GradingResult(row, session_info.token_usage, in_doubt=in_doubt, may_lack_budget=may_lack_budget)
 
     def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls | None:
         """Implements `GraderRunner.planned_calls`: all that the evaluation file allows it, else as many as expected."""
@@ -141,9 +147,8 @@ class ProgramGraderRunner:
             label=f"{context.run_name}/{trial.case.id}/{self.name}"[:_LABEL_LENGTH],
         )
 
-    async def _session(self, trial: Trial, context: GradingContext) -> SessionOpened:
+    async def _session(self, trial: Trial, context: GradingContext, reserved: ReservedSession | None) -> SessionOpened:
         """The session that was opened before the trial began, or a new one."""
-        reserved = context.reserved_session(self.name)
         if reserved is not None:
             return reserved.opened
         request = self._session_request(trial, context)

@@ -13,9 +13,9 @@ from quintain_runner.dataset.reader import expected_text
 from quintain_runner.dataset.requirements import CaseRequirement
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, parse_number
+from quintain_runner.graders.judge import OWN_SECTIONS, section_text
 from quintain_runner.graders.program import ProgramGraderRunner
-from quintain_runner.plan.trials import Trial
-from quintain_runner.spec.case_fields import case_field
+from quintain_runner.plan.trials import request_of
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import (
     ContainsGrader,
@@ -25,7 +25,7 @@ from quintain_runner.spec.graders import (
     NumericGrader,
     grader_kind,
 )
-from quintain_runner.spec.prompts import Prompt
+from quintain_runner.spec.prompts import Prompt, case_field
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).
 _MAX_BYTES_PER_CHARACTER = 6
@@ -41,19 +41,26 @@ def case_requirements(evaluation: Evaluation, targets: Collection[str]) -> tuple
     """
     spec = evaluation.spec
     asking = (requirement for prompt in evaluation.prompts for requirement in _prompt_requirements(prompt))
-    return (*_grading_requirements(spec), *asking, _size_requirement(evaluation, targets))
+    sections = _section_requirements(evaluation)
+    return (*_grading_requirements(spec), *sections, *asking, _size_requirement(evaluation, targets))
+
+
+def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
+    """The fields of a case that the evaluation file names: in prompts, ``where``, ``by`` and what judges see."""
+    spec = evaluation.spec
+    shown = (field for grader in spec.graders if isinstance(grader, JudgeGrader) for field in grader.show)
+    prompted = (field for prompt in evaluation.prompts for field in prompt.fields)
+    return frozenset(field.partition(".")[0] for field in (*shown, *prompted, *spec.dataset.where, *spec.by))
 
 
 def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
     """The names of the graders that make no calls: built-in ones except judges, and functions that take no session."""
-    return frozenset(grader.name for grader in graders if makes_no_calls(grader))
-
-
-def makes_no_calls(grader: GraderRunner) -> bool:
-    """Whether a grader makes no calls, so that it cannot fail for lack of budget."""
-    if isinstance(grader, ProgramGraderRunner):
-        return not grader.needs_session
-    return isinstance(grader, BuiltinGraderRunner)
+    return frozenset(
+        grader.name
+        for grader in graders
+        if isinstance(grader, BuiltinGraderRunner)
+        or (isinstance(grader, ProgramGraderRunner) and not grader.needs_session)
+    )
 
 
 def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
@@ -72,6 +79,25 @@ def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
             problem="an expected that is not a number",
             reason=f"needed by {_grader_names(numeric)}",
             fix="write a number, leave them out with where, or take another grader",
+        )
+
+
+def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
+    """Each section that a judge is to be shown and that not every case has."""
+    judges = [grader for grader in evaluation.spec.graders if isinstance(grader, JudgeGrader)]
+    for name in dict.fromkeys(name for judge in judges for name in judge.show):
+        if name in {"question", "expected", "output"}:
+            continue
+        showing = _grader_names(judge for judge in judges if name in judge.show)
+        yield CaseRequirement(
+            is_met=lambda case, name=name: any(  # type: ignore[misc]
+                section_text(name, prompt.apply(case), "") is not None for prompt in evaluation.prompts
+            ),
+            problem=f"no field {name!r}",
+            reason=f"{showing} has it in show, and would not see it",
+            fix="add it to them, or take it out of show",
+            field=name,
+            own_fields=OWN_SECTIONS,
         )
 
 
@@ -126,7 +152,7 @@ def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseR
         ):
             return True
         try:
-            body = Trial(case=case, target=target, repeat=evaluation.spec.repeats).request.to_wire()
+            body = request_of(case, target, evaluation.spec.repeats).to_wire()
         except (BadRequest, ValidationError):
             # The text is empty or not valid Unicode, which is another error.
             return True

@@ -7,7 +7,20 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from quintain.errors import BudgetUnavailable, Expired, Fault, GatewayUnavailable, Overloaded, QuintainError, Throttled
+from quintain.errors import (
+    BudgetUnavailable,
+    Expired,
+    Fault,
+    GatewayUnavailable,
+    Overloaded,
+    QuintainError,
+    Rejected,
+    ReplyTooLarge,
+    Throttled,
+)
+
+#: Charged faults whose outcome is known: the provider answered, and the answer is of no use.
+ANSWERED_FAULTS = (Rejected, ReplyTooLarge)
 
 #: The errors after which an uncharged call is retried, and how often. Throttled and Expired have few retries, because
 #: each of them already waited for a whole deadline. Provider errors are not retried, because the worker has done that;
@@ -24,6 +37,11 @@ MAX_RETRIES: Final[dict[type[QuintainError], int]] = {
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 15.0
 
 Returned = TypeVar("Returned")
+
+
+def is_in_doubt(fault: Fault) -> bool:
+    """Whether a call ended charged, or perhaps charged, and without an answer: to ask again may be charged again."""
+    return fault.charged is not False and not isinstance(fault, ANSWERED_FAULTS)
 
 
 def ignore_retry(_: QuintainError) -> None:

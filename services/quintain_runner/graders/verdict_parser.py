@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue, TypeAdapter
 
 from quintain.errors import QuintainError
-from quintain_runner.results.verdict import Check, Verdict
+from quintain_runner.results.row_content import Check, Verdict
+from quintain_runner.spec.files import InvalidJson, unique_keys
 
 #: The lowest score that passes, if the grader does not return ``pass``.
 PASS_SCORE = 0.5
@@ -16,11 +17,14 @@ PASS_SCORE = 0.5
 #: A minimal valid output, for error messages.
 EXAMPLE_OUTPUT = '{"score": 1.0, "reason": "the answer is right"}'
 
+_CHECK_KEYS = '{"text": …, "pass" or "passed": true or false}, and optionally id, score, reason and evidence'
+
 #: The most characters of a grader's own error message that are shown.
 _MAX_ERROR_CHARACTERS = 300
 
-#: The fields that hold a list of checks, and the key with which each check says that it passed.
-_CHECK_LISTS = (("checks", "pass"), ("assertions", "passed"))
+#: The fields that hold a list of checks, and those with which a check, or the verdict itself, says that it passed.
+_CHECK_LISTS = ("checks", "assertions")
+PASS_FIELDS = ("pass", "passed")
 
 #: The fields of AgentV's first format with a list of texts, and whether these checks passed.
 _TEXT_LISTS = (("hits", True), ("misses", False))
@@ -48,9 +52,7 @@ def verdict_from_fields(fields: Mapping[str, object]) -> Verdict:
     if error is not None:
         raise GraderError(f"It reported an error: {error[:_MAX_ERROR_CHARACTERS]}")
     checks = tuple(_parse_checks(fields))
-    score, passed = _parse_score(fields.get("score"), "score"), fields.get("pass")
-    if passed is not None and not isinstance(passed, bool):
-        raise GraderError("It printed a pass that is neither true nor false")
+    score, passed = _parse_score(fields.get("score"), "score"), _parse_pass(fields, "")
     if score is None:
         score = _derive_score(checks, passed=passed)
     return Verdict(
@@ -66,7 +68,9 @@ def _parse_object(stdout: bytes) -> dict[str, object]:
     """The JSON object in a grader's stdout. Raises `GraderError`."""
     try:
         text = stdout.decode("utf-8-sig").strip()
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unique_keys)
+    except InvalidJson as twice:
+        raise GraderError(f"Its JSON is ambiguous: {twice}") from None
     except (ValueError, RecursionError):
         beginning = stdout[:100].decode(errors="replace").strip()
         what = f"its output begins with {beginning!r}" if beginning else "its output is empty"
@@ -85,27 +89,52 @@ def _derive_score(checks: tuple[Check, ...], *, passed: bool | None) -> float:
         return sum(scores) / len(scores)
     if passed is not None:
         return float(passed)
-    raise GraderError(f"Its JSON has none of score, pass, checks, assertions, hits and misses; print {EXAMPLE_OUTPUT}")
+    raise GraderError(
+        f"Its JSON has none of score, pass, passed, checks, assertions, hits and misses; print {EXAMPLE_OUTPUT}"
+    )
 
 
 def _parse_checks(fields: Mapping[str, object]) -> Iterator[Check]:
     """The checks of a verdict in any format."""
-    for name, pass_key in _CHECK_LISTS:
-        for number, item in enumerate(_as_list(fields.get(name))):
-            # Items that are not checks are skipped, as in AgentV.
-            if isinstance(item, dict) and isinstance(item.get("text"), str):
-                yield Check(
-                    id=_parse_text(item.get("id")),
-                    text=_replace_lone_surrogates(item["text"]),
-                    passed=item.get(pass_key) is True,
-                    score=_parse_score(item.get("score"), f"{name}[{number}].score"),
-                    reason=_parse_text(item.get("reason")),
-                    evidence=_parse_text(item.get("evidence")),
-                )
-    for name, passed in _TEXT_LISTS:
-        for item in _as_list(fields.get(name)):
-            if isinstance(item, str):
-                yield Check(text=_replace_lone_surrogates(item), passed=passed)
+    for name in _CHECK_LISTS:
+        for place, item in _items(fields, name):
+            yield _parse_check(item, place)
+    for name, is_hit in _TEXT_LISTS:
+        for place, item in _items(fields, name):
+            if not isinstance(item, str):
+                raise GraderError(f"Its {place} is not a text")
+            yield Check(text=_replace_lone_surrogates(item), passed=is_hit)
+
+
+def _parse_check(item: object, place: str) -> Check:
+    """A check of a list. Raises `GraderError` if it does not say whether it passed."""
+    if not isinstance(item, dict) or not isinstance(item.get("text"), str):
+        raise GraderError(f"Its {place} is not a check; print {_CHECK_KEYS}")
+    score, passed = _parse_score(item.get("score"), f"{place}.score"), _parse_pass(item, f"{place}.")
+    if passed is None and score is None:
+        raise GraderError(f"Its {place} has none of pass, passed and score; print {_CHECK_KEYS}")
+    return Check(
+        id=_parse_text(item.get("id")),
+        text=_replace_lone_surrogates(item["text"]),
+        passed=(score or 0) >= PASS_SCORE if passed is None else passed,
+        score=score,
+        reason=_parse_text(item.get("reason")),
+        evidence=_parse_text(item.get("evidence")),
+    )
+
+
+def _parse_pass(fields: Mapping[str, object], prefix: str) -> bool | None:
+    """Whether a verdict or a check passed, by either field; None if it has neither. ``prefix`` is its place.
+
+    Raises `GraderError` if one is neither true nor false, or if they contradict each other.
+    """
+    said = {name: fields[name] for name in PASS_FIELDS if fields.get(name) is not None}
+    for name, value in said.items():
+        if not isinstance(value, bool):
+            raise GraderError(f"Its {prefix}{name} is neither true nor false")
+    if len(set(said.values())) > 1:
+        raise GraderError(f"Its {prefix}pass and {prefix}passed contradict each other; print one of them")
+    return any(said.values()) if said else None
 
 
 def _parse_details(value: object) -> dict[str, JsonValue] | None:
@@ -119,9 +148,12 @@ def _parse_details(value: object) -> dict[str, JsonValue] | None:
         raise GraderError("Its details cannot be stored as JSON: they contain NaN, or are nested too deeply") from None
 
 
-def _as_list(value: object) -> list[object]:
-    """The value if it is a list, else an empty list."""
-    return value if isinstance(value, list) else []
+def _items(fields: Mapping[str, object], name: str) -> Iterator[tuple[str, object]]:
+    """The items of a field that is a list or absent, each with its place. Raises `GraderError`."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, list):
+        raise GraderError(f"Its {name} is not a list")
+    return ((f"{name}[{number}]", item) for number, item in enumerate(value or []))
 
 
 def _parse_score(value: object, where: str) -> float | None:

@@ -6,10 +6,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from quintain.config.fingerprint import fingerprint_of
 from quintain.graders import Case
-from quintain_runner.results.calls_left import NeededCalls
-from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
+from quintain_runner.results.counts import NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
+
+
+def input_fingerprint(case: Case) -> str:
+    """The fingerprint of what decides the answer: the question or the messages, the system prompt, and the settings."""
+    values = case.model_dump(mode="json", include={"question", "messages", "system_prompt"})
+    if case.settings is not None:
+        values["settings"] = case.settings.model_dump(mode="json", exclude_none=True)
+    return fingerprint_of(values)
+
+
+def grading_fingerprint(case: Case) -> str:
+    """The fingerprint of what only graders see: ``expected``, and the fields that have no meaning of their own."""
+    return fingerprint_of(case.model_dump(mode="json", include={"expected", "metadata"}))
+
 
 #: The change of a row whose case the dataset does not have any more.
 NOT_IN_DATASET = "the case is not in the dataset"
@@ -41,7 +55,7 @@ class RunFingerprints:
 
     def row_fingerprints(self, case: Case, target: str) -> RowFingerprints:
         """What a row of this case and target is made of now."""
-        return RowFingerprints(
+        return RowFingerprints.unchecked(
             input=input_fingerprint(case), grading=grading_fingerprint(case), target=self.targets.get(target)
         )
 
@@ -114,13 +128,13 @@ def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerpri
     is_kept = row.status is RowStatus.GRADED or not policy.should_rerun(row.status)
     if policy.keep_stale and (asking or grading) and is_kept:
         return Decision(Action.KEEP, (*asking, *grading))
-    if asking or row.status is RowStatus.IN_DOUBT:
-        return Decision(Action.KEEP if is_kept and not asking else Action.ASK, asking)
+    if asking:
+        return Decision(Action.ASK, asking)
     if grading:
         return _grade_again(row, grading)
-    if row.status is RowStatus.ERROR and not is_kept:
-        return Decision(Action.GRADE if row.is_gradable else Action.ASK)
-    return Decision(Action.KEEP)
+    if is_kept:
+        return Decision(Action.KEEP)
+    return Decision(Action.GRADE if row.is_gradable else Action.ASK)
 
 
 def _asks_the_same(row: Row, case: Case) -> bool:

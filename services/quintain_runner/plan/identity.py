@@ -10,9 +10,8 @@ from pydantic import Field
 
 from quintain.contracts.message import Message
 from quintain.graders import Case
-from quintain_runner.plan.changes import RunFingerprints
-from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
-from quintain_runner.results.key_hash import key_hash
+from quintain_runner.plan.changes import RunFingerprints, grading_fingerprint, input_fingerprint
+from quintain_runner.results.row_index import key_hash
 
 
 class PlanIdentity(Message):

@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from quintain.graders import Case
 from quintain_runner.results.row import GraderRow, Row, RowStatus
-from quintain_runner.spec.case_fields import case_field
 from quintain_runner.spec.evaluation import EvaluationSpec
+from quintain_runner.spec.prompts import case_field
 
 #: The tag of a case that has no value of the field.
 NO_VALUE = "(none)"
@@ -37,12 +37,11 @@ class Scoring:
         has_weights = all(grader.weight == self.weights.get(name, 1.0) for name, grader in row.graders.items())
         if has_score and has_weights and tags == row.tags:
             return row
-        graders = {
-            name: grader.model_copy(update={"weight": self.weights.get(name, 1.0)})
-            for name, grader in row.graders.items()
-        }
+        graders = row.graders
+        if not has_weights:
+            graders = {name: one.with_fields(weight=self.weights.get(name, 1.0)) for name, one in graders.items()}
         score = _weighted_mean(graders.values()) if row.status is RowStatus.GRADED else row.score
-        return row.model_copy(update={"graders": graders, "score": score, "tags": tags})
+        return row.with_fields(graders=graders, score=score, tags=tags)
 
 
 def _weighted_mean(graders: Collection[GraderRow]) -> float | None:

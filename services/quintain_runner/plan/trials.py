@@ -1,4 +1,4 @@
-"""The trials of a run: one for every case, target, prompt and repeat without a graded row. No I/O."""
+"""The trials of a run, and the part of them that one command executes. No I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,57 @@ from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
-from quintain_runner.results.case_fingerprints import grading_fingerprint, input_fingerprint
 from quintain_runner.results.row import NO_STATS, Row, RowFingerprints, RowKey, RowStats, column_name
 from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.files import suggestion
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
 from quintain_runner.spec.prompts import Prompt
-from quintain_runner.spec.validation_errors import suggestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSelection:
+    """The trials that one command may execute.
+
+    ``case_ids`` are the ids of cases, and ``limit`` the number of first cases of the dataset, of those ids if there are
+    any. ``targets`` are names of targets. None selects everything.
+    """
+
+    case_ids: frozenset[str] | None = None
+    limit: int | None = None
+    targets: frozenset[str] | None = None
+
+    def mark_cases(self, cases: Iterable[Case]) -> Iterator[tuple[Case, bool]]:
+        """Every case, and whether it is selected."""
+        left = self.limit
+        for case in cases:
+            is_selected = (self.case_ids is None or case.id in self.case_ids) and left != 0
+            if is_selected and left is not None:
+                left -= 1
+            yield case, is_selected
+
+    def has_target(self, target: str) -> bool:
+        """Whether trials of this target are selected."""
+        return self.targets is None or target in self.targets
+
+    def unknown_case_ids(self, cases: Iterable[Case]) -> list[str]:
+        """The selected ids that no case has."""
+        unknown = set(self.case_ids or ())
+        for case in cases:
+            unknown.discard(case.id)
+            if not unknown:
+                break
+        return sorted(unknown)
+
+    def to_wire(self) -> dict[str, object] | None:
+        """What is selected, as ``run.json`` has it; None for everything."""
+        selected: dict[str, object] = {}
+        if self.case_ids is not None:
+            selected["cases"] = sorted(self.case_ids)
+        if self.limit is not None:
+            selected["limit"] = self.limit
+        if self.targets is not None:
+            selected["targets"] = sorted(self.targets)
+        return selected or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +74,7 @@ class Trial:
     ``case`` is the case as it is asked: with the texts of the prompt. ``prompt`` is the prompt's name, or None.
     ``repeat`` counts from 1. ``previous`` holds the statistics of the trial's latest stored row, or None.
     ``kept`` is that row if its answer is graded again without a call, and ``stale`` what changed since that answer was
-    given. ``target_fingerprint`` is the target's fingerprint, or None if it is not known.
+    given. ``fingerprints`` are what its row is made of; that of the target is None if it is not known.
 
     ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
     or cached.
@@ -38,11 +83,11 @@ class Trial:
     case: Case
     target: str
     repeat: int
+    fingerprints: RowFingerprints
     prompt: str | None = None
     previous: RowStats | None = None
     kept: Row | None = None
     stale: tuple[str, ...] = ()
-    target_fingerprint: str | None = None
     answered_at: datetime | None = None
 
     @property
@@ -73,33 +118,29 @@ class Trial:
         return replace(self, previous=replace(previous, tries=self.tries, calls=previous.calls + 1))
 
     @property
-    def fingerprints(self) -> RowFingerprints:
-        """What its row is made of."""
-        return RowFingerprints(
-            input=input_fingerprint(self.case),
-            grading=grading_fingerprint(self.case),
-            target=self.target_fingerprint,
-        )
-
-    @property
     def request_id(self) -> str:
         """The call's id, made of what it asks and of the target's fingerprint: after a crash it is the same call, and
         charged once; of a changed question or target it is another."""
-        parts = [*self.key_parts, self.tries, input_fingerprint(self.case), self.target_fingerprint]
+        parts = [*self.key_parts, self.tries, self.fingerprints.input, self.fingerprints.target]
         return f"run-{hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()}"
 
     @property
     def request(self) -> InvokeRequest:
         """The request that is sent to the target."""
-        return InvokeRequest(
-            question=self.case.question,
-            messages=self.case.messages,
-            system_prompt=self.case.system_prompt,
-            target=self.target,
-            eval_case_id=self.case.id,
-            attempt=self.repeat,
-            settings=self.case.settings,
-        )
+        return request_of(self.case, self.target, self.repeat)
+
+
+def request_of(case: Case, target: str, repeat: int) -> InvokeRequest:
+    """The request that asks a target about a case."""
+    return InvokeRequest(
+        question=case.question,
+        messages=case.messages,
+        system_prompt=case.system_prompt,
+        target=target,
+        eval_case_id=case.id,
+        attempt=repeat,
+        settings=case.settings,
+    )
 
 
 class PlannedQuestion(NamedTuple):
@@ -133,15 +174,18 @@ def pending_trials(
         decision = decide(row, case, target, fingerprints, rerun_policy)
         if decision.action not in (Action.ASK, Action.GRADE):
             continue
+        made_of = fingerprints.row_fingerprints(case, target)
+        if kept := row if decision.action is Action.GRADE else None:
+            made_of = made_of.with_fields(target=kept.target_fingerprint)
         yield Trial(
             case=case,
             target=target,
             repeat=repeat,
+            fingerprints=made_of,
             prompt=prompt,
             previous=None if row is None else RowStats.of(decision.updated_row(row)),
-            kept=(kept := row if decision.action is Action.GRADE else None),
+            kept=kept,
             stale=decision.remaining_changes,
-            target_fingerprint=fingerprints.targets.get(target) if kept is None else kept.target_fingerprint,
         )
 
 
@@ -221,6 +265,9 @@ def calling_graders(evaluation: Evaluation) -> list[ProgramGrader]:
     return [grader for grader in programs if max_grader_calls(evaluation, grader)]
 
 
+_NO_WORKER = "; no worker has registered a target: start one with `quintain serve worker`"
+
+
 def check_targets_available(target_references: Iterable[tuple[str, str]], available: Sequence[str]) -> None:
     """Check, before any call is made, that the session may call every target that the evaluation names.
 
@@ -228,7 +275,7 @@ def check_targets_available(target_references: Iterable[tuple[str, str]], availa
     the targets of the session. Raises `ConfigError` with one line for each unknown target.
     """
     errors = [
-        f"{where}: unknown target {name!r}{suggestion(name, available)}"
+        f"{where}: unknown target {name!r}{suggestion(name, available) if available else _NO_WORKER}"
         for where, name in target_references
         if name not in available
     ]

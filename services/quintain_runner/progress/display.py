@@ -10,9 +10,9 @@ from typing import Protocol
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from quintain_runner.escaping import plain_text
 from quintain_runner.progress.live_table import render_progress
 from quintain_runner.progress.state import ProgressState, TargetProgress
-from quintain_runner.progress.terminal_text import plain_text
 from quintain_runner.results.counts import RowTally
 from quintain_runner.statistics.formatting import format_score
 
@@ -178,4 +178,5 @@ def _target_text(tally: RowTally, progress: TargetProgress) -> str:
     """The progress of one target."""
     errors = f", {tally.errors} errors" if tally.errors else ""
     parked = ", parked" if progress.is_parked else ""
-    return f"{tally.done}/{tally.trials} mean {format_score(tally.mean_score)}{errors}{parked}"
+    in_doubt = f", {tally.in_doubt} in doubt" if tally.in_doubt else ""
+    return f"{tally.done}/{tally.trials} mean {format_score(tally.mean_score)}{errors}{in_doubt}{parked}"

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quintain_runner.cost.run_cost import LineUsage, TargetCost, dollars
+from quintain_runner.cost import LineUsage, TargetCost, dollars
+from quintain_runner.escaping import plain_text
 from quintain_runner.progress.state import ProgressState, TargetProgress
-from quintain_runner.progress.terminal_text import plain_text
 from quintain_runner.results.counts import RowTally
 from quintain_runner.statistics.formatting import format_score
 

@@ -11,11 +11,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
-from quintain_runner.cost.run_cost import Cost
-from quintain_runner.results.calls_left import CallsLeft
-from quintain_runner.results.counts import RowTally
-from quintain_runner.results.resume_state import ResumeState
-from quintain_runner.results.row import GraderRow, Row, RowStats, RowStatus
+from quintain_runner.cost import Cost
+from quintain_runner.results.counts import CallsLeft, ResumeState, RowTally
+from quintain_runner.results.row import GraderRow, Row, RowStats
 
 #: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
@@ -65,7 +63,7 @@ class TargetProgress:
         self.rows_written += 1
         if row.output is not None:
             self.latencies.add(row.duration_ms)
-        if row.status is RowStatus.ERROR and row.error is not None and row.error.code in _OVERLOAD_CODES:
+        if row.error is not None and row.error.code in _OVERLOAD_CODES:
             self.overload_count += 1
 
     def record_retry(self, error: QuintainError) -> None:
@@ -136,8 +134,10 @@ class ProgressState:
         calls_left: CallsLeft | None = None,
     ) -> None:
         self.cases = cases
-        #: The calls that the trials of this invocation still need.
+        #: The calls that the same command would need now: its own trials that have not ended, and those that failed.
         self.calls_left = calls_left or CallsLeft()
+        #: The calls of those trials of this invocation that have not ended.
+        self.calls_open = self.calls_left.copy()
         self._grader_calls = resume_state.grader_calls
         self.tallies = {target: RowTally(cases * repeats) for target in targets}
         for (column, repeat), tally in resume_state.tallies.items():
@@ -160,14 +160,21 @@ class ProgressState:
 
     @property
     def calls(self) -> int:
-        """The calls that are known to be made: as last read from the ledger, or those of rows that ended since."""
-        made_in_rows = self.calls_in_rows - self._calls_in_rows_before
-        return max(self.budget.calls, (self.budget.initial_calls or 0) + made_in_rows)
+        """The calls that are known to be made: as last read from the ledger, or those of the plan's rows if more."""
+        return max(self.budget.calls, self._calls_in_rows_of_plan)
 
     @property
     def projected_calls(self) -> int:
-        """The projected number of calls when this invocation is complete."""
-        return self.calls + self.estimated_calls_left
+        """The projected number of calls when this invocation is complete: those of rows, and those of trials that have
+        not ended, some of whose calls the ledger counts already."""
+        left = self.calls_open.estimate(self._grader_calls, deviations=0)
+        return max(self.calls, self._calls_in_rows_of_plan + left)
+
+    @property
+    def _calls_in_rows_of_plan(self) -> int:
+        """The calls in rows that are counted against the budget: without those of earlier plans."""
+        before = max(0, self._calls_in_rows_before - self.budget.calls_of_earlier_plans)
+        return before + self.calls_in_rows - self._calls_in_rows_before
 
     @property
     def estimated_calls_left(self) -> int:

@@ -7,7 +7,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from quintain_runner.report.escaping import csv_cell
+from quintain_runner.escaping import csv_cell
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.row import Row

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.sax.saxutils import XMLGenerator
 
-from quintain_runner.report.escaping import xml_text
+from quintain_runner.escaping import xml_text
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import TrialCounts
 from quintain_runner.results.atomic_file import atomic_write

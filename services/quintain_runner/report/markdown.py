@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from quintain.errors import QuintainError
-from quintain_runner.report.escaping import markdown_code_span
+from quintain_runner.escaping import markdown_code_span
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary_text import exit_line, parked_target_notes, unavailable_grader_notes
 from quintain_runner.report.tables import TextTable, cost_line, run_tables

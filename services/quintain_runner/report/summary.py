@@ -85,6 +85,7 @@ class RunSummary:
     trial. ``estimated_calls_left`` is the estimate for the trials that it would execute. ``parked_targets`` are the
     targets of which no more trials were begun because of errors, each with the reason. ``unavailable_graders`` could
     not be run, each with the reason: their verdicts are kept, and trials that need a new one wait.
+    ``spent_parent`` is the id of the session on whose budget the run draws, if its calls are what lacks.
     ``different_seconds`` says of the targets that workers served differently when the command began, how long they had.
     """
 
@@ -103,6 +104,7 @@ class RunSummary:
     parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
     unavailable_graders: Mapping[str, str] = field(default_factory=dict)
     different_seconds: Mapping[str, float] = field(default_factory=dict)
+    spent_parent: str | None = None
     results: Path
 
     @property

@@ -8,7 +8,7 @@ import shlex
 from rich.table import Table
 from rich.text import Text
 
-from quintain_runner.progress.terminal_text import plain_line, plain_text
+from quintain_runner.escaping import plain_line, plain_text
 from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts
 from quintain_runner.report.tables import TextTable
 from quintain_runner.results.row import TARGET_CHANGED
@@ -73,11 +73,7 @@ def exit_line(summary: RunSummary, command: str) -> str:
     command = _MAX_CALLS_OPTION.sub("", command) if summary.is_budget_spent else command
     code, total = summary.exit_code, summary.total
     reasons = {
-        ExitCode.BUDGET_SPENT: (
-            f"the budget is spent ({summary.plan_calls} of {summary.max_calls} calls), {_open_trials_text(total)} and "
-            "every row so far "
-            f"is kept. {_more_calls_text(summary)} To finish: {command} --max-calls {budget_to_finish(summary)}"
-        ),
+        ExitCode.BUDGET_SPENT: _spent_text(summary, command),
         ExitCode.ERRORS: _errors_text(summary, command),
         ExitCode.BELOW_THRESHOLD: (
             f"mean score {format_score(total.mean_score)} is below the threshold {summary.threshold}. To read "
@@ -94,16 +90,29 @@ def budget_to_finish(summary: RunSummary) -> int:
 
 
 def _open_trials_text(total: TrialCounts) -> str:
-    """The numbers of pending and failed trials."""
+    """The numbers of pending and failed trials, and of those in doubt."""
     erred = f" and {total.errors} erred" if total.errors else ""
-    return f"{total.waiting} trials wait{erred},"
+    once_more = "charged, or perhaps charged: asked again only with --in-doubt retry"
+    in_doubt = f" and {total.in_doubt} in doubt ({once_more})" if total.in_doubt else ""
+    return f"{total.waiting} trials wait{erred}{in_doubt},"
 
 
-def _more_calls_text(summary: RunSummary) -> str:
-    """How many more calls the run needs, and how that was estimated."""
-    more = budget_to_finish(summary) - summary.max_calls
+def _spent_text(summary: RunSummary, command: str) -> str:
+    """The reason and the next command of a run whose budget is spent, or that of the session on which it draws."""
+    needed, spent = budget_to_finish(summary), f"{summary.plan_calls} of {summary.max_calls} calls"
+    kept = f"{_open_trials_text(summary.total)} and every row so far is kept."
     how = "by what the graded ones took" if summary.total.graded else "at most"
-    return f"It takes {more} calls more, {how}."
+    if (parent := summary.spent_parent) is None:
+        return (
+            f"the budget is spent ({spent}), {kept} It takes {needed - summary.max_calls} calls more, {how}. "
+            f"To finish: {command} --max-calls {needed}"
+        )
+    return (
+        f"session {parent}, that of QUINTAIN_SESSION_TOKEN, has too few calls left (this run made {spent}), {kept} It "
+        f"takes {needed - summary.plan_calls} calls more, {how}. When whoever opened that session has raised its limit "
+        f"(PATCH /sessions/{parent} with QUINTAIN_ADMIN_TOKEN), to finish: {command} --max-calls "
+        f"{max(needed, summary.max_calls)}"
+    )
 
 
 def _errors_text(summary: RunSummary, command: str) -> str:
@@ -124,7 +133,8 @@ def _errors_text(summary: RunSummary, command: str) -> str:
             f"{_open_trials_text(total)} because grader {names} cannot be run, and every row so far is kept. When it "
             f"can, the same command goes on: {command}"
         )
-    in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt (charged, outcome unknown) and kept"
+    unknown = "charged, or perhaps charged, without an answer"
+    in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt ({unknown}) and kept"
     if not total.errors:
         return f"{in_doubt_text}. To ask them once more, charged again: {command} --in-doubt retry"
     what = f"{total.errors} of {total.trials} trials erred" + (f", {in_doubt_text}" if total.in_doubt else "")

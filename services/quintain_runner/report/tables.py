@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from quintain_runner.cost.run_cost import Cost, LineUsage, dollars
+from quintain_runner.cost import Cost, LineUsage, dollars
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
 from quintain_runner.statistics import formatting
 from quintain_runner.statistics.analysis import Analysis, PassAndScore, ReducedValue, TargetStatistics
-from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL
 
 #: The most pairs of targets shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 10
@@ -242,11 +241,12 @@ def _graders_table(analysis: Analysis) -> TextTable:
 def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:
     """The table of the paired differences between targets."""
     rows: list[tuple[str, ...]] = []
-    for pair in analysis.pairs[:MAX_SHOWN_PAIRS]:
+    shown = analysis.pairs[:MAX_SHOWN_PAIRS]
+    for pair in shown:
         rows.append((f"{pair.first} - {pair.second}", "passed", *formatting.format_share_difference(pair.passed)))
         rows.append(("", "mean score", *formatting.format_score_difference(pair.score)))
     holm_note = f", Holm over {len(analysis.pairs)} pairs" if len(analysis.pairs) > 1 else ""
-    notes = [f"p: McNemar's exact test; for scores random signs{holm_note}; * below {SIGNIFICANCE_LEVEL}"]
+    notes = [formatting.p_note([pair.passed for pair in shown], [pair.score for pair in shown], holm_note)]
     if len(analysis.pairs) > MAX_SHOWN_PAIRS:
         notes.append(f"{len(analysis.pairs) - MAX_SHOWN_PAIRS} pairs more: {summary.results.with_name('run.json')}")
     return TextTable(

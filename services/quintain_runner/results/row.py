@@ -13,8 +13,7 @@ from pydantic import AliasChoices, Field, JsonValue
 from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result
 from quintain.contracts.message import Message
 from quintain.errors import ProviderError
-from quintain_runner.results.row_content import Answer, RowCase, StoredUsage, is_none, is_one, is_zero
-from quintain_runner.results.verdict import Check, Verdict
+from quintain_runner.results.row_content import Answer, Check, RowCase, StoredUsage, Verdict, is_none, is_one, is_zero
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
 GRADER_FAILED = "grader_failed"
@@ -39,7 +38,7 @@ class RowStatus(StrEnum):
     """The status of a row.
 
     A resumed run keeps ``graded`` and ``inDoubt`` rows and executes the trials of ``error`` rows again. ``inDoubt``
-    means that the call was charged but its outcome is unknown.
+    means that a call of the target or of a grader was charged, or perhaps charged, and has no answer.
     """
 
     GRADED = "graded"
@@ -245,7 +244,6 @@ class Row(Message):
         answer = self.answer
         return Result(
             output=answer.messages or [OutputMessage(content=self.output)],
-            raw_text=self.output,
             token_usage=answer.token_usage,
             target=self.target,
             model=answer.model,

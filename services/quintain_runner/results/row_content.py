@@ -1,7 +1,8 @@
-"""The parts of a row that hold what was asked and answered, and which fields of a row are omitted. No I/O."""
+"""The parts of a row: what was asked and answered, and a grader's verdict. No I/O."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, JsonValue, PlainSerializer
@@ -9,6 +10,31 @@ from pydantic import Field, JsonValue, PlainSerializer
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.graders import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One criterion that a grader checked: its description, whether it passed, and optionally a score, reason and
+    evidence.
+    """
+
+    text: str
+    passed: bool
+    id: str | None = None
+    score: float | None = None
+    reason: str | None = None
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A grader's verdict on one answer. ``score`` is from 0 to 1; ``details`` is any JSON object."""
+
+    score: float
+    passed: bool
+    reason: str | None = None
+    checks: tuple[Check, ...] = ()
+    details: dict[str, JsonValue] | None = None
 
 
 def is_none(value: object) -> bool:
@@ -46,9 +72,12 @@ class RowCase(Message):
     @classmethod
     def of(cls, case: Case) -> RowCase:
         """The stored form of a case."""
-        return cls(
+        return cls.unchecked(
             question=case.question, messages=case.messages, system_prompt=case.system_prompt, expected=case.expected
         )
+
+
+_TEXT_MESSAGE = OutputMessage(content="")
 
 
 class Answer(Message):
@@ -68,8 +97,8 @@ class Answer(Message):
     @classmethod
     def of(cls, result: Result, request_id: str) -> Answer:
         """The answer of this result."""
-        is_text = result.output == [OutputMessage(content=result.raw_text)]
-        return cls(
+        is_text = result.output == [_TEXT_MESSAGE.with_fields(content=result.raw_text)]
+        return cls.unchecked(
             request_id=request_id,
             messages=None if is_text else result.output,
             model=result.model,

@@ -1,4 +1,4 @@
-"""The evaluation file (``protocol.md`` §8): dataset, targets, graders, repeats, call budget and threshold."""
+"""The evaluation file: its dataset and everything else in it, with its JSON schema."""
 
 from __future__ import annotations
 
@@ -6,19 +6,100 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.limits import BodyBytes
 from quintain.contracts.session import Count
 from quintain.contracts.strings import TargetName
-from quintain_runner.spec.dataset import DatasetField, DatasetSpec
-from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, NonEmptyString, SpecModel
+from quintain.program_confinement import SandboxOption
+from quintain_runner.spec.files import ModelsByPlace, config_error, validation_messages
+from quintain_runner.spec.graders import (
+    GRADER_MODELS,
+    GraderSpec,
+    NonEmptyString,
+    Reducer,
+    Reducers,
+    SpecModel,
+    required_repeats,
+)
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
-from quintain_runner.spec.reducers import Reducer, Reducers, required_repeats
-from quintain_runner.spec.validation_errors import ModelsByPlace, config_error, validation_messages
+
+#: A value that ``where`` can compare a field with.
+Scalar = str | int | float | bool | None
+
+
+class DatasetSpec(SpecModel):
+    """The source of the cases (one of file and command) and their selection: where is applied first, then sample, then
+    limit.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["file"]}, {"required": ["command"]}]})
+
+    file: NonEmptyString | None = None
+    """The path of the dataset, relative to the evaluation file's folder."""
+    command: Annotated[list[NonEmptyString], Field(min_length=1)] | None = None
+    """A program and its arguments that prints the cases on stdout. It is run in the evaluation file's folder, once per
+    results folder; a resumed run reuses the stored output.
+    """
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the command."""
+    env_from: list[NonEmptyString] = Field(default_factory=list)
+    """Names of variables that the command also gets from the environment of the run."""
+    run_as: NonEmptyString | None = None
+    """The user of this machine as whom it runs, if Quintain runs as root."""
+    sandbox: SandboxOption = None
+    """bwrap: it runs in a sandbox of bubblewrap, which reaches no network, and of this machine's files
+    only the evaluation's folder and the installed programs.
+    """
+    format: Literal["jsonl", "csv"] | None = None
+    """csv: a header row, then one row per case. If absent, a file whose name ends with .csv is CSV; everything else is
+    jsonl.
+    """
+    where: dict[NonEmptyString, Scalar | list[Scalar]] = Field(default_factory=dict)
+    """Select only rows in which each of these fields equals the value, or one of the listed values. Dots in a field
+    name lead into nested objects.
+    """
+    sample: Annotated[int, Field(ge=1)] | None = None
+    """How many of the remaining rows to select. The choice depends only on the seed and the ids, so it is the same in
+    every run.
+    """
+    seed: int = 0
+    """The seed of the sample; a different seed selects different rows."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Keep only this many of the remaining rows, the first in the order of the dataset."""
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> Self:
+        """Check that exactly one of ``file`` and ``command`` is given."""
+        if (self.file is None) == (self.command is None):
+            raise ValueError('give one of file (such as cases.jsonl) and command (such as ["python", "cases.py"])')
+        return self
+
+    @property
+    def is_csv(self) -> bool:
+        """Whether the cases are CSV: by ``format``, or else by the file's suffix ``.csv``."""
+        if self.format is None:
+            return self.file is not None and self.file.lower().endswith(".csv")
+        return self.format == "csv"
+
+    @property
+    def selects_all_rows(self) -> bool:
+        """Whether the dataset has no ``where``, ``sample`` or ``limit``, so that every row is a case."""
+        return not self.where and self.sample is None and self.limit is None
+
+
+def _expand_short_form(dataset: object) -> object:
+    """Turn ``dataset: cases.jsonl`` into ``dataset: {file: cases.jsonl}``."""
+    return {"file": dataset} if isinstance(dataset, str) else dataset
+
+
+#: A `DatasetSpec` that may also be written as the path of a file alone; then every row is selected.
+DatasetField = Annotated[
+    DatasetSpec, BeforeValidator(_expand_short_form, json_schema_input_type=NonEmptyString | DatasetSpec)
+]
 
 
 class EvaluationSpec(SpecModel):
@@ -33,7 +114,7 @@ class EvaluationSpec(SpecModel):
     max_calls: Count | None = None
     """The call budget of the whole run, graders included. If absent, the most calls that the run can need."""
     max_body_bytes: BodyBytes | None = None
-    """The size of the largest request, up to 16 MiB without a content store, and of the largest answer where it is more
+    """The size of the largest request, up to 16 MiB, and of the largest answer where it is more
     than 8 MiB. If absent, 1 MiB.
     """
     repeats: Annotated[int, Field(ge=1)] = 1
@@ -151,3 +232,12 @@ def load_evaluation(path: Path) -> Evaluation:
         raise config_error(path, errors)
     prompts = load_prompts(spec.prompts or (), path.absolute().parent)
     return Evaluation(path=path, text=path.read_text(encoding="utf-8"), spec=spec, prompts=prompts)
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def evaluation_schema() -> dict[str, JsonValue]:
+    """The JSON schema of ``eval.yaml``, including its short forms."""
+    schema: dict[str, JsonValue] = EvaluationSpec.model_json_schema(by_alias=True, mode="validation")
+    return {"$schema": DIALECT, **schema, "title": "An evaluation of quintain run"}

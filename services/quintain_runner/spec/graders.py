@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
@@ -19,12 +21,31 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from quintain.contracts.message import Message
 from quintain.contracts.session import DEFAULT_MAX_CALLS, Count
 from quintain.contracts.strings import TargetName
 from quintain.program_confinement import SandboxOption
+from quintain_runner.spec.files import ModelsByPlace, kind_tag
 from quintain_runner.spec.patterns import compile_pattern
-from quintain_runner.spec.reducers import Reducer
-from quintain_runner.spec.validation_errors import ModelsByPlace, kind_tag
+
+_AT_K: Final = re.compile(r"pass[@^](\d+)")
+
+#: ``mean``, ``median``, ``majority``, ``pass@k`` or ``pass^k``, with a number in place of k.
+Reducer = Annotated[str, StringConstraints(pattern=r"^(mean|median|majority|pass[@^][1-9][0-9]{0,3})$")]
+
+
+class Reducers(Message):
+    """The reducers of the rows and of each grader; None or absent where nothing is reduced."""
+
+    row: Reducer | None = None
+    graders: dict[str, Reducer] = Field(default_factory=dict)
+
+
+def required_repeats(reducer: str) -> int:
+    """The fewest repeats of a case that a reducer needs: its ``k``, or 1."""
+    at_k = _AT_K.fullmatch(reducer)
+    return int(at_k[1]) if at_k else 1
+
 
 #: Default timeout of one execution of a command or function grader, in seconds; the same as AgentV's.
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -206,7 +227,9 @@ class JudgeGrader(_GraderSpec):
     failing that, the target under test itself.
     """
     show: Annotated[list[NonEmptyString], Field(min_length=1)] = ["question", "expected", "output"]
-    """The sections that the judge sees: question, expected, output, system_prompt, and any field of the row."""
+    """The sections that the judge sees: question, messages, system_prompt, expected, output, and any field of the row;
+    dots lead into nested objects. One that no case has is an error.
+    """
     structured: bool = False
     """Whether to request structured output from the provider, so that the verdict follows its schema (openai and
     anthropic).
@@ -219,7 +242,9 @@ class JudgeGrader(_GraderSpec):
     def _validate_show(cls, show: list[str]) -> list[str]:
         """Check that the judge sees the answer."""
         if "output" not in show:
-            raise ValueError("it leaves out output, and that is what is judged")
+            near = get_close_matches("output", show, n=1)
+            hint = f"; did you mean it by {near[0]!r}?" if near else ""
+            raise ValueError(f"it leaves out output, and that is what is judged{hint}")
         return show
 
 

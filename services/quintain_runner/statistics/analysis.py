@@ -9,11 +9,27 @@ import numpy as np
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
-from quintain_runner.spec.reducers import Reducers
-from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, FramesByTag, Measure, TargetFrame, pair_frames
-from quintain_runner.statistics.intervals import CONFIDENCE, Clusters, Interval, mean_interval, share_interval
-from quintain_runner.statistics.reducers import reduce_cases
-from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL, holm, sign_flip_p_value
+from quintain_runner.spec.graders import Reducers
+from quintain_runner.statistics.frame import (
+    ROW_PASS,
+    ROW_SCORE,
+    FramesByTag,
+    Measure,
+    TargetFrame,
+    pair_frames,
+    reduce_cases,
+)
+from quintain_runner.statistics.inference import (
+    CONFIDENCE,
+    SIGNIFICANCE_LEVEL,
+    Clusters,
+    Interval,
+    SignificanceTest,
+    holm,
+    mean_interval,
+    share_interval,
+    sign_flip_test,
+)
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
 MAX_COMPARED_TARGETS = 12
@@ -66,6 +82,7 @@ class Difference(Message):
     ``base`` is the second target's mean on these cases. ``better`` and ``worse`` count the cases on which the first is
     higher and lower. ``p`` is the two-sided p-value, ``adjusted_p`` is Holm's adjustment for all differences of this
     measure in the same table, and ``significant`` says whether the adjusted value is below `SIGNIFICANCE_LEVEL`.
+    ``test`` is how ``p`` was found; McNemar's test is one of random signs, as which records without it are read.
     """
 
     estimate: MeanEstimate
@@ -75,6 +92,7 @@ class Difference(Message):
     p: float
     adjusted_p: float
     significant: bool
+    test: SignificanceTest = "sign_flip"
 
 
 class TargetPair(Message):
@@ -128,7 +146,7 @@ def analyse(
 def paired_differences(pairs: Sequence[tuple[TargetFrame, TargetFrame]], measure: Measure) -> list[Difference | None]:
     """The difference of ``measure`` for each pair of frames, or None for a pair without a common graded case.
 
-    The p-values come from a sign-flip test (see `sign_flip_p_value`) and are adjusted by Holm's method over all pairs.
+    The p-values come from a sign-flip test (see `sign_flip_test`) and are adjusted by Holm's method over all pairs.
     """
     unadjusted = [_paired_difference(first, second, measure) for first, second in pairs]
     present = [difference for difference in unadjusted if difference is not None]
@@ -145,7 +163,7 @@ def _paired_difference(first: TargetFrame, second: TargetFrame, measure: Measure
     clusters = pair.differences
     if not len(clusters):
         return None
-    p = sign_flip_p_value(clusters.sums)
+    p, test = sign_flip_test(clusters.sums)
     better, worse = int(np.count_nonzero(clusters.sums > 0)), int(np.count_nonzero(clusters.sums < 0))
     estimate = _mean_estimate(clusters, mean_interval(clusters))
     return Difference(
@@ -156,6 +174,7 @@ def _paired_difference(first: TargetFrame, second: TargetFrame, measure: Measure
         p=p,
         adjusted_p=p,
         significant=p < SIGNIFICANCE_LEVEL,
+        test=test,
     )
 
 

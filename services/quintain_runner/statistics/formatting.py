@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Final
+
 from quintain_runner.statistics.analysis import Difference, MeanEstimate, PassAndScore
+from quintain_runner.statistics.inference import SIGNIFICANCE_LEVEL, SignificanceTest
 
 #: Shown in place of a missing number.
 MISSING = "-"
 
 #: Smaller p-values are shown as "< 0.001".
 _MIN_SHOWN_P = 0.001
+
+_TEST_NAMES: Final[Mapping[SignificanceTest, str]] = {
+    "mcnemar": "McNemar's exact test",
+    "sign_flip": "random signs",
+    "normal": "random signs, by their normal approximation",
+}
 
 
 def format_score(mean: float | None) -> str:
@@ -65,9 +75,23 @@ def format_share_difference(difference: Difference) -> tuple[str, str, str, str]
 
 def format_p_value(difference: Difference) -> str:
     """The adjusted p-value, with a star if the difference is significant."""
-    p = difference.adjusted_p
-    shown = f"< {_MIN_SHOWN_P}" if p < _MIN_SHOWN_P else f"{p:.3f}"
+    shown = format_p(difference.adjusted_p)
     return f"{shown} *" if difference.significant else shown
+
+
+def format_p(p: float) -> str:
+    """A p-value with three decimal places; it is never shown as 0."""
+    return f"< {_MIN_SHOWN_P}" if p < _MIN_SHOWN_P else f"{p:.3f}"
+
+
+def p_note(passed: Iterable[Difference | None], scores: Iterable[Difference | None], compared: str) -> str:
+    """The note below a table of differences: the tests of their p-values, and the adjustment over what was compared."""
+    names = [
+        " or ".join(dict.fromkeys(_TEST_NAMES[one.test] for one in differences if one is not None))
+        for differences in (passed, scores)
+    ]
+    tests = names[0] if names[0] == names[1] else "; for scores ".join(filter(None, names))
+    return f"p: {tests}{compared}; * below {SIGNIFICANCE_LEVEL}"
 
 
 def _format_flips(difference: Difference) -> str:

@@ -20,10 +20,10 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
+from quintain.observe.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
 from quintain.routes import ADMIT
 from quintain.rpc.client import RpcClient
 from quintain.runtime.batching import BatchSender
-from quintain.telemetry.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
 from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
@@ -253,7 +253,8 @@ class AdmissionClient:
         self._clock.synchronize(answer.now)
         for item in answer.items:
             pending = self._pending.get(item.attempt_id)
-            if pending is not None and not pending.answer.done():
+            # A first request may be answered twice, the second time after the worker asked again to run it alone.
+            if pending is not None and not pending.answer.done() and not (item.must_be_alone and pending.admit.alone):
                 pending.answer.set_result(item)
         self._under_way.difference_update(answer.held or (), (item.attempt_id for item in answer.items))
         self._send_next()

@@ -9,29 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts.group import GroupItem
+from quintain.contracts.group import GroupItem, count_fitting
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import AttemptOutcome, Settle, encode_settle_batch
+from quintain.contracts.limits import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
+from quintain.observe.spans import current_traceparent
 from quintain.routes import REQUEST_ID_HEADER, SETTLE
 from quintain.rpc.groups import GroupedReply, ReplyGroups
 from quintain.rpc.server import send_reply, truncate_echo
 from quintain.runtime.batching import BatchSender
-from quintain.telemetry.spans import current_traceparent
 from quintain.timings import Timings
 from quintain_worker.delivery.request import IncomingRequest
 
 log = logging.getLogger(__name__)
-
-#: A settle larger than this is published on its own, not in a batch: a batch of such results could exceed the broker's
-#: limit for a message.
-MAX_BATCHED_BYTES = 64 * 1024
 
 #: How many replies are published at a time. Each takes several kB until its confirm, and thousands of calls may end at
 #: once.
@@ -87,11 +85,27 @@ def encode_settle(
         attempt_id=attempt_id,
         outcome=outcome,
         reply=None,
+        compressed_reply=None,
+        queued_ms=None,
+        duration_ms=None,
+        cost_usd=None,
         fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
         token_usage=answer.token_usage if isinstance(answer, Result) else None,
         traceparent=traceparent or current_traceparent(),
     )
+    if isinstance(answer, Result) and not stored_reply.startswith(b"{"):
+        settle = settle.with_fields(
+            queued_ms=answer.queued_ms, duration_ms=answer.duration_ms, cost_usd=answer.cost_usd
+        )
     return settle.to_wire_with_reply(stored_reply) if stored_reply else settle.to_wire()
+
+
+def compress_reply(wire: bytes) -> bytes:
+    """Return a reply of more than `LARGE_REPLY_BYTES` as the ledger stores it; empty where it is too large for that."""
+    if len(wire) > MAX_REPLAY_BYTES:
+        return b""
+    compressed = zlib.compress(wire, level=1)
+    return compressed if len(compressed) <= MAX_STORED_REPLY_BYTES else b""
 
 
 class _UnfinishedCall:
@@ -223,7 +237,4 @@ class Completion:
 
 def _count_settles(calls: Sequence[_UnfinishedCall]) -> int:
     """Return how many of these settles go into one message."""
-    for count, call in enumerate(calls):
-        if len(call.settle) > MAX_BATCHED_BYTES:
-            return count or 1
-    return len(calls)
+    return count_fitting(len(call.settle) for call in calls)

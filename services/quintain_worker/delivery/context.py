@@ -11,17 +11,24 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.clock import Clock
 from quintain.errors import BusError
 from quintain.routes import INVOKE
+from quintain.rpc.groups import ReplyGroups
 from quintain.rpc.server import copyable_headers
+from quintain.runtime.byte_budget import ByteBudget
 from quintain.runtime.random_ids import RandomIds
 from quintain.runtime.timeouts import Timeouts
 from quintain.timings import Timings
 from quintain_worker.delivery.admissions import AdmissionClient
+from quintain_worker.delivery.call_gate import CallGate
 from quintain_worker.delivery.completion import Completion
-from quintain_worker.delivery.contents import ContentReader
 from quintain_worker.delivery.inflight import InflightCalls
+from quintain_worker.delivery.streaming import EXPIRATION_SECONDS
 from quintain_worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
+
+#: How many bytes of replies of more than `LARGE_REPLY_BYTES` are settled and sent at a time. Until its message is
+#: confirmed, a reply takes several times its size; others are kept as their providers gave them.
+LARGE_REPLIES_BYTES = 32 * 1024 * 1024
 
 
 class WorkerContext:
@@ -36,16 +43,17 @@ class WorkerContext:
         metrics: WorkerMetrics,
         timings: Timings,
         *,
-        contents: ContentReader,
         slots: int,
     ) -> None:
         """Create the shared state of a worker that takes up to ``slots`` deliveries at a time."""
-        self.bus, self.admission_client, self.contents, self.clock = bus, admission_client, contents, clock
+        self.bus, self.admission_client, self.clock = bus, admission_client, clock
         self.metrics, self.timings = metrics, timings
-        self.inflight = InflightCalls(slots)
+        self.inflight, self.call_gate = InflightCalls(slots), CallGate(timings.held_call_seconds)
         self.attempt_ids, self.provider_timeouts = RandomIds(), Timeouts()
         self.incarnation = incarnation
         self.completion = Completion(bus, incarnation, timings)
+        self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
+        self.large_replies = ByteBudget(LARGE_REPLIES_BYTES)
 
     async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float | None = None) -> None:
         """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``, by

@@ -12,17 +12,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
-from quintain import logs
 from quintain.bus.base import Delivery
-from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
-from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
-from quintain.contracts.limits import DEFAULT_REPLY_BYTES
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import Result
+from quintain.contracts.ledger import Admission, AttemptOutcome
+from quintain.contracts.limits import LARGE_REPLY_BYTES
 from quintain.contracts.message import Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
-from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, INVOKE
-from quintain.rpc.credentials import admit_fields
-from quintain.rpc.server import request_id_of
-from quintain.telemetry.semconv import (
+from quintain.observe import logs
+from quintain.observe.semconv import (
     ADMIT,
     OUTCOME,
     QUEUE_WAIT,
@@ -30,19 +28,22 @@ from quintain.telemetry.semconv import (
     process_span,
     reply_span,
 )
-from quintain.telemetry.spans import Span, current_traceparent, record_finished_span, span, start_span
-from quintain.telemetry.trace_context import TRACEPARENT_HEADER
+from quintain.observe.spans import TRACEPARENT_HEADER, Span, current_traceparent, record_finished_span, span, start_span
+from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, INVOKE
+from quintain.rpc.server import request_id_of
 from quintain.topology import REPLY, target_queue
 from quintain_worker.delivery.admissions import admission_attributes
-from quintain_worker.delivery.completion import OnSettled, Reply, encode_settle, no_action
+from quintain_worker.delivery.call_gate import GateVisit
+from quintain_worker.delivery.completion import OnSettled, Reply, compress_reply, encode_settle, no_action
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.inflight import CallIdentity, InflightCall
 from quintain_worker.delivery.pause import PauseState
 from quintain_worker.delivery.request import IncomingRequest, parse_request
 from quintain_worker.delivery.response import CallTiming, response_of
-from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy, with_charge
-from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_interim
+from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
+from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_progress
 from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.provider import CallHolder, Delta, provider_for_call
 from quintain_worker.providers.settings import with_policy
 
@@ -69,7 +70,7 @@ def make_handler(
             await delivery.dead_letter()
             return
         try:
-            request = parse_request(delivery, target.name, target.inputs)
+            request = parse_request(delivery, target.name, target.check)
         except Fault as fault:
             await context.completion.finish(Reply(delivery, fault, request_id_of(delivery)))
             return
@@ -136,16 +137,22 @@ class _DeliveryHandler:
     async def _wait_for_duplicate(self, other: InflightCall) -> Result | None:
         """Return the result of the same call, already in flight in this worker; None where it ended without one."""
         try:
-            return await self._context.inflight.wait_for_duplicate(
-                other, max(self._remaining_seconds(), 0.0) + self._context.timings.deadline_grace_seconds
-            )
+            seconds = self._remaining_seconds() + self._context.timings.deadline_grace_seconds
+            return await self._context.inflight.wait_for_duplicate(other, seconds)
         except TimeoutError:
             raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
 
     async def _admit_and_run(self, run: InflightCall) -> None:
+        visit = GateVisit()
+        try:
+            await self._run_inside(visit, run)
+        finally:
+            self._context.call_gate.leave(visit)
+
+    async def _run_inside(self, visit: GateVisit, run: InflightCall) -> None:
         try:
             with run.abort_scope(), span(ADMIT) as admit_span:
-                admission = await self._admit()
+                admission = await self._admit(visit)
                 if admit_span.is_recording:
                     admit_span.set_attributes(admission_attributes(admission))
         except (Expired, BudgetUnavailable, Cancelled) as fault:
@@ -157,32 +164,33 @@ class _DeliveryHandler:
         elif admission.fault is not None:
             await self._finish(admission.fault.to_fault())
         elif admission.replay is not None:
-            await self._finish(admission.replay)
+            # Only its size is kept: it is encoded again when there is room for it.
+            async with self._context.large_replies.hold(len(admission.replay.to_wire())):
+                await self._finish(admission.replay)
         else:
             await self._run_attempt(run, admission)
 
-    async def _admit(self) -> Admission | None:
+    async def _admit(self, visit: GateVisit) -> Admission | None:
+        gate = self._context.call_gate
+        await gate.enter(visit, self._remaining_seconds())
+        admission = await self._request_admission()
+        if admission is None or not admission.must_be_alone:
+            return admission
+        await gate.enter_alone(visit, self._remaining_seconds())
+        return await self._request_admission(alone=True)
+
+    async def _request_admission(self, *, alone: bool | None = None) -> Admission | None:
         if self._pause.exceeds_hold_limit:
             return None
-        request = self._request
-        admit = Admit.unchecked(
-            **admit_fields(request.credential),
-            request_id=request.request_id,
-            attempt_id=self._attempt_id,
-            target=self._target.name,
-            body_sha256=request.body_sha256,
-            body_bytes=request.body_bytes,
-            deadline=request.deadline,
-            problem=None if request.problem is None else FaultReply.from_fault(request.problem),
-            traceparent=current_traceparent(),
-        )
-        return await self._context.admission_client.admit(admit, timeout_seconds=max(self._remaining_seconds(), 0.0))
+        admit = self._request.admit(self._attempt_id, self._target.name, current_traceparent(), alone=alone)
+        return await self._context.admission_client.admit(admit, timeout_seconds=self._remaining_seconds())
 
     def _remaining_seconds(self) -> float:
         """Seconds until the request's deadline on the ledger's clock, or the default where it names none."""
         if self._request.deadline is None or self._request.problem is not None:
             return DEFAULT_DEADLINE_SECONDS
-        return min(self._context.clock.seconds_until(self._request.deadline), MAX_DEADLINE_AHEAD_SECONDS)
+        seconds = self._context.clock.seconds_until(self._request.deadline)
+        return max(0.0, min(seconds, MAX_DEADLINE_AHEAD_SECONDS))
 
     async def _run_attempt(self, run: InflightCall, grant: Admission) -> None:
         started_at, configured = time.perf_counter(), self._target.read_fingerprint()
@@ -193,16 +201,18 @@ class _DeliveryHandler:
         duration_ms = (time.perf_counter() - started_at) * 1000
         if self._request.published_at is not None:
             self._context.metrics.observe_queue_wait(self._target.name, self._queued_ms / 1000)
-        timing = CallTiming(
-            target=self._target.name,
-            duration_ms=duration_ms,
-            queued_ms=self._queued_ms,
-            fingerprint=self._target.answer_fingerprint(configured, attempt_result.answer),
-            price=self._target.price,
-        )
-        response = response_of(attempt_result, grant, timing)
-        stores_reply = grant.store_replies and len(response.wire) <= DEFAULT_REPLY_BYTES
-        await self._settle_and_finish(response.outcome, response.answer, response.wire, run, stores_reply=stores_reply)
+        fingerprint = self._target.answer_fingerprint(configured, attempt_result.answer)
+        timing = CallTiming(self._target.name, duration_ms, self._queued_ms, fingerprint, self._target.price)
+        answer, outcome, wire = response_of(attempt_result, grant, timing)
+        if (size := len(wire)) <= LARGE_REPLY_BYTES:
+            await self._settle_and_finish(outcome, answer, wire, run, stored=wire if grant.store_replies else b"")
+            return
+        assert isinstance(answer, Result), "a fault has no bytes here"
+        wire = b""  # It is encoded again when there is room for it.
+        async with self._context.large_replies.hold(size):
+            wire = answer.to_wire()
+            stored = await asyncio.to_thread(compress_reply, wire) if grant.store_replies else b""
+            await self._settle_and_finish(outcome, answer, wire, run, stored=stored)
 
     async def _attempt_with_streaming(self, run: InflightCall, grant: Admission) -> AttemptResult:
         ends_at = asyncio.get_running_loop().time() + self._context.clock.seconds_until(grant.deadline)
@@ -219,14 +229,13 @@ class _DeliveryHandler:
         retry_policy: RetryPolicy,
         on_text: Callable[[int, Delta], None] | None = None,
     ) -> AttemptResult:
-        try:
-            whole_request = self._request.request or await self._fetch_request(run, grant)
-        except Fault as fault:
-            # The provider was not asked.
-            return AttemptResult(tries=0, fault=with_charge(fault, charged=False), outcome=AttemptOutcome.REFUND)
+        asked = self._request.request
+        assert asked is not None, "the ledger refuses a request with a problem"
         provider = provider_for_call(self._target.provider, self._holder)
+        if isinstance(asked, ApiRequest) and self._target.api_provider is None:
+            provider = ApiConversation(provider)
         ignores = self._target.ignore_unsupported or grant.ignore_unsupported
-        request = with_policy(whole_request, ignore_unsupported=ignores)
+        request = with_policy(asked, ignore_unsupported=ignores)
         timeouts = self._context.provider_timeouts
         attempt = Attempt(provider, request, retry_policy, self._pause, on_text, timeouts=timeouts)
         try:
@@ -234,13 +243,6 @@ class _DeliveryHandler:
                 return await attempt.run()
         except Cancelled:
             return attempt.cancelled_result()
-
-    async def _fetch_request(self, run: InflightCall, grant: Admission) -> InvokeRequest:
-        """Return the request whose body is in the content store. Raises a `Fault`."""
-        assert self._request.content is not None, "the ledger refuses a request with a problem"
-        seconds = self._context.clock.seconds_until(grant.deadline)
-        with run.abort_scope():
-            return await self._context.contents.fetch(self._request.content, self._holder, self._target, seconds)
 
     @contextlib.asynccontextmanager
     async def _stream_chunks(self, grant: Admission) -> AsyncIterator[Callable[[int, Delta], None] | None]:
@@ -253,6 +255,7 @@ class _DeliveryHandler:
             self._delivery,
             self._request.request_id,
             first_attempt=(grant.attempt - 1) * MAX_TRIES_PER_ATTEMPT,
+            groups=self._context.chunk_groups if ACCEPT_GROUPS in self._request.accepts else None,
         )
         try:
             yield sender.add
@@ -265,7 +268,7 @@ class _DeliveryHandler:
         if ACCEPT_PROGRESS not in self._request.accepts:
             yield
             return
-        send = partial(send_interim, self._context.bus, self._delivery, self._request.request_id)
+        send = partial(send_progress, self._context.bus, self._delivery, self._request.request_id)
         async with report_progress(self._target.progress_seconds, grant.attempt, send):
             yield
 
@@ -285,7 +288,7 @@ class _DeliveryHandler:
         wire: bytes = b"",
         run: InflightCall | None = None,
         *,
-        stores_reply: bool = False,
+        stored: bytes = b"",
     ) -> None:
         """Settle the attempt, then reply and acknowledge the delivery.
 
@@ -299,7 +302,7 @@ class _DeliveryHandler:
                 run.settle(answer if isinstance(answer, Result) else None)
 
         try:
-            settle = self._encode_settle(outcome, settle_span, answer, wire if stores_reply else b"")
+            settle = self._encode_settle(outcome, settle_span, answer, stored)
             await self._finish(answer, wire, settle, on_settled)
         finally:
             settle_span.end()

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from quintain.bus.base import Delivery
-from quintain.contracts.contents import INVOKE_CONTENT_TYPE, ContentReference
-from quintain.contracts.inputs import InputKind
-from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.api_request import ApiRequest, read_request
+from quintain.contracts.invoke import FaultReply, InvokeRequest
+from quintain.contracts.ledger import Admit
 from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.strings import sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.routes import (
     ACCEPT_HEADER,
-    CONTENT_PROTOCOL_VERSION,
     DEADLINE_HEADER,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
 )
-from quintain.rpc.credentials import Credential, call_credential
+from quintain.rpc.credentials import Credential, admit_fields, call_credential
 from quintain.rpc.server import integer_header, request_id_of
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
@@ -35,7 +34,6 @@ MAX_MESSAGE_LENGTH = 500
 class IncomingRequest(NamedTuple):
     """One parsed delivery. ``request`` is None where the request is invalid; ``problem`` then says why.
 
-    ``content`` names the body where it is stored and not in the message: ``request`` is None until it is fetched.
     ``deadline`` and ``published_at`` are milliseconds since the epoch. ``accepts`` lists the interim messages that the
     caller asked for, such as `quintain.routes.ACCEPT_CHUNKS`.
     """
@@ -46,30 +44,43 @@ class IncomingRequest(NamedTuple):
     published_at: int | None
     body_sha256: str
     body_bytes: int
-    request: InvokeRequest | None
+    request: InvokeRequest | ApiRequest | None
     problem: Fault | None
     accepts: frozenset[str]
-    content: ContentReference | None = None
+
+    def admit(self, attempt_id: str, target: str, traceparent: str | None, *, alone: bool | None) -> Admit:
+        """Return the question whether this attempt may run; ``alone`` is a field of `Admit`."""
+        return Admit.unchecked(
+            **admit_fields(self.credential),
+            request_id=self.request_id,
+            attempt_id=attempt_id,
+            target=target,
+            body_sha256=self.body_sha256,
+            body_bytes=self.body_bytes,
+            deadline=self.deadline,
+            problem=None if self.problem is None else FaultReply.from_fault(self.problem),
+            traceparent=traceparent,
+            alone=alone,
+        )
 
 
-def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]) -> IncomingRequest:
-    """Parse a delivery of this target's queue; ``inputs`` is what a request may bring to it.
+def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest], None]) -> IncomingRequest:
+    """Parse a delivery of this target's queue; ``check`` raises `BadRequest` for what its provider does not take.
 
     Raises `Unauthorized` for a token or a proof whose format is wrong, which needs no ledger. Every other error becomes
     the request's ``problem``: the ledger refuses it after it has checked the token or the proof.
     """
     headers = delivery.headers
     request_id = sanitize_request_id(request_id_of(delivery))
-    request: InvokeRequest | None = None
-    content, problem = _content_reference(delivery)
-    body_sha256 = hashlib.sha256(delivery.body).hexdigest() if content is None else content.sha256
+    request: InvokeRequest | ApiRequest | None = None
+    problem: Fault | None = None
+    body_sha256 = hashlib.sha256(delivery.body).hexdigest()
     credential = call_credential(delivery, target, body_sha256)
     deadline: int | None = None
     try:
         deadline = integer_header(headers, DEADLINE_HEADER)
-        if problem is None:
-            _check_message(delivery, request_id, is_stored=content is not None)
-            request = parse_body(delivery.body, target, inputs) if content is None else None
+        _check_message(delivery, request_id)
+        request = parse_body(delivery.body, target, check)
     except Fault as fault:
         problem = truncate_message(fault)
     return IncomingRequest(
@@ -78,28 +89,16 @@ def parse_request(delivery: Delivery, target: str, inputs: Collection[InputKind]
         deadline=deadline,
         published_at=_published_at(headers),
         body_sha256=body_sha256,
-        body_bytes=len(delivery.body) if content is None else content.size,
+        body_bytes=len(delivery.body),
         request=request,
         problem=problem,
         accepts=_accepted_types(headers),
-        content=content,
     )
 
 
-def _content_reference(delivery: Delivery) -> tuple[ContentReference | None, Fault | None]:
-    if delivery.type != INVOKE_CONTENT_TYPE:
-        return None, None
-    try:
-        return ContentReference.from_wire(delivery.body), None
-    except BadRequest as unreadable:
-        return None, truncate_message(unreadable)
-
-
-def _check_message(delivery: Delivery, request_id: str, *, is_stored: bool) -> None:
+def _check_message(delivery: Delivery, request_id: str) -> None:
     version = integer_header(delivery.headers, PROTOCOL_HEADER)
-    if is_stored and version != CONTENT_PROTOCOL_VERSION:
-        raise BadRequest(f"{PROTOCOL_HEADER}: an {INVOKE_CONTENT_TYPE} has version {CONTENT_PROTOCOL_VERSION}")
-    if not is_stored and version not in {None, PROTOCOL_VERSION}:
+    if version not in {None, PROTOCOL_VERSION}:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
     if request_id != request_id_of(delivery):
         raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
@@ -107,14 +106,15 @@ def _check_message(delivery: Delivery, request_id: str, *, is_stored: bool) -> N
         raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
 
 
-def parse_body(body: bytes, target: str, inputs: Collection[InputKind]) -> InvokeRequest:
-    """Parse the body of a request for this target; ``inputs`` is what it may bring. Raises `BadRequest`."""
-    request = InvokeRequest.from_wire(body)
+def parse_body(body: bytes, target: str, check: Callable[[ApiRequest], None]) -> InvokeRequest | ApiRequest:
+    """Parse the body of a request for this target; ``check`` judges one in a vendor's words. Raises `BadRequest`."""
+    request = read_request(body)
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")
-    if request.input_kind not in inputs:
-        raise BadRequest(f"{request.input_kind}: the provider of target {target!r} has no endpoint for it")
     # A provider is told its target's name, whether the body names it or not.
+    if isinstance(request, ApiRequest):
+        check(request)
+        return request._replace(target=target)
     return request if request.target == target else request.with_fields(target=target)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic_core import from_json
 
 from quintain.config.prices import Price
-from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import OutputMessage, Result, TokenUsage, content_text
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.contracts.strings import replace_surrogates
@@ -55,7 +55,7 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
     try:
         result = _result(attempt_result.answer, attempt_result.tries, grant, timing)
         wire = result.to_wire()
-        if attempt_result.answer.output is not None:
+        if attempt_result.answer.output is not None or attempt_result.answer.body is not None:
             # JSON that can be written may still be nested too deeply to be parsed; plain text has no nesting.
             from_json(SETTLE_ENVELOPE[0] + wire + SETTLE_ENVELOPE[1])
     except Exception:
@@ -67,9 +67,7 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
     # A reply is one message, however large the session's requests may be.
     max_bytes = min(max(grant.max_body_bytes or 0, DEFAULT_REPLY_BYTES), MAX_BODY_BYTES)
     if len(wire) > max_bytes:
-        too_large = ReplyTooLarge(
-            f"The reply with the provider's answer has {len(wire)} bytes; the limit of this session is {max_bytes}"
-        )
+        too_large = ReplyTooLarge(f"The answer has {len(wire)} bytes; the limit of this session is {max_bytes}")
         return CallResponse(too_large, AttemptOutcome.CHARGED)
     return CallResponse(result, AttemptOutcome.RESULT, wire)
 
@@ -77,11 +75,10 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
 def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTiming) -> Result:
     text = replace_surrogates(answer.text)
     # What is plain text is not validated again: its types are known here.
-    is_plain = not answer.output and answer.embeddings is None and not answer.ignored and _has_plain_fields(answer)
+    is_plain = not answer.output and answer.body is None and not answer.ignored and _has_plain_fields(answer)
     make_result = Result.unchecked if is_plain else Result
     return make_result(
-        output=[_text_message(text)] if is_plain else answer.output or [OutputMessage(content=text)],
-        raw_text=text,
+        output=[_text_message(text)] if is_plain else _output(answer, text),
         token_usage=answer.token_usage,
         cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
         target=timing.target,
@@ -96,8 +93,18 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         max_calls=grant.max_calls,
         target_fingerprint=timing.fingerprint,
         ignored=list(answer.ignored) or None,
-        embeddings=answer.embeddings,
+        body=answer.body,
     )
+
+
+def _output(answer: ProviderAnswer, text: str) -> list[OutputMessage]:
+    """Return the answer's messages, the last of which has its text; an answer in the words of an API has none."""
+    if answer.body is not None:
+        return []
+    messages = answer.output or []
+    if messages and (not text or content_text(messages[-1].content) == text):
+        return messages
+    return [*messages, OutputMessage(content=text)]
 
 
 def _has_plain_fields(answer: ProviderAnswer) -> bool:
@@ -117,5 +124,4 @@ def _text_message(text: str) -> OutputMessage:
         reasoning=None,
         refusal=None,
         logprobs=None,
-        completion_logprobs=None,
     )

@@ -7,11 +7,12 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 from tenacity.wait import wait_base
 
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
@@ -77,7 +78,7 @@ class Attempt:
     def __init__(
         self,
         provider: Provider,
-        request: InvokeRequest,
+        request: InvokeRequest | ApiRequest,
         retry_policy: RetryPolicy,
         pause: PauseState,
         on_text: Callable[[int, Delta], None] | None = None,
@@ -165,7 +166,9 @@ class Attempt:
         try:
             # The provider applies the timeout itself; this limit is for one that does not.
             with self._timeouts.limit(remaining_seconds):
-                return await self._provider.answer(self._request, timeout_seconds=remaining_seconds, on_text=on_text)
+                # An `ApiRequest` comes with a provider that takes it.
+                request: Any = self._request
+                return await self._provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
         except ProviderFailure as failure:
             self._record_billing(failure.billing)
             self._failure = failure

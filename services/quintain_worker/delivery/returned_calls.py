@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
 from quintain.errors import BusError
-from quintain.routes import CALL_HEADERS, GROUP_PROTOCOL_VERSION, INVOKE, PROTOCOL_HEADER, RETURNED_HEADER
+from quintain.routes import CALL_HEADERS, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
 from quintain.rpc.group_delivery import GroupedDelivery
 from quintain.rpc.server import copyable_headers
 from quintain_worker.delivery.context import WorkerContext
@@ -70,6 +70,6 @@ def _envelope(calls: Sequence[Delivery]) -> Envelope:
         content_type=GROUP_CONTENT_TYPE,
         correlation_id=first.group_correlation_id,
         reply_to=first.reply_to,
-        headers={**common, PROTOCOL_HEADER: GROUP_PROTOCOL_VERSION, RETURNED_HEADER: 1},
+        headers={**common, PROTOCOL_HEADER: PROTOCOL_VERSION, RETURNED_HEADER: 1},
         expiration_ms=first.expiration_ms,
     )

@@ -30,7 +30,7 @@ from quintain_worker.providers.conversation import text_messages
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.output_json import parse_output
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import take_settings
+from quintain_worker.providers.settings import ignored_settings
 
 #: The largest answer, in bytes.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -101,7 +101,7 @@ class CommandProvider:
 
         ``on_text`` is never called: the output counts only once the program has exited with 0.
         """
-        taken = take_settings(request.settings, {}, f"{self._name}, a command,")
+        ignored = ignored_settings(request.settings, f"{self._name}, a command,")
         prompt, system_prompt = _prompts(request, separate_system="system_prompt_file" in self._placeholders)
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
             files = _CallFiles(Path(folder), prompt, system_prompt)
@@ -116,7 +116,7 @@ class CommandProvider:
                 output = await asyncio.to_thread(self._read_output_file, files.path("output_file"))
         text = output.decode(errors="replace")
         answer = ProviderAnswer(text=text) if self._target.output_format == "text" else self._parse_output(text)
-        return dataclasses.replace(answer, ignored=taken.ignored)
+        return dataclasses.replace(answer, ignored=ignored)
 
     async def close(self) -> None:
         """Do nothing: no resource is held between calls."""

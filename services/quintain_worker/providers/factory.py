@@ -35,16 +35,17 @@ ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 
 #: Provider kind → its factory as ``module:function``. Imported on demand, because a kind's extra may not be installed.
 _FACTORIES = {
-    "anthropic": "quintain_worker.providers.models.anthropic:anthropic_provider",
+    "anthropic": "quintain_worker.providers.models.provider:model_provider",
     "command": "quintain_worker.providers.command:command_provider",
     "mock": "quintain_worker.providers.mock:mock_provider",
-    "openai": "quintain_worker.providers.models.openai:openai_provider",
+    "openai": "quintain_worker.providers.models.provider:model_provider",
+    "pydantic-ai": "quintain_worker.providers.pydantic_ai:pydantic_ai_provider",
     "python": "quintain_worker.providers.python_callable:python_provider",
     "target": "quintain_worker.providers.remote_target:remote_target_provider",
 }
 
 #: The kinds that need an extra of the same name.
-PROVIDERS_WITH_EXTRA = frozenset({"anthropic", "openai"})
+PROVIDERS_WITH_EXTRA = frozenset({"pydantic-ai"})
 
 
 def build_provider(name: str, target: TargetConfig, context: ProviderContext) -> Provider:

@@ -11,7 +11,7 @@ from quintain.contracts.invoke import ChatMessage, InvokeRequest, TokenUsage, co
 from quintain.errors import ProviderFailed, TimedOut
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import EVERY_SETTING, take_settings
+from quintain_worker.providers.settings import ignored_settings
 
 #: A word with the whitespace around it; joined, the words are the original text.
 _WORD = re.compile(r"\s*\S+\s*|\s+")
@@ -36,7 +36,7 @@ class MockProvider:
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Return the configured answer, streamed word by word to ``on_text``. Raises `ProviderFailure`."""
-        taken = take_settings(request.settings, EVERY_SETTING, "mock")
+        ignored = ignored_settings(request.settings, "mock", takes_all=True)
         conversation = request.conversation()
         text = _last_user_text(conversation) if self._target.response is None else self._target.response
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
@@ -51,7 +51,7 @@ class MockProvider:
             token_usage=self._usage(conversation, text),
             model="mock",
             finish_reason="stop",
-            ignored=taken.ignored,
+            ignored=ignored,
         )
 
     async def close(self) -> None:

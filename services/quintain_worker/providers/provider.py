@@ -9,30 +9,41 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
-from quintain.contracts.inputs import Vector
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import Fault
 
-#: A piece of an answer on its way: the next text, or the next piece of a tool call or of the reasoning.
-Delta = str | ToolCallChunk | ReasoningChunk
+#: A piece of an answer on its way: the next text, the next piece of a tool call or of the reasoning, or the next event
+#: of the stream that answers an `ApiRequest`.
+Delta = str | ToolCallChunk | ReasoningChunk | dict[str, Any]
 
 #: Callback for each piece of an answer, in order. It must return at once and never raise.
 OnText = Callable[[Delta], None]
 
+#: Pieces of a stream are joined over this time, in seconds: each message costs the broker as much as a whole call.
+JOIN_SECONDS = 0.02
+
 #: The longest retry-after that is accepted from a provider, in seconds.
 MAX_RETRY_AFTER_SECONDS = 24 * 3600.0
+
+
+def next_join(now: float) -> float:
+    """Return when the pieces that come from ``now`` on are joined: the same time for all streams, so that their chunks
+    share messages."""
+    return (now // JOIN_SECONDS + 1) * JOIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderAnswer:
     """The answer of a provider. ``model`` is the model that served the request, where the provider names it.
 
-    ``output`` is set where the answer is more than ``text``: several messages, tool calls, reasoning. ``ignored`` names
-    the settings that the provider was asked without. ``embeddings`` are the vectors of embedded texts.
-    ``host_fingerprint`` is that of the host on which a hosted target ran.
+    ``output`` is set where the answer is more than ``text``: several messages, tool calls, reasoning. The text is that
+    of the last message; another text is sent as one more message. ``ignored`` names
+    the settings that the provider was asked without. ``body`` is the answer to an `ApiRequest`, in the words of its
+    API. ``host_fingerprint`` is that of the host on which a hosted target ran.
     """
 
     text: str
@@ -41,7 +52,7 @@ class ProviderAnswer:
     model: str | None = None
     finish_reason: str | None = None
     ignored: tuple[str, ...] = ()
-    embeddings: list[Vector] | None = None
+    body: dict[str, Any] | None = None
     host_fingerprint: str | None = None
 
 
@@ -95,6 +106,14 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Close connections and end processes."""
+
+
+class ApiProvider(ABC):
+    """A provider that takes requests in the words of vendors' APIs as they are, besides conversations."""
+
+    @abstractmethod
+    def check(self, request: ApiRequest) -> None:
+        """Check what a caller asks of it. Raises `BadRequest`, which names the field."""
 
 
 class CallHolder(NamedTuple):

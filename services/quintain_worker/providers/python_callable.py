@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
+import types
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any, Union, get_args, get_origin
 
 from quintain.config import PythonTarget
 from quintain.config.callables import load_callable
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import ConfigError, ProviderFailed, TimedOut
+from quintain.errors import ConfigError, ProviderFailed, TargetUnavailable, TimedOut
 from quintain_worker.providers.factory import ProviderContext
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import EVERY_SETTING, take_settings
+from quintain_worker.providers.settings import ignored_settings
 
 AnswerFunction = Callable[[InvokeRequest], object]
 
+#: What a function is given, for those who expect something else.
+GIVEN = "it is given the request, a quintain InvokeRequest: its text is request.question, or that of request.messages"
+
 
 def python_provider(name: str, target: PythonTarget, context: ProviderContext) -> PythonProvider:
-    """Create the Python provider of this target. Raises `ConfigError` where its function cannot be imported."""
+    """Create the Python provider of this target.
+
+    Raises `ConfigError` where its function cannot be imported, or cannot take a request as its signature shows.
+    """
     function = _load_function(f"targets.{name}.callable", target.callable, context.folder)
     return PythonProvider(name, function, threads=target.max_concurrency)
 
@@ -44,7 +53,7 @@ class PythonProvider:
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Call the function and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        taken = take_settings(request.settings, EVERY_SETTING, self._name)
+        ignored = ignored_settings(request.settings, self._name, takes_all=True)
         try:
             async with asyncio.timeout(timeout_seconds) as deadline:
                 answer = await self._call(request)
@@ -58,11 +67,14 @@ class PythonProvider:
             if deadline.expired():
                 failure = TimedOut(f"{self._name}: the deadline passed while the function ran")
                 raise ProviderFailure(failure, Billing.UNKNOWN) from None
+            if _is_about_the_request(error, request):
+                wrong_use = TargetUnavailable(f"{self._name}: the function raised {type(error).__name__}: {GIVEN}")
+                raise ProviderFailure(wrong_use, Billing.UNBILLED) from error
             raise self._failure(f"the function raised {type(error).__name__}") from error
         if isinstance(answer, str):
-            return ProviderAnswer(text=answer, ignored=taken.ignored)
+            return ProviderAnswer(text=answer, ignored=ignored)
         if isinstance(answer, ProviderAnswer):
-            return dataclasses.replace(answer, ignored=(*taken.ignored, *answer.ignored))
+            return dataclasses.replace(answer, ignored=(*ignored, *answer.ignored))
         raise self._failure(f"the function returned {type(answer).__name__}, not str or ProviderAnswer")
 
     async def close(self) -> None:
@@ -93,6 +105,48 @@ class PythonProvider:
 
 def _load_function(field: str, path: str, folder: Path) -> AnswerFunction:
     try:
-        return load_callable(path, folder)
+        function = load_callable(path, folder)
+        _check_signature(path, function)
     except ConfigError as error:
         raise ConfigError(f"{field}: {error.message}") from error
+    return function
+
+
+def _check_signature(path: str, function: Callable[..., object]) -> None:
+    """Raise `ConfigError` if a function cannot take a request, or answers in a way that no function may."""
+    if inspect.isgeneratorfunction(function):
+        raise ConfigError(f"{path} yields without async: make it an `async def` that yields text, or return the text")
+    try:
+        signature = inspect.signature(function)
+        with contextlib.suppress(Exception):
+            # An annotation may be any expression, and fail as any.
+            signature = inspect.signature(function, eval_str=True)
+    except (TypeError, ValueError):
+        # What is written in C may have none.
+        return
+    try:
+        first = next(iter(signature.bind(None).arguments))
+    except TypeError:
+        raise ConfigError(f"{path}{signature} cannot be called with one argument: {GIVEN}") from None
+    annotation = signature.parameters[first].annotation
+    options = get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else (annotation,)
+    if not any(_may_be_request(get_origin(option) or option) for option in options):
+        raise ConfigError(f"{path}{signature} does not take what it is given: {GIVEN}")
+
+
+def _may_be_request(annotation: object) -> bool:
+    """Whether a value of this annotation may be a request; what is no class may be."""
+    if not isinstance(annotation, type) or annotation in {Any, inspect.Parameter.empty}:
+        return True
+    try:
+        return issubclass(InvokeRequest, annotation)
+    except TypeError:
+        # A protocol is no class that can be asked.
+        return True
+
+
+def _is_about_the_request(error: BaseException, request: InvokeRequest) -> bool:
+    """Whether the function failed because it took its request for something else, such as text."""
+    if isinstance(error, AttributeError):
+        return error.obj is request
+    return isinstance(error, TypeError) and InvokeRequest.__name__ in str(error)

@@ -34,7 +34,7 @@ from quintain.remote.lease_request import acquire_lease
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
-from quintain.routes import QUERY, RESET, SET_CONFIG
+from quintain.routes import QUERY, SET_CONFIG
 from quintain.rpc.client import RpcClient
 from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain.target.codec import Codec
@@ -54,7 +54,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderFailure,
 )
-from quintain_worker.providers.settings import take_settings
+from quintain_worker.providers.settings import ignored_settings
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,6 @@ MAX_CLASS_NAME_LENGTH = 80
 
 #: How long one try waits for a free slot of a host, in seconds.
 LEASE_SECONDS = 30.0
-
-#: How long the reset of a used instance may take, in seconds; the lease is released afterwards in any case.
-RELEASE_SECONDS = 2.0
 
 
 def remote_target_provider(name: str, target: TargetTarget, context: ProviderContext) -> RemoteTargetProvider:
@@ -151,7 +148,7 @@ class RemoteTargetProvider(HostedProvider):
         self, agent_session: AgentSession | None, request: InvokeRequest, timeout_seconds: float
     ) -> ProviderAnswer:
         """Answer like `answer`; an ``agent_session`` that is not None is opened for the agent and closed at the end."""
-        taken = take_settings(request.settings, {}, f"{self._name}, a hosted target,")
+        ignored = ignored_settings(request.settings, f"{self._name}, a hosted target,")
         question = self._question(request)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         remote_lease = await self._lease(
@@ -163,7 +160,7 @@ class RemoteTargetProvider(HostedProvider):
                 config = {} if agent_session is None else await agent_session.open(remote_lease.descriptor, ends_at)
                 text = await call.answer(question, {**self._target.config, **config})
                 masked = text if agent_session is None else agent_session.masked(text)
-                return ProviderAnswer(text=masked, ignored=taken.ignored, host_fingerprint=remote_lease.fingerprint)
+                return ProviderAnswer(text=masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
         except TimeoutError:
             failure = TimedOut(f"{self._name}: the target did not end its run within {timeout_seconds:g} s")
             raise ProviderFailure(failure, call.billing) from None
@@ -262,8 +259,8 @@ class _LeasedCall:
             raise ProviderFailure(failure, Billing.BILLED if charged else Billing.UNBILLED) from error
 
     async def _run(self, question: str, config: Mapping[str, str]) -> str:
-        for name, value in config.items():
-            await self._lease.call(SET_CONFIG, name=name, value=value)
+        if config:
+            await self._lease.call(SET_CONFIG, values=dict(config))
         event_handler = RunEventHandler(question)
         run = RunDriver(
             InlineExecutor(),
@@ -293,16 +290,10 @@ class _LeasedCall:
         return text
 
     async def release(self) -> None:
-        """Reset the instance and release the lease; raises nothing except a cancellation."""
+        """Release the lease, whose host resets the instance before; raises nothing except a cancellation."""
         try:
-            async with asyncio.timeout(RELEASE_SECONDS):
-                if not self._lease.ended:
-                    await self._lease.call(RESET)
-        except Exception as error:
-            # The outcome of the call is known already: an error in the reset does not change it.
-            log.info("%s: the target was not reset: %s", self._name, class_name_of(error))
+            await self._lease.release(reset=True)
         finally:
-            await self._lease.release()
             await self._output_queues.give_back(self._output_queue)
 
 

@@ -1,128 +1,117 @@
-"""Takes the settings of a request that a provider honours, and refuses the others by name.
+"""Settings of requests: the target's own beside a caller's, as fields of a chat request, and what a provider lacks.
 
 A value that equals the default of the model APIs is accepted everywhere, because leaving it out changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, Final
 
-from quintain.contracts.invoke import InvokeRequest, InvokeSettings, JsonObject
+from quintain.apis.translation import Json, Translation
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from quintain.contracts.strings import shorten
-from quintain.errors import UnsupportedParameter
+from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import Billing, ProviderFailure
 
-#: Returns the fields that a setting's value adds to the provider's request. Raises `UnsupportedValue`.
-Writer = Callable[[Any], JsonObject]
-
-#: Values that the model APIs have as their defaults, or that switch the setting off.
-DEFAULT_VALUES: Final[Mapping[str, tuple[object, ...]]] = {
-    "temperature": (1,),
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "stop": ([],),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "thinking": ({"type": "disabled"},),
-    "verbosity": ("medium",),
-    "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
-    "parallel_tool_calls": (True,),
-    "extra_body": ({},),
-}
+_CHAT_SETTINGS = tuple(name for name in InvokeSettings.model_fields if name not in {"extra_body", "unsupported"})
 
 
-class UnsupportedValue(Exception):
-    """The provider has this setting, and cannot honour this value of it; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakenSettings:
-    """The fields of the provider's request, and the names of the settings that it is made without."""
-
-    fields: JsonObject
-    ignored: tuple[str, ...] = ()
-
-
-def no_fields(_value: object) -> JsonObject:
-    """Write a setting that adds no field of its own to the provider's request."""
-    return {}
-
-
-#: The writers of a provider that passes every setting on, or answers the same whatever they are.
-EVERY_SETTING: Final[Mapping[str, Writer]] = dict.fromkeys(InvokeSettings.model_fields, no_fields)
-
-
-def take_settings(requested: InvokeSettings | None, writers: Mapping[str, Writer], provider: str) -> TakenSettings:
-    """Return what the ``writers``, by the names of settings, make of these settings.
-
-    A setting without a writer, or with a value that its writer cannot write, is left out if it is a default, listed as
-    ignored if ``unsupported`` is ``ignore``, and refused otherwise. Raises `ProviderFailure`, which names the setting.
-    """
-    if requested is None:
-        return TakenSettings({})
-    fields: JsonObject = {}
-    ignored: list[str] = []
-    for name, (parameter, value) in _settings_with_values(requested).items():
-        try:
-            _merge(fields, _written(name, value, writers, provider))
-        except UnsupportedValue as error:
-            if value in DEFAULT_VALUES.get(name, ()):
-                continue
-            if requested.unsupported != "ignore":
-                raise _unsupported(parameter, str(error)) from None
-            ignored.append(parameter)
-    return TakenSettings(fields, tuple(ignored))
-
-
-def with_policy(request: InvokeRequest, *, ignore_unsupported: bool) -> InvokeRequest:
+def with_policy(request: InvokeRequest | ApiRequest, *, ignore_unsupported: bool) -> InvokeRequest | ApiRequest:
     """Return the request with ``unsupported: ignore``, unless it says itself what is to be done."""
+    if isinstance(request, ApiRequest):
+        return request._replace(ignore_unsupported=True) if ignore_unsupported else request
     settings = request.settings
     if not ignore_unsupported or settings is None or settings.unsupported is not None:
         return request
     return request.model_copy(update={"settings": settings.model_copy(update={"unsupported": "ignore"})})
 
 
-def _settings_with_values(settings: InvokeSettings) -> dict[str, tuple[str, Any]]:
-    """Return each setting that has a value, by its field's name, with its name on the wire; unknown ones come last."""
-    known = {
-        name: (field.alias or name, value)
-        for name, field in InvokeSettings.model_fields.items()
-        if name != "unsupported" and (value := getattr(settings, name)) is not None
-    }
-    return known | {name: (name, (settings.model_extra or {})[name]) for name in sorted(settings.unknown())}
+def with_defaults(requested: InvokeSettings | None, defaults: InvokeSettings) -> InvokeSettings:
+    """Return the settings of a request, and the target's where it sets none."""
+    if requested is None:
+        return defaults
+    values = {name: value for name in requested.model_fields_set if (value := getattr(requested, name)) is not None}
+    if defaults.extra_body and requested.extra_body:
+        values["extra_body"] = {**defaults.extra_body, **requested.extra_body}
+    return defaults.model_copy(update=values)
 
 
-def _written(name: str, value: object, writers: Mapping[str, Writer], provider: str) -> JsonObject:
-    if name not in InvokeSettings.model_fields:
-        known = _nearest(name, [field.alias or key for key, field in InvokeSettings.model_fields.items()])
-        raise UnsupportedValue(f"no setting has this name{known}; a field of the provider's own goes into extraBody")
-    if name not in writers:
-        raise UnsupportedValue(f"{provider} does not take it; leave it out")
-    return writers[name](value)
+def settings_of(settings: InvokeSettings) -> Json:
+    """Return the settings as the fields of a chat request."""
+    chat: Json = {name: value for name in _CHAT_SETTINGS if (value := getattr(settings, name)) is not None}
+    # A list of texts is what every server takes.
+    return {**chat, "stop": [chat["stop"]]} if isinstance(chat.get("stop"), str) else chat
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    matches = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+def leave_out_unknown(settings: InvokeSettings, translation: Translation) -> None:
+    """Leave out the settings of no known name. Raises `UnsupportedParameter` with the nearest one."""
+    for name in sorted(settings.unknown()):
+        known = [field.alias or key for key, field in InvokeSettings.model_fields.items()]
+        nearest = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        translation.leave_out(
+            name, f"no setting has this name{hint}; a field of the provider's own goes into extraBody"
+        )
 
 
-def _merge(fields: JsonObject, more: JsonObject) -> None:
-    for key, value in more.items():
-        present = fields.get(key)
-        fields[key] = {**present, **value} if isinstance(present, dict) and isinstance(value, dict) else value
+def ignored_settings(requested: InvokeSettings | None, provider: str, *, takes_all: bool = False) -> tuple[str, ...]:
+    """Return the names of the settings that a provider which takes all of them, or none, is asked without.
+
+    Raises `ProviderFailure`, which names the setting.
+    """
+    if requested is None:
+        return ()
+    translation = Translation(provider, ignore_unsupported=requested.unsupported == "ignore")
+    try:
+        with named_as_sent():
+            if not takes_all:
+                for name, value in {**settings_of(requested), "extra_body": requested.extra_body or {}}.items():
+                    translation.leave_out(name, value=value)
+            leave_out_unknown(requested, translation)
+    except BadRequest as fault:
+        raise ProviderFailure(fault, Billing.UNBILLED) from None
+    return tuple(camel(name) for name in translation.ignored)
 
 
-def _unsupported(parameter: str, reason: str) -> ProviderFailure:
-    shown = shorten(parameter)
-    fault = UnsupportedParameter(f"settings.{shown}: {reason}")
-    fault.parameter = shown
-    return ProviderFailure(fault, Billing.UNBILLED)
+_MESSAGE = re.compile(r"messages\[(\d+)\](.*)", re.DOTALL)
+
+
+@contextmanager
+def named_as_sent(request: InvokeRequest | None = None) -> Iterator[None]:
+    """Let faults that are raised inside name a field of a chat request as the conversation has it, which it is made of.
+
+    Without a request, only its settings are looked at.
+    """
+    try:
+        yield
+    except BadRequest as fault:
+        field, _, reason = fault.message.partition(": ")
+        if request is not None and (found := _MESSAGE.match(field)) is not None:
+            index = int(found[1]) - bool(request.system_prompt)
+            place = f"messages[{index}]" if request.messages else "question"
+            name = ("systemPrompt" if index < 0 else place) + re.sub(r"\.function(?=\.)", "", camel(found[2]))
+            raise with_field(fault, name, shorten(name), reason) from None
+        name = camel(field)
+        parameter = shorten(name) if isinstance(fault, UnsupportedParameter) else f"settings.{name}"
+        raise with_field(fault, f"settings.{name}", parameter, reason) from None
+
+
+def with_field(fault: BadRequest, field: str, parameter: str, reason: str) -> BadRequest:
+    """Return the fault of another field."""
+    renamed = type(fault)(f"{field}: {reason}")
+    renamed.parameter = parameter
+    return renamed
+
+
+def camel(path: str) -> str:
+    """Return the name that a field of a chat request has in a conversation's request."""
+    head, dot, rest = path.partition(".")
+    known = InvokeSettings.model_fields.get(head)
+    name = head if known is None else known.alias or head
+    if name != "extraBody":
+        rest = re.sub(r"tool_call(s|_id)", lambda found: "toolCalls" if found[1] == "s" else "toolCallId", rest)
+    return f"{name}{dot}{rest}"

@@ -9,10 +9,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from quintain.bus.base import Consumer, Delivery
+from quintain.bus.handler_tasks import earlier_deliveries
 from quintain.contracts.discovery import ServedTarget
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import DEADLINE_HEADER
-from quintain.rpc.group_delivery import earlier_deliveries, handle_each, is_group, refuse_group, split_group_or_fault
+from quintain.rpc.group_delivery import (
+    handle_each,
+    is_group,
+    refuse_broken,
+    refuse_group,
+    split_group_or_fault,
+)
 from quintain.rpc.server import integer_header
 from quintain.topology import target_queue
 from quintain_worker.delivery.context import WorkerContext
@@ -165,7 +172,9 @@ class TargetConsumer:
         calls = split_group_or_fault(delivery)
         if isinstance(calls, Fault):
             await refuse_group(self._context.bus, delivery, calls)
-        elif earlier_deliveries(delivery) > 1:
+            return
+        calls = await refuse_broken(self._context.bus, calls)
+        if earlier_deliveries(delivery) > 1:
             # One of its calls may end every worker that runs it: from here on each is delivered by itself. Not at the
             # first time, because copies go to the end of the queue, and calls of a dead worker wait long enough.
             await asyncio.gather(*(self._context.requeue_copy(call, self._name) for call in calls))

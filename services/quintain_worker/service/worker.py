@@ -16,18 +16,17 @@ from quintain.bus.base import Bus
 from quintain.clock import Clock
 from quintain.contracts.discovery import ServiceCard
 from quintain.contracts.ledger import DrainState, LeaseRenewed, Register, TargetCard
-from quintain.discovery.announce import ServiceIdentity
-from quintain.routes import GROUP_PROTOCOL_VERSION
+from quintain.fleet.announce import ServiceIdentity
+from quintain.routes import PROTOCOL_VERSION
 from quintain.rpc.client import RpcClient
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, target_queue
 from quintain_worker.delivery.admissions import AdmissionClient
-from quintain_worker.delivery.contents import ContentReader
 from quintain_worker.delivery.context import WorkerContext
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.instrumentation import InstrumentedProvider
 from quintain_worker.metrics import WorkerMetrics
-from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS, HostedProvider
+from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS, ApiProvider, HostedProvider
 from quintain_worker.service.cancels import CancellationConsumer
 from quintain_worker.service.lease import WorkerLease
 from quintain_worker.service.target_consumer import TargetConsumer
@@ -69,10 +68,7 @@ class Worker:
         self._rpc_client = RpcClient(bus)
         self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
         slots = sum(card.slots for card in cards)
-        contents = ContentReader(self._rpc_client, timings)
-        self._context = WorkerContext(
-            bus, self._admission_client, clock, incarnation, metrics, timings, contents=contents, slots=slots
-        )
+        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings, slots=slots)
         self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
         self._on_drain = on_drain
@@ -85,8 +81,7 @@ class Worker:
                 targets=self._cards_with_fingerprints(),
                 sole=True if sole_id else None,
                 drain=drain_state,
-                protocol=GROUP_PROTOCOL_VERSION,
-                proof_targets=[card.name for card in cards],
+                protocol=PROTOCOL_VERSION,
             )
 
         self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, timings)
@@ -122,6 +117,7 @@ class Worker:
         for consumer in self._consumers.values():
             await consumer.cancel()
         self._admission_client.stop()
+        self._context.call_gate.open()
         drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
         if not all(drained):
             log.warning("A call did not end within %.0f s; another worker takes it over", grace_seconds)
@@ -184,4 +180,5 @@ def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: Worker
     """Return the target with its provider wrapped in an `InstrumentedProvider`."""
     provider = InstrumentedProvider(target.provider, card, metrics, record_content=target.trace_content)
     hosts = target.provider if isinstance(target.provider, HostedProvider) else None
-    return dataclasses.replace(target, provider=provider, hosts=hosts)
+    api_provider = target.provider if isinstance(target.provider, ApiProvider) else None
+    return dataclasses.replace(target, provider=provider, hosts=hosts, api_provider=api_provider)

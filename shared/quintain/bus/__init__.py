@@ -1,1 +1,1 @@
-"""The message bus: its interface (`base`) and its transports: RabbitMQ, in-memory, and a socket pair."""
+"""The message bus: its interface (`base`) and its transports: RabbitMQ and in-memory."""

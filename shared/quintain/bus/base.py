@@ -3,7 +3,7 @@
 All transports guarantee the following; tests/conformance runs one suite against each of them.
 
 - `Bus.publish` returns once the broker has confirmed the message. It raises `Unroutable` if nothing is bound,
-  `QueueFull` if the queue rejected it, and `BrokerUnavailable` after the timeout. While the connection is down it
+  `QueueFull` if the broker nacked it, and `BrokerUnavailable` after the timeout. While the connection is down it
   waits and retries: a message may be delivered twice, but is never lost silently.
 - Handlers run in the bus's own tasks and keep running when the connection is lost. A delivery that a handler does not
   settle is redelivered. Settling a delivery of a lost connection has no effect, because it will be redelivered.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quintain.topology import Exchange, Queue, Topology
 
@@ -116,6 +116,13 @@ class Subscription:
     on_queue_lost: OnQueueLost | None = None
 
 
+class QueueCount(NamedTuple):
+    """How many messages wait in a queue, and how many consumers it has."""
+
+    messages: int
+    consumers: int
+
+
 class Consumer(Protocol):
     """A consumer of one queue."""
 
@@ -153,7 +160,8 @@ class Bus(Protocol):
 
         With ``redeclare`` they are declared again after every reconnect. An exchange that exists already is used as it
         is, regardless of who declared it. One that is missing and that this user may not declare is waited for, up to
-        `EXCHANGE_WAIT_SECONDS`, because the service that owns it declares it.
+        `EXCHANGE_WAIT_SECONDS`, because the service that owns it declares it. A connection that is lost meanwhile is
+        waited for, as long as the bus was told to.
 
         Raises `BrokerRefused`, `BrokerUnavailable`.
         """
@@ -188,11 +196,11 @@ class Bus(Protocol):
         queue is not redeclared.
         """
 
-    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
-        """Return how many messages wait in each of these queues, by name.
+    async def count(self, queues: Sequence[Queue]) -> dict[str, QueueCount]:
+        """Return how many messages wait in each of these queues, and how many consumers it has, by name.
 
         Messages that were delivered and not settled do not count. A queue that does not exist, and what comes after it,
-        is left out, as are all where the transport cannot tell. Raises `BrokerUnavailable`.
+        is left out. Raises `BrokerUnavailable`.
         """
 
     async def close(self) -> None:

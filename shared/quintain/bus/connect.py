@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from quintain.bus.base import Bus
+from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus
 from quintain.bus.memory import MemoryBroker
 from quintain.bus.rabbit import RabbitBus
 from quintain.errors import ConfigError
 
 
 async def connect_bus(
-    url: str, name: str = "client", *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
+    url: str,
+    name: str = "client",
+    *,
+    memory: MemoryBroker | None = None,
+    timeout_seconds: float = 30.0,
+    declare_seconds: float | None = PUBLISH_TIMEOUT_SECONDS,
 ) -> Bus:
     """Connect a bus to the broker at this URL.
 
-    ``memory`` is the broker of a ``memory://`` URL. Raises `ConfigError` for an unknown scheme, `BrokerUnavailable`
-    after the timeout, and `BrokerRefused`.
+    ``memory`` is the broker of a ``memory://`` URL; ``declare_seconds`` is that of `RabbitBus`. Raises `ConfigError`
+    for an unknown scheme, `BrokerUnavailable` after the timeout, and `BrokerRefused`.
     """
     if url.startswith("memory://"):
         if memory is None:
@@ -24,7 +29,7 @@ async def connect_bus(
             )
         return memory.connect()
     if url.startswith(("amqp://", "amqps://")):
-        bus = RabbitBus(url, name)
+        bus = RabbitBus(url, name, declare_seconds=declare_seconds)
         await bus.start(timeout_seconds)
         return bus
     raise ConfigError(f"QUINTAIN_BROKER_URL is {url.partition(':')[0]!r}: use amqp://, amqps:// or memory://")

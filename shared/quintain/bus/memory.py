@@ -17,6 +17,7 @@ from quintain.bus.base import (
     Envelope,
     Handler,
     OnQueueLost,
+    QueueCount,
     Subscription,
 )
 from quintain.bus.memory_queue import MemoryConsumer, MemoryQueue, QueuedMessage
@@ -183,10 +184,10 @@ class MemoryBus:
         if self._broker.has_queue(queue.name):
             self._broker.delete_queue(queue.name)
 
-    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
-        """Implements `Bus.count_messages`."""
-        names = [queue.name for queue in queues if self._broker.has_queue(queue.name)]
-        return {name: len(self._broker.queue(name).ready) for name in names}
+    async def count(self, queues: Sequence[Queue]) -> dict[str, QueueCount]:
+        """Implements `Bus.count`."""
+        found = {queue.name: self._broker.queue(queue.name) for queue in queues if self._broker.has_queue(queue.name)}
+        return {name: QueueCount(len(queue.ready), len(queue.consumers)) for name, queue in found.items()}
 
     def drop_connection(self) -> None:
         """Simulate the loss of the connection, for tests."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from quintain.bus.base import Envelope, Subscription
 from quintain.bus.handler_tasks import HandlerTasks
-from quintain.topology import Queue, Topology
+from quintain.topology import DELIVERY_LIMIT, Queue, Topology
 
 
 @dataclass(slots=True, eq=False)
@@ -227,7 +227,7 @@ class MemoryConsumer:
     #: Redeclares the topology of the consumer's bus.
     _redeclare: Callable[[], None]
     _on_drained: Callable[[MemoryConsumer], None]
-    _tasks: HandlerTasks = field(default_factory=HandlerTasks)
+    _tasks: HandlerTasks = field(init=False)
     _unsettled: dict[QueuedMessage, MemoryQueue] = field(default_factory=dict)
     _queue: MemoryQueue | None = None
     _connection_number: int = 0
@@ -235,6 +235,9 @@ class MemoryConsumer:
     #: Whether the consumer was attached and the loss of its queue was not reported since.
     _loss_reportable: bool = False
     _queue_lost: bool = False
+
+    def __post_init__(self) -> None:
+        self._tasks = HandlerTasks(max(self._subscription.queue.delivery_limit or 0, DELIVERY_LIMIT))
 
     @property
     def has_capacity(self) -> bool:

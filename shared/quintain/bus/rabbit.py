@@ -7,10 +7,13 @@ consumer is a supervised task that declares, consumes, and restarts when its cha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import aiormq
+from aio_pika.abc import AbstractChannel
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from quintain.bus.base import (
@@ -20,32 +23,66 @@ from quintain.bus.base import (
     Envelope,
     Handler,
     OnQueueLost,
+    QueueCount,
     Subscription,
 )
 from quintain.bus.broker_url import url_user, without_password
-from quintain.bus.rabbit_connection import RETRY_SECONDS, RabbitConnection, translate_errors
+from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
 from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
 from quintain.bus.rabbit_logging import OutageLog
 from quintain.bus.rabbit_message import to_amqp_properties
-from quintain.errors import BrokerUnavailable, Unroutable
+from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
 from quintain.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
+
+#: After so many nacks a channel is replaced by a fresh one: RabbitMQ nacks a channel whose first message to a quorum
+#: queue met a dead leader until that node is back, although the queue has another leader.
+MAX_NACKS = 3
+
+#: A channel is used for so long at least, in seconds: where the queue is full, a fresh one is nacked too.
+MIN_CHANNEL_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _PublishChannel:
+    """A channel for publishes, the nacks that it got, and how many publishes wait for their confirms."""
+
+    pika_channel: AbstractChannel
+    underlay: aiormq.Channel
+    opened_at: float
+    nacks: int = 0
+    unconfirmed: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open, and was not nacked too often."""
+        is_nacked = self.nacks >= MAX_NACKS and asyncio.get_running_loop().time() - self.opened_at > MIN_CHANNEL_SECONDS
+        return not (self.underlay.is_closed or is_nacked)
+
+
+def _retrying() -> AsyncRetrying:
+    """Return what repeats an action that a lost connection ended; its caller sets the timeout."""
+    return AsyncRetrying(retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(RETRY_SECONDS))
 
 
 class RabbitBus:
     """A `Bus` over RabbitMQ that reconnects by itself.
 
-    ``url`` may name several nodes of a cluster; ``name`` is shown in the broker's list of connections.
+    ``url`` may name several nodes of a cluster; ``name`` is shown in the broker's list of connections. A declaration
+    whose connection is lost is repeated for ``declare_seconds``, or, where it is None, until it is done.
     """
 
-    def __init__(self, url: str, name: str = "client") -> None:
+    def __init__(
+        self, url: str, name: str = "client", *, declare_seconds: float | None = PUBLISH_TIMEOUT_SECONDS
+    ) -> None:
+        self._declare_seconds = declare_seconds
         self.user = url_user(url)
         outage_log = OutageLog(without_password(url), name)
         self._publish_connection = RabbitConnection(url, f"{name} publishing", outage_log)
         self._consume_connection = RabbitConnection(url, f"{name} consuming", outage_log)
-        self._channel: aiormq.Channel | None = None
+        self._channel: _PublishChannel | None = None
         self._channel_lock = asyncio.Lock()
         self._consumers: set[RabbitConsumer] = set()
         self._declarations = Declarations(self._consume_connection, self._consumers)
@@ -73,15 +110,20 @@ class RabbitBus:
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
         """Implements `Bus.declare`."""
-        await self._declarations.declare(topology, redeclare=redeclare)
+        try:
+            async with asyncio.timeout(self._declare_seconds):
+                await _retrying()(self._declarations.declare, topology, redeclare=redeclare)
+        except TimeoutError:
+            names = ", ".join([*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)])
+            raise BrokerUnavailable(f"declaring {names}: not done within {self._declare_seconds:.1f} s") from None
 
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
         """Implements `Bus.delete`."""
         await self._declarations.delete(queue, timeout_seconds)
 
-    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
-        """Implements `Bus.count_messages`."""
-        return await self._declarations.count_messages(queues)
+    async def count(self, queues: Sequence[Queue]) -> dict[str, QueueCount]:
+        """Implements `Bus.count`."""
+        return await self._declarations.count(queues)
 
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
@@ -125,9 +167,7 @@ class RabbitBus:
 
     async def _republish(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
         """Publish again until confirmed. The first publish may have arrived, so the message may be delivered twice."""
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(RETRY_SECONDS)
-        ):
+        async for attempt in _retrying():
             with attempt:
                 try:
                     await self._publish_once(exchange, key, envelope, timeout_seconds)
@@ -137,23 +177,42 @@ class RabbitBus:
 
     async def _publish_once(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
         channel = self._channel
-        if channel is None or channel.is_closed:
+        if channel is None or not channel.is_usable:
             channel = await self._open_channel(timeout_seconds)
-        with translate_errors(f"publishing to {exchange.name} for {key!r}"):
-            await channel.basic_publish(
-                envelope.body,
-                exchange=exchange.name,
-                routing_key=key,
-                properties=to_amqp_properties(envelope),
-                mandatory=True,
-                wait=False,
-            )
+        channel.unconfirmed += 1
+        try:
+            with translate_errors(f"publishing to {exchange.name} for {key!r}"):
+                await channel.underlay.basic_publish(
+                    envelope.body,
+                    exchange=exchange.name,
+                    routing_key=key,
+                    properties=to_amqp_properties(envelope),
+                    mandatory=True,
+                    wait=False,
+                )
+        except QueueFull:
+            channel.nacks += 1
+            raise
+        finally:
+            channel.unconfirmed -= 1
+            await self._close_if_replaced(channel)
 
-    async def _open_channel(self, timeout_seconds: float) -> aiormq.Channel:
+    async def _open_channel(self, timeout_seconds: float) -> _PublishChannel:
         async with self._channel_lock:
-            if self._channel is None or self._channel.is_closed:
-                pika_channel = await self._publish_connection.open_channel(timeout_seconds)
-                underlay = await pika_channel.get_underlay_channel()
-                assert isinstance(underlay, aiormq.Channel)
-                self._channel = underlay
-            return self._channel
+            replaced = self._channel
+            if replaced is not None and replaced.is_usable:
+                return replaced
+            pika_channel = await self._publish_connection.open_channel(timeout_seconds)
+            underlay = await pika_channel.get_underlay_channel()
+            assert isinstance(underlay, aiormq.Channel)
+            channel = self._channel = _PublishChannel(pika_channel, underlay, asyncio.get_running_loop().time())
+        if replaced is not None:
+            await self._close_if_replaced(replaced)
+        return channel
+
+    async def _close_if_replaced(self, channel: _PublishChannel) -> None:
+        """Close a channel that another one has replaced, once none of its publishes waits for a confirm."""
+        if channel is self._channel or channel.unconfirmed or channel.underlay.is_closed:
+            return
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            await self._publish_connection.close_channel(channel.pika_channel)

@@ -44,7 +44,12 @@ def install_tolerant_decoders() -> None:
 
 def _decode_short_string(value: bytes) -> tuple[int, str]:
     length = value[0]
-    return length + 1, value[1 : length + 1].decode(errors="replace")
+    text = value[1 : length + 1]
+    try:
+        return length + 1, text.decode()
+    except UnicodeDecodeError:
+        # One byte for each invalid one, so that the string can be sent again: it has at most 255.
+        return length + 1, text.decode(errors="replace").replace("\ufffd", "?")
 
 
 def _decode_timestamp(value: bytes) -> tuple[int, dt.datetime]:
@@ -90,7 +95,7 @@ ERROR_TRANSLATIONS: tuple[tuple[type[BaseException], type[BusError], str], ...] 
         "it exists with other arguments: delete it or use a policy",
     ),
     (amqp.PublishError, Unroutable, "nothing is bound there"),
-    (amqp.DeliveryError, QueueFull, "the queue is full"),
+    (amqp.DeliveryError, QueueFull, "the broker nacked it: the queue is full, or cannot be reached now"),
 )
 
 
@@ -132,6 +137,9 @@ def is_current_task_cancelled() -> bool:
 
 def to_bus_error(error: BaseException, action: str) -> BusError:
     """Translate an error of aiormq to a `BusError` that names the action, a hint and the broker's message."""
+    if isinstance(error, amqp.ChannelPreconditionFailed) and "queue limit" in str(error):
+        hint = "the virtual host has max-queues queues: `quintain doctor --management URL` names those to delete"
+        return BrokerRefused(f"{action}: {hint} ({mask_tokens(str(error))})")
     for kind, bus_error, hint in ERROR_TRANSLATIONS:
         if isinstance(error, kind):
             detail = "" if isinstance(error, amqp.DeliveryError) else f" ({mask_tokens(str(error))})"
@@ -265,7 +273,10 @@ def connection_error(error: BaseException, address: str) -> BusError:
     unexpected frame.
     """
     if isinstance(error, amqp.InvalidFrameError):
-        return BrokerRefused(f"connecting to {address}: the broker refused the virtual host: check the end of the URL")
+        return BrokerRefused(
+            f"connecting to {address}: the broker refused the virtual host (check the end of the URL), or its limit of "
+            "this user's connections is reached"
+        )
     return to_bus_error(error, f"connecting to {address}")
 
 

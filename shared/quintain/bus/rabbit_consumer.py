@@ -15,7 +15,7 @@ from quintain.bus.rabbit_acks import ChannelAcks
 from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
 from quintain.bus.rabbit_message import RabbitDelivery
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError
-from quintain.topology import Queue
+from quintain.topology import DELIVERY_LIMIT, Queue
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RabbitConsumer:
             on_drained,
         )
         self._queue = subscription.queue
-        self._tasks = HandlerTasks()
+        self._tasks = HandlerTasks(max(self._queue.delivery_limit or 0, DELIVERY_LIMIT))
         self._cancelled = False
         self._loss_reported = False
         self._attach_failures = 0

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from quintain.bus.base import EXCHANGE_WAIT_SECONDS
+from quintain.bus.base import EXCHANGE_WAIT_SECONDS, QueueCount
 from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, translate_errors
 from quintain.errors import BrokerRefused, BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
@@ -81,20 +81,20 @@ class Declarations:
         except TimeoutError:
             raise BrokerUnavailable(f"deleting {queue.name}: not done within {timeout_seconds:.1f} s") from None
 
-    async def count_messages(self, queues: Sequence[Queue]) -> dict[str, int]:
-        """Return the number of waiting messages of each queue, up to the first that does not exist."""
-        counts: dict[str, int] = {}
+    async def count(self, queues: Sequence[Queue]) -> dict[str, QueueCount]:
+        """Return the waiting messages and the consumers of each queue, up to the first that does not exist."""
+        counts: dict[str, QueueCount] = {}
         if not queues:
             return counts
         channel = await self._connection.open_channel()
-        with translate_errors("counting messages"):
+        with translate_errors("counting messages and consumers"):
             underlay = await channel.get_underlay_channel()
             for queue in queues:
                 try:
                     declared = await underlay.queue_declare(queue.name, passive=True)
                 except QUEUE_GONE_ERRORS:
                     return counts
-                counts[queue.name] = declared.message_count or 0
+                counts[queue.name] = QueueCount(declared.message_count or 0, declared.consumer_count or 0)
             await self._connection.close_channel(channel)
         return counts
 

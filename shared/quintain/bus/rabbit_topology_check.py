@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -49,9 +50,13 @@ class BrokerInspector:
         return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
 
     async def refuses_message_of(self, body_bytes: int) -> bool:
-        """Return whether the broker refuses a message of this many bytes. It is sent, to no queue."""
+        """Return whether the broker refuses a message of this many bytes. It is sent, to no queue.
+
+        Under an alarm of its memory or disk the broker takes no message and reads nothing more from the connection: the
+        caller sets a timeout, and uses the connection for no other check after it.
+        """
         channel = await self._connection.open_channel()
-        with translate_errors("sending a large message"):
+        with translate_errors("sending a message"):
             underlay: Any = await channel.get_underlay_channel()
             try:
                 await underlay.basic_publish(bytes(body_bytes), exchange="", routing_key=f"quintain.no-queue.{uuid4()}")
@@ -100,4 +105,7 @@ async def inspect_broker(url: str, *, timeout_seconds: float) -> AsyncIterator[B
         await connection.wait_connection(timeout_seconds)
         yield BrokerInspector(connection)
     finally:
-        await connection.close()
+        # A broker that reads no more does not answer this either.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await connection.close()

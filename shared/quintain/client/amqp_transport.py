@@ -11,11 +11,9 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from quintain import logs
 from quintain.client.authorization import Authorization
 from quintain.client.call_groups import CallGroups
 from quintain.client.cancellation import CancellationQueue
-from quintain.client.contents import store_body
 from quintain.client.invoke_message import accept_header, dispatch_partial, invoke_body, invoke_routing_key
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.client.transport import (
@@ -27,7 +25,7 @@ from quintain.client.transport import (
     may_be_uncharged,
 )
 from quintain.clock import Clock
-from quintain.contracts.contents import INVOKE_CONTENT_TYPE
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.limits import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
@@ -37,23 +35,22 @@ from quintain.errors import (
     Fault,
     NoAnswer,
     Overloaded,
+    PayloadTooLarge,
     QueueFull,
     RequestConflict,
-    Unauthorized,
     UnknownTarget,
 )
+from quintain.observe import logs, semconv
+from quintain.observe.spans import span
 from quintain.routes import (
-    ACCEPT_GROUPS,
     ACCEPT_HEADER,
     CANCEL,
-    CONTENT_PROTOCOL_VERSION,
     DEADLINE_HEADER,
     INFO,
     INVOKE,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
-    PUT_CONTENT,
     RELEASE,
     REQUEST_ID_HEADER,
     RESERVE,
@@ -63,8 +60,6 @@ from quintain.routes import (
 )
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
-from quintain.telemetry import semconv
-from quintain.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -216,17 +211,10 @@ class AmqpTransport:
         loop = asyncio.get_running_loop()
         deadline_ms = self.clock.deadline_ms(ends_at - loop.time())
         pause_seconds = FIRST_PAUSE_SECONDS
-        key = invoke_routing_key(call.request)
+        self._learn_group_slots(invoke_routing_key(call.request))
         while True:
-            await self._learn_abilities(key, ends_at - loop.time())
-            is_proven = self._groups.takes_proofs(key)
             try:
                 return await self._send(call, request_id, deadline_ms, remaining_seconds=ends_at - loop.time())
-            except Unauthorized:
-                # A worker of an earlier release may have started meanwhile: only a metadata service says so.
-                if not is_proven or await self._takes_proofs(key, ends_at - loop.time()):
-                    raise
-                continue
             except Fault as fault:
                 if fault.charged is not None or not fault.retryable:
                     raise
@@ -238,16 +226,14 @@ class AmqpTransport:
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     async def _send(self, call: InvokeCall, request_id: str, deadline_ms: int, *, remaining_seconds: float) -> Result:
-        rpc_request = await self._rpc_request(call, request_id, deadline_ms, remaining_seconds)
+        rpc_request = self._rpc_request(call, request_id, deadline_ms, remaining_seconds)
         span_start = partial(semconv.publish_span, rpc_request.exchange.name, rpc_request.key, request_id=request_id)
         try:
             with (
                 span(span_start),
                 logs.log_context(request_id=request_id, session_id=self._session_id, target=rpc_request.key),
             ):
-                # Calls that accept partial messages go alone, and those whose body is stored.
-                may_share = rpc_request.type == INVOKE.name and rpc_request.headers[ACCEPT_HEADER] == ACCEPT_GROUPS
-                publish = self._groups.publisher(rpc_request.key) if may_share else None
+                publish = self._groups.publisher(rpc_request.key)
                 reply = await self._rpc_client.call(rpc_request, partial(dispatch_partial, call), publish)
                 self._answered.add(self._session_id, request_id)
                 result = parse_reply(reply, Result)
@@ -255,23 +241,18 @@ class AmqpTransport:
             raise expired_fault(call.deadline_seconds) from None
         except QueueFull:
             # Another copy of the request may have been admitted before.
-            message = "The target's queue is full"
+            message = "The broker nacked the request: the target's queue is full, or cannot be reached now"
             raise Overloaded(message, retry_after_ms=FULL_QUEUE_PAUSE_MS, charge_unknown=True) from None
         if not result.replayed:
             self._groups.note_duration(result.target, result.duration_ms)
         return result
 
-    async def _learn_abilities(self, target: str, remaining_seconds: float) -> None:
-        """Ask what the workers of this target read, if that is not known any more; the first answer is awaited."""
+    def _learn_group_slots(self, target: str) -> None:
+        """Start to ask for the slots of this target's workers, if they are not known any more."""
         is_asking = self._info_task is not None and not self._info_task.done()
         if target and not is_asking and self._groups.is_outdated(target):
             self._groups.postpone(target)
             self._info_task = self._groups.ask(self._read_info)
-        await self._groups.first_answer(target, remaining_seconds)
-
-    async def _takes_proofs(self, target: str, remaining_seconds: float) -> bool:
-        await self._groups.refusals.check(self._authorization.token, self._read_info, remaining_seconds)
-        return self._groups.takes_proofs(target)
 
     async def _read_info(self, timeout_seconds: float = OPERATION_TIMEOUT_SECONDS) -> Info:
         """Ask for what calls need. It names no answered calls: the user's own request for information does."""
@@ -280,33 +261,21 @@ class AmqpTransport:
         self._groups.learn(info)
         return info
 
-    async def _rpc_request(
-        self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float
-    ) -> RpcRequest:
+    def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float) -> RpcRequest:
         key = invoke_routing_key(call.request)
-        body, message_type, version = invoke_body(call.request, key), INVOKE.name, PROTOCOL_VERSION
-        stored_sha256: str | None = None
+        body = invoke_body(call.request, key)
         if len(body) > MAX_BODY_BYTES:
-            put = partial(self._call_operation, PUT_CONTENT)
-            reference = await store_body(put, self._read_info, body, request_id, deadline_ms, remaining_seconds)
-            body, message_type, version = reference.to_wire(), INVOKE_CONTENT_TYPE, CONTENT_PROTOCOL_VERSION
-            stored_sha256 = reference.sha256
-            remaining_seconds = min(remaining_seconds, self.clock.seconds_until(deadline_ms))
-        authorization = (
-            self._authorization.of_call(request_id, key, body, deadline_ms, stored_sha256=stored_sha256)
-            if self._groups.takes_proofs(key)
-            else self._authorization.of_operation
-        )
+            raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
         return RpcRequest(
             exchange=INVOKE.exchange,
             key=key,
-            type=message_type,
+            type=INVOKE.name,
             body=body,
             headers={
-                **authorization,
+                **self._authorization.of_call(request_id, key, body, deadline_ms),
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
-                PROTOCOL_HEADER: version,
+                PROTOCOL_HEADER: PROTOCOL_VERSION,
                 PUBLISHED_AT_HEADER: self.clock.now_ms(),
                 ACCEPT_HEADER: accept_header(call),
             },
@@ -317,4 +286,6 @@ class AmqpTransport:
 
 
 def _with_target(call: InvokeCall, target: str) -> InvokeCall:
-    return call._replace(request=call.request.with_fields(target=target))
+    request = call.request
+    named = request._replace(target=target) if isinstance(request, ApiRequest) else request.with_fields(target=target)
+    return call._replace(request=named)

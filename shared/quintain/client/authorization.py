@@ -28,20 +28,17 @@ class Authorization:
         """The headers of an operation, which only metadata services read."""
         return {TOKEN_HEADER: self.token}
 
-    def of_call(
-        self, request_id: str, target: str, body: bytes, deadline: int, *, stored_sha256: str | None
-    ) -> dict[str, HeaderValue]:
+    def of_call(self, request_id: str, target: str, body: bytes, deadline: int) -> dict[str, HeaderValue]:
         """Return the headers of a call with a proof: nobody who reads them can make another call.
 
-        ``target`` is the routing key of the message, and ``stored_sha256`` the hash of a body that is stored and not in
-        the message.
+        ``target`` is the routing key of the message.
         """
         proof = make_proof(
             self._sha256,
             session_id=self.session_id,
             request_id=request_id,
             target=target,
-            body_sha256=stored_sha256 or hashlib.sha256(body).hexdigest(),
+            body_sha256=hashlib.sha256(body).hexdigest(),
             deadline=deadline,
         )
         return {TOKEN_HEADER: self.session_id, PROOF_HEADER: proof}

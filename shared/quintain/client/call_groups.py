@@ -1,4 +1,4 @@
-"""Decides which calls of a client may share a message, how many of them, and which carry a proof."""
+"""Decides which calls of a client may share a message, and how many of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from quintain.client.refusal_checks import RefusalChecks
 from quintain.contracts.group import MAX_GROUP_ITEMS
 from quintain.contracts.session import Info
 from quintain.errors import BusError, Fault, NoAnswer
@@ -26,29 +25,20 @@ GROUP_SHARE = 1 / 8
 #: The part of a new duration in the average of a target.
 NEW_DURATION_SHARE = 0.1
 
-#: How long the answer to `info` is used, in seconds: workers that read no groups or proofs may have started since.
+#: How long the answer to `info` is used, in seconds: workers with other numbers of slots may have started since.
 INFO_SECONDS = 60.0
-
-#: How long a call waits for the first answer on its target, in seconds, and which part of its time at most; it carries
-#: the token if there is none.
-FIRST_ANSWER_SECONDS, FIRST_ANSWER_SHARE = 1.0, 0.1
 
 
 class CallGroups:
     """Sends calls in groups, of the size that suits their target; several transports of one `RpcClient` may share it.
 
-    No group and no proof is sent to a target before `learn` was called with an `Info` that allows it.
+    No group is sent to a target before `learn` was called with an `Info` that has its slots.
     """
 
     def __init__(self, rpc_client: RpcClient) -> None:
         self._groups = RequestGroups(rpc_client)
-        #: What the metadata service says of calls whose proof was refused.
-        self.refusals = RefusalChecks()
-        #: Target → the slots of one of its workers; only of targets that take groups.
+        #: Target → the slots of one of its workers.
         self._slots: dict[str, int] = {}
-        #: The targets that some answer was about, and those whose workers read proofs.
-        self._known: set[str] = set()
-        self._proofs: set[str] = set()
         self._asking: set[asyncio.Task[None]] = set()
         #: Target → the average time that a call takes at its provider, in milliseconds.
         self._durations_ms: dict[str, float] = {}
@@ -67,9 +57,6 @@ class CallGroups:
             self._slots.pop(target, None)
             self._asked_at[target] = now
         self._slots.update(info.group_slots or {})
-        self._known.update(info.available_targets)
-        self._proofs.difference_update(info.available_targets)
-        self._proofs.update(info.proof_targets or ())
 
     def postpone(self, target: str) -> None:
         """Do not ask about this target for a while: the answer is on its way, or could not be had."""
@@ -85,19 +72,6 @@ class CallGroups:
     async def _ask(self, read_info: Callable[[], Awaitable[Info]]) -> None:
         with contextlib.suppress(Fault, BusError, NoAnswer):
             await read_info()
-
-    async def first_answer(self, target: str, remaining_seconds: float) -> None:
-        """Wait for answers that are on their way, if nothing is known of this target.
-
-        A call that has ``remaining_seconds`` until its deadline waits for a tenth of them at most.
-        """
-        if self._asking and target not in self._known:
-            timeout_seconds = min(FIRST_ANSWER_SECONDS, max(remaining_seconds, 0) * FIRST_ANSWER_SHARE)
-            await asyncio.wait(set(self._asking), timeout=timeout_seconds)
-
-    def takes_proofs(self, target: str) -> bool:
-        """Whether calls of this target may carry a proof; without a target, whether those of all targets may."""
-        return target in self._proofs if target else bool(self._known) and self._known <= self._proofs
 
     def note_duration(self, target: str, duration_ms: float) -> None:
         """Note how long a call took at its provider."""

@@ -23,6 +23,7 @@ from quintain.client.transport import (
     Transport,
 )
 from quintain.contracts import session as session_messages
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
@@ -95,7 +96,7 @@ class Client:
 
     async def send(
         self,
-        request: InvokeRequest,
+        request: InvokeRequest | ApiRequest,
         *,
         request_id: str | None = None,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
@@ -103,7 +104,7 @@ class Client:
         on_progress: OnProgress | None = None,
         cancel_with_task: bool | None = None,
     ) -> Result:
-        """Invoke with a complete `InvokeRequest`.
+        """Invoke with a complete `InvokeRequest`, or over a broker with an `ApiRequest` in the words of a vendor's API.
 
         - ``request_id`` is the idempotency key: the same id is the same call, charged once, with the same result.
         - ``deadline_seconds`` is the time limit from now.

@@ -1,6 +1,6 @@
 """Connects a client with the environment's settings: ``async with quintain.connect() as target``.
 
-A broker is reached over AMQP, a gateway over HTTP. The HTTP library is an optional extra that a broker does not need.
+A broker is reached over AMQP, a gateway over HTTP.
 """
 
 from __future__ import annotations

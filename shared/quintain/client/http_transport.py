@@ -1,22 +1,18 @@
 """The transport over HTTP, for programs that reach a gateway but no broker: each call is one request.
 
-No request is retried automatically: the call of a lost connection may have been charged, and only the caller knows
-whether its request has an id to repeat. When the task of a call is cancelled, its connection is closed, and the gateway
+No call is retried automatically: that of a lost connection may have been charged, and only the caller knows whether its
+request has an id to repeat. When the task of a call is cancelled, its connection is closed, and the gateway
 cancels the call.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import importlib.metadata
 import json
 import re
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-import httpx2
 from pydantic import JsonValue
 
 from quintain.client.transport import REPLY_GRACE_SECONDS, BatchItem, InvokeCall, expired_fault
@@ -35,12 +31,11 @@ from quintain.errors import (
     InternalFault,
     NoAnswer,
 )
+from quintain.http_client import ConnectionLost, HttpClient, NotSent
+from quintain.observe.semconv import http_client_span
+from quintain.observe.spans import context_headers, current_traceparent, span
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ReplyT, RequestT, Route
-from quintain.telemetry.semconv import http_client_span
-from quintain.telemetry.spans import context_headers, current_traceparent, span
-
-#: Timeout for opening a connection, in seconds; after that only the call's deadline applies.
-CONNECT_TIMEOUT_SECONDS = 10.0
+from quintain.settings import environment
 
 #: Maximum number of connections; further calls wait for a free one. A gateway accepts 1000 in total.
 MAX_CONNECTIONS = 256
@@ -48,8 +43,6 @@ MAX_CONNECTIONS = 256
 #: How long an idle connection is kept, in seconds: shorter than the gateway's own limit, so that no request is sent on
 #: a connection that the gateway has just closed.
 KEEPALIVE_SECONDS = 15.0
-
-MAX_PORT = 65535
 
 
 class _BatchReply(Message):
@@ -61,9 +54,9 @@ class _BatchReply(Message):
 class HttpConnection:
     """A connection pool to one gateway, for any number of tokens; create it with `open_http_connection`."""
 
-    def __init__(self, http: httpx2.AsyncClient, address: str) -> None:
+    def __init__(self, http: HttpClient, address: str) -> None:
         self._http = http
-        #: The gateway's address without credentials, for messages.
+        #: The gateway's address, for messages.
         self.address = address
 
     async def request(
@@ -78,36 +71,34 @@ class HttpConnection:
     ) -> ReplyT:
         """Send a request and return its reply. Raises the gateway's `Fault`, `NoAnswer`, or `GatewayUnavailable`."""
         try:
-            async with asyncio.timeout(timeout_seconds):
-                response = await self._http.request(method, path, content=body, headers=headers)
+            async with self._http.request(method, path, body, headers, timeout_seconds) as response:
+                content = await response.read()
         except TimeoutError:
             raise NoAnswer(f"{self.address} did not answer within {timeout_seconds:.1f} s") from None
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
+        except NotSent as error:
             raise GatewayUnavailable(
-                f"No gateway answers at {self.address} ({_error_reason(error)}): does `quintain serve gateway` run "
-                "there?"
+                f"No gateway answers at {self.address}{_reason(error)}: does `quintain serve gateway` run there?"
             ) from None
-        except httpx2.TransportError as error:
+        except ConnectionLost as error:
             raise GatewayUnavailable(
-                f"The connection to {self.address} was lost before the answer came ({_error_reason(error)}): `info` "
-                "shows whether a call was charged, and a retry with the same request id is the same call"
+                f"The connection to {self.address} was lost before the answer came{_reason(error)}: `info` shows "
+                "whether a call was charged, and a retry with the same request id is the same call"
             ) from None
-        if not response.is_success:
-            raise self._fault(response)
+        if not 200 <= response.status < 300:
+            raise self._fault(response.status, content)
         try:
-            return reply_type.from_wire(response.content)
+            return reply_type.from_wire(content)
         except BadRequest as decode_error:
             raise InternalFault(
                 f"The answer of {self.address} cannot be read ({decode_error.message})", charge_unknown=True
             ) from None
 
-    def _fault(self, response: httpx2.Response) -> Fault | GatewayUnavailable:
+    def _fault(self, status: int, content: bytes) -> Fault | GatewayUnavailable:
         try:
-            reply = FaultReply.from_wire(response.content)
+            reply = FaultReply.from_wire(content)
         except BadRequest:
             return GatewayUnavailable(
-                f"{self.address} answered {response.status_code}, and not as a gateway does: is it one? "
-                "(QUINTAIN_GATEWAY_URL)"
+                f"{self.address} answered {status}, and not as a gateway does: is it one? (QUINTAIN_GATEWAY_URL)"
             )
         if reply.code not in FAULTS and reply.status < InternalFault.status:
             # Errors of HTTP itself (an unknown path, a wrong method) are mistakes of the request as well.
@@ -119,13 +110,13 @@ class HttpTransport:
     """Implements `Transport` with one token over a gateway's connections.
 
     ``traceparent`` is the trace context of calls made outside of any span. Raises `ConfigError` if the token is not
-    ASCII.
+    printable ASCII.
     """
 
     def __init__(self, connection: HttpConnection, token: str, *, traceparent: str | None = None) -> None:
         self.clock = Clock()
-        if not token.isascii():
-            raise ConfigError("The token cannot be used: it is not ASCII")
+        if not (token.isascii() and token.isprintable()):
+            raise ConfigError("The token cannot be used: it is not printable ASCII")
         self._connection, self._traceparent = connection, traceparent
         self._authorization = {"Authorization": f"Bearer {token}"}
         self._session_id = public_id(token)
@@ -182,8 +173,9 @@ class HttpTransport:
                     "POST",
                     path,
                     reply_type,
-                    # The client waits a little longer than the deadline for the fleet's own `Expired`.
-                    timeout_seconds=deadline_seconds + REPLY_GRACE_SECONDS,
+                    # The gateway waits that much longer than the deadline for the fleet's own `Expired`, and the
+                    # client for the gateway's.
+                    timeout_seconds=deadline_seconds + 2 * REPLY_GRACE_SECONDS,
                     headers={**self._authorization, **headers, DEADLINE_HEADER: str(deadline), **context_headers()},
                     body=body,
                 )
@@ -205,46 +197,32 @@ async def open_http_connection(url: str) -> AsyncIterator[HttpConnection]:
     Raises `ConfigError` if the URL is not a gateway's base URL.
     """
     try:
-        base_url = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise ConfigError(f"QUINTAIN_GATEWAY_URL cannot be used: {error}") from None
-    if base_url.scheme not in {"http", "https"} or not base_url.host or (base_url.port or 0) > MAX_PORT:
+        base = urlsplit(url)
+        is_address = base.scheme in {"http", "https"} and bool(base.hostname) and base.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
         raise ConfigError("QUINTAIN_GATEWAY_URL is no address of a gateway: give one such as http://127.0.0.1:8787")
-    if base_url.query or base_url.fragment:
+    if base.query or base.fragment:
         raise ConfigError("QUINTAIN_GATEWAY_URL has more than an address and a path: give it without ? and #")
-    async with httpx2.AsyncClient(
-        base_url=base_url,
-        verify=_tls_context(base_url),
-        headers={"User-Agent": f"quintain/{importlib.metadata.version('quintain')}"},
-        timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
-        limits=httpx2.Limits(
-            max_connections=MAX_CONNECTIONS,
-            max_keepalive_connections=MAX_CONNECTIONS,
-            keepalive_expiry=KEEPALIVE_SECONDS,
-        ),
-        # A redirect would send the token to another server.
-        follow_redirects=False,
-    ) as http:
-        yield HttpConnection(http, _without_userinfo(base_url))
+    if base.username is not None:
+        raise ConfigError("QUINTAIN_GATEWAY_URL has a user name: a gateway reads only the token, give it without")
+    http = HttpClient(
+        url,
+        {"content-type": "application/json"},
+        environment(),
+        keepalive_seconds=KEEPALIVE_SECONDS,
+        max_connections=MAX_CONNECTIONS,
+    )
+    try:
+        yield HttpConnection(http, url.rstrip("/"))
+    finally:
+        await http.close()
 
 
-def _tls_context(base_url: httpx2.URL) -> ssl.SSLContext:
-    """Return the TLS context of a client. Without TLS it trusts no server: reading the certificates takes 50 ms."""
-    return httpx2.create_ssl_context() if base_url.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _without_userinfo(url: httpx2.URL) -> str:
-    """Return the URL without user name and password, for messages."""
-    return str(url.copy_with(userinfo=b"")).rstrip("/")
-
-
-def _error_reason(error: httpx2.TransportError) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {cause.verify_message}"
-        cause = cause.__cause__ or cause.__context__
-    return str(error) or type(error).__name__
+def _reason(error: NotSent | ConnectionLost) -> str:
+    """Return what is known of a failed connection, in parentheses; empty where nothing is."""
+    return f" ({error})" if str(error) else ""
 
 
 def _method_and_path(request: Message, own_session_id: str | None) -> tuple[str, str]:

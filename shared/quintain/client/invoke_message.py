@@ -6,6 +6,7 @@ import contextlib
 
 from quintain.bus.base import Delivery
 from quintain.client.transport import InvokeCall
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.strings import is_target_name
@@ -16,7 +17,7 @@ from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, CHUNK
 _TARGET_FIELDS = {"target", "provider"}
 
 
-def invoke_routing_key(request: InvokeRequest) -> str:
+def invoke_routing_key(request: InvokeRequest | ApiRequest) -> str:
     """Return the routing key of a request: its target's name, or an empty key, which the metadata service resolves.
 
     An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
@@ -25,7 +26,7 @@ def invoke_routing_key(request: InvokeRequest) -> str:
     return name if name is not None and is_target_name(name) else ""
 
 
-def invoke_body(request: InvokeRequest, key: str) -> bytes:
+def invoke_body(request: InvokeRequest | ApiRequest, key: str) -> bytes:
     """Return the body to publish with this routing key, without the ``target`` that the key names already.
 
     A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
@@ -34,11 +35,9 @@ def invoke_body(request: InvokeRequest, key: str) -> bytes:
 
 
 def accept_header(call: InvokeCall) -> str:
-    """Return the value of the header that requests partial messages, or else allows a reply in a group."""
-    if call.on_chunk is None and call.on_progress is None:
-        return ACCEPT_GROUPS
+    """Return the value of the header that requests partial messages, and allows them and the reply in a group."""
     callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
-    return ", ".join(name for name, callback in callbacks.items() if callback is not None)
+    return ", ".join([*(name for name, callback in callbacks.items() if callback is not None), ACCEPT_GROUPS])
 
 
 def dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from quintain.clock import Clock
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.errors import Expired, Fault
@@ -37,7 +38,7 @@ class InvokeCall(NamedTuple):
     Without a ``request_id`` the transport or the gateway generates one.
     """
 
-    request: InvokeRequest
+    request: InvokeRequest | ApiRequest
     request_id: str | None
     deadline_seconds: float
     on_chunk: OnChunk | None = None

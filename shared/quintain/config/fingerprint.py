@@ -1,16 +1,16 @@
 """Fingerprints of targets: hashes of everything in a target's configuration that can change an answer.
 
 The configuration counts with its ``${{ }}`` resolved, programs and modules by their bytes, whatever their paths, and
-secrets not at all. A program counts as it is when it is started, a module as it was when the worker imported it. Not
-seen: what a program or module imports or reads, unless ``depends_on`` names it, and
-what a model's provider changes behind an unchanged name. A hosted target's factory has a fingerprint of its own.
+secrets not at all. What a Python program or module imports from its own folders counts with it. A program counts as it
+is when it is started, a module as it was when the worker imported it. Not seen: what else a program or module reads,
+unless ``depends_on`` names it, and what a model's provider changes behind an unchanged name. A hosted target's factory
+has a fingerprint of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.machinery
 import json
 import os
 import shutil
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
+from quintain.config.python_imports import PythonImports, command_imports, module_file, module_imports
 from quintain.config.targets import CommandTarget, PythonTarget, TargetConfig, TargetTarget
 from quintain.errors import ConfigError
 from quintain.program import executable_of
@@ -85,16 +86,28 @@ def command_digests(command: Sequence[str], folder: Path, env: Mapping[str, str]
     return [_word(program, Path(found or program)), *(_word(argument, folder / argument) for argument in arguments)]
 
 
-def module_digest(reference: str, folder: Path) -> str | None:
-    """The digest of the file of ``module:name``, looked for in this folder first; None where it has no file."""
-    *parents, last = reference.partition(":")[0].split(".")
-    for base in [folder, *(Path(entry or ".") for entry in sys.path)]:
-        place = base.joinpath(*parents)
-        for suffix in importlib.machinery.all_suffixes():
-            for file in (place / last / f"__init__{suffix}", place / f"{last}{suffix}"):
-                if file.is_file():
-                    return file_digest(file)
-    return None
+def module_digests(reference: str, folder: Path) -> tuple[str | None, PythonImports]:
+    """The digest of the file of ``module:name``, looked for in this folder first, or None if it has none; and what it
+    imports."""
+    name = reference.partition(":")[0]
+    found = module_file(name, [folder, *(Path(entry or ".") for entry in sys.path)])
+    return None if found is None else file_digest(found[0]), module_imports(name, folder, found)
+
+
+def import_digests(files: Mapping[str, Path]) -> list[dict[str, str]]:
+    """The digests of imported files by module name, as one item; none where there are no files.
+
+    Raises `ConfigError` where one cannot be read.
+    """
+    return [{name: file_digest(path) for name, path in files.items()}] if files else []
+
+
+def unseen_warnings(place: str, imports: PythonImports, depends_on: Sequence[str]) -> list[str]:
+    """Say what of a program or module is not followed, unless ``depends_on`` names files."""
+    if depends_on or not imports.unread:
+        return []
+    unread = "; ".join(imports.unread)
+    return [f"{place}: {unread}: if a file that it imports or reads changes, nobody sees it; name it in depends_on"]
 
 
 def target_fingerprints(
@@ -122,7 +135,9 @@ def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: M
         except ConfigError:
             return None
 
-    has_files = any(isinstance(one, CommandTarget) or one.depends_on for one in _with_callees(targets, name))
+    has_files = any(
+        isinstance(one, CommandTarget | PythonTarget) or one.depends_on for one in _with_callees(targets, name)
+    )
     return read_fingerprint if has_files else lambda: first
 
 
@@ -140,19 +155,31 @@ def _values_reader(target: TargetConfig, folder: Path, env: Mapping[str, str]) -
         for key in type(target).model_fields
         if key not in KEYS_WITHOUT_EFFECT and not isinstance(getattr(target, key), SecretStr)
     }
-    imported: dict[str, str] = {}
+    module: list[object] = []
+    late: dict[str, Path] = {}
     if isinstance(target, PythonTarget):
-        values["callable"] = [target.callable, module_digest(target.callable, folder)]
-        imported = dependency_digests(target.depends_on, folder)
+        digest, imports = module_digests(target.callable, folder)
+        early = {name: file for name, file in imports.files.items() if name not in imports.late}
+        late = {name: imports.files[name] for name in imports.late}
+        module = [target.callable, digest, *import_digests(early)]
+
+    def read_changing() -> object:
+        digests = dependency_digests(target.depends_on, folder)
+        return [digests, *import_digests(late)] if late else digests
+
+    first = read_changing() if module else None
 
     def read() -> dict[str, object]:
-        dependencies = dependency_digests(target.depends_on, folder)
+        changing = read_changing()
         # A module may have read them when it was imported, or read them at each call: both states count.
-        both = [imported, dependencies] if imported not in ({}, dependencies) else dependencies
+        both = changing if first is None or first == changing else [first, changing]
         current: dict[str, object] = {**values, "depends_on": both}
+        if module:
+            current["callable"] = module
         if isinstance(target, CommandTarget):
-            cwd = folder / (target.cwd or ".")
-            current["command"] = command_digests(target.command, cwd, {**env, **target.env})
+            cwd, own_env = folder / (target.cwd or "."), {**env, **target.env}
+            imported = import_digests(command_imports(target.command, cwd, own_env).files)
+            current["command"] = [*command_digests(target.command, cwd, own_env), *imported]
             # Where it runs is a path; what it finds there is not seen.
             del current["cwd"]
         return {key: value for key, value in current.items() if key not in target.replica_fields}

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from quintain.contracts.invoke import InvokeSettings
+from quintain.contracts.numbers import NumberModel
 from quintain.contracts.strings import TargetName
 from quintain.program_confinement import Sandbox
 
@@ -14,7 +15,7 @@ Positive = Annotated[int, Field(gt=0)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
 
 
-class StrictModel(BaseModel):
+class StrictModel(NumberModel):
     """A frozen model without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 from pydantic import PlainSerializer
 
-from quintain.config.targets import AnthropicTarget, OpenAITarget, TargetConfig
+from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 
@@ -28,14 +28,16 @@ _LIST_PRICES = "quintain.config.list_prices"
 class Price(Message):
     """Prices in US dollars per million tokens.
 
-    If ``cached_input_per_million`` is None, cached input tokens cost as much as the others. ``source`` is `CONFIGURED`
-    or the list with its version. ``least`` says that some calls may cost more: those with more than ``least_up_to``
+    Where ``cached_input_per_million`` or ``cache_write_per_million`` is None, input tokens that came from the
+    provider's cache, or that it put there, cost as much as the others. ``source`` is `CONFIGURED` or the list with its
+    version. ``least`` says that some calls may cost more: those with more than ``least_up_to``
     input tokens, where that is known.
     """
 
     input_per_million: Amount
     output_per_million: Amount
     cached_input_per_million: Amount | None = None
+    cache_write_per_million: Amount | None = None
     source: str = CONFIGURED
     least: bool = False
     least_up_to: int | None = None
@@ -43,11 +45,11 @@ class Price(Message):
     def of(self, usage: TokenUsage) -> Decimal:
         """The cost of these tokens, in US dollars."""
         cached = min(usage.cached or 0, usage.input)
-        cached_price = (
-            self.input_per_million if self.cached_input_per_million is None else self.cached_input_per_million
-        )
-        uncached_cost = (usage.input - cached) * self.input_per_million + usage.output * self.output_per_million
-        return (uncached_cost + cached * cached_price) / _MILLION
+        written = min(usage.cache_write or 0, usage.input - cached)
+        cost = (usage.input - cached - written) * self.input_per_million + usage.output * self.output_per_million
+        for tokens, price in ((cached, self.cached_input_per_million), (written, self.cache_write_per_million)):
+            cost += tokens * (self.input_per_million if price is None else price)
+        return cost / _MILLION
 
     def of_call(self, usage: TokenUsage | None) -> float | None:
         """The cost of one call with this usage, in US dollars; None if it is not known."""
@@ -66,9 +68,13 @@ def target_price(target: TargetConfig) -> Price | None:
     """The configured price of a target, or else its list price; None if it is unknown."""
     if (configured := target.price) is not None:
         return Price.model_validate(configured.model_dump())
-    if not isinstance(target, OpenAITarget | AnthropicTarget):
+    if isinstance(target, PydanticAITarget):
+        vendor, _, model = target.model.partition(":")
+    elif isinstance(target, OpenAITarget | AnthropicTarget):
+        vendor, model = target.provider, target.model
+    else:
         return None
     list_price = cast(
         "Callable[[str, str | None, str], Price | None]", importlib.import_module(_LIST_PRICES).list_price
     )
-    return list_price(target.provider, target.base_url, target.model)
+    return list_price(vendor, target.base_url, model)

@@ -6,10 +6,11 @@ The repr and the dump of a target that was loaded from a file show its reference
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    BeforeValidator,
     Field,
     FiniteFloat,
     PrivateAttr,
@@ -32,7 +33,7 @@ from quintain.config.nested_models import (
     TargetSettings,
 )
 from quintain.config.references import holds_reference, without_references
-from quintain.contracts.inputs import InputKind
+from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
 from quintain.contracts.strings import TargetName
@@ -54,9 +55,6 @@ def _is_unresolved(value: object, info: ValidationInfo) -> bool:
 
 class _Target(StrictModel):
     """Fields of every target."""
-
-    #: What requests may bring to targets of this provider.
-    inputs: ClassVar[frozenset[InputKind]] = frozenset({"conversation"})
 
     judge_target: TargetName | None = None
     """The default target of graders that judge this one. If absent, the target itself."""
@@ -128,8 +126,6 @@ class _ModelTarget(_Target):
     """The most tokens of an answer, of calls that set no limit themselves."""
     settings: TargetSettings | None = None
     """Other settings of calls that set none themselves."""
-    image_urls: Literal["pass", "refuse"] = "pass"
-    """Whether the provider gets the URLs of images, which it then fetches, or such calls are refused."""
 
     @property
     def default_settings(self) -> InvokeSettings:
@@ -158,22 +154,93 @@ class _ModelTarget(_Target):
         return url
 
 
-class OpenAITarget(_ModelTarget):
+class _ApiTarget(_ModelTarget):
+    """Fields of every model that is asked in its vendor's own words."""
+
+    image_urls: Literal["pass", "any", "refuse"] = "pass"
+    """Whether the provider gets the URLs of images, which it then fetches: those of public hosts, any, or none."""
+    allow: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Tools that the provider may run itself, such as web_search. If absent, calls that ask for them are refused."""
+
+
+#: The endpoints of OpenAI's API.
+OpenAIEndpoint = Literal["chat", "responses", "completions", "embeddings"]
+OPENAI_ENDPOINTS: tuple[OpenAIEndpoint, ...] = ("chat", "responses", "completions", "embeddings")
+
+#: One of them, or a list.
+Endpoints = Annotated[
+    list[OpenAIEndpoint],
+    BeforeValidator(
+        lambda api: [api] if isinstance(api, str) else api, json_schema_input_type=OpenAIEndpoint | list[OpenAIEndpoint]
+    ),
+    Field(min_length=1),
+]
+
+
+class OpenAITarget(_ApiTarget):
     """A model behind OpenAI's API or, with ``base_url``, behind any compatible server."""
 
-    inputs = frozenset({"conversation", "completion", "embedding"})
-
     provider: Literal["openai"]
-    api: Literal["chat", "responses"] = "chat"
-    """Which of OpenAI's two APIs is used."""
+    api: Endpoints | None = None
+    """The endpoints that it has. If absent, all of OpenAI's own; of another server, all but responses."""
+
+    @property
+    def url(self) -> str:
+        """Where the API is."""
+        return self.base_url or "https://api.openai.com/v1"
+
+    @property
+    def is_vendors_host(self) -> bool:
+        """Whether it is OpenAI's own API, at one of its hosts."""
+        return (urlsplit(self.url).hostname or "").endswith((".openai.com", ".azure.com"))
+
+    @property
+    def apis(self) -> tuple[ApiName, ...]:
+        """The endpoints that it has."""
+        if self.api is None:
+            return OPENAI_ENDPOINTS if self.is_vendors_host else ("chat", "completions", "embeddings")
+        return tuple(self.api)
 
 
-class AnthropicTarget(_ModelTarget):
+class AnthropicTarget(_ApiTarget):
     """A model behind Anthropic's API."""
 
     provider: Literal["anthropic"]
     max_tokens: Positive = 4096
     """The most tokens of an answer, of calls that set no limit themselves."""
+
+    @property
+    def url(self) -> str:
+        """Where the API is."""
+        return self.base_url or "https://api.anthropic.com"
+
+    @property
+    def is_vendors_host(self) -> bool:
+        """Whether it is Anthropic's own API, at its own host."""
+        return (urlsplit(self.url).hostname or "").endswith(".anthropic.com")
+
+    @property
+    def apis(self) -> tuple[ApiName, ...]:
+        """The endpoints that it has."""
+        return ("messages",)
+
+
+class PydanticAITarget(_ModelTarget):
+    """A model of any other vendor, over pydantic-ai."""
+
+    provider: Literal["pydantic-ai"]
+    model: str
+    """pydantic-ai's name of the model, with its vendor: bedrock:…, google:…, mistral:… or any other."""
+    api_key: SecretStr | None = None
+    """A reference to the environment. If absent, the vendor's package finds its credentials in the environment."""
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, model: str, info: ValidationInfo) -> str:
+        vendor, colon, name = model.partition(":")
+        if not (vendor and colon and name) and not _is_unresolved(model, info):
+            raise ValueError("write it as vendor:model, such as mistral:mistral-large-latest")
+        return model
 
 
 class CommandTarget(_Target):
@@ -263,7 +330,9 @@ class TargetTarget(_Target):
     """The session for its own calls, opened for each call as a child of its caller's session. If absent, none."""
 
 
-_AnyTarget = OpenAITarget | AnthropicTarget | CommandTarget | PythonTarget | MockTarget | TargetTarget
+_AnyTarget = (
+    OpenAITarget | AnthropicTarget | PydanticAITarget | CommandTarget | PythonTarget | MockTarget | TargetTarget
+)
 
 TargetConfig = Annotated[_AnyTarget, Field(discriminator="provider")]
 
@@ -273,6 +342,7 @@ TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "command": CommandTarget,
     "mock": MockTarget,
     "openai": OpenAITarget,
+    "pydantic-ai": PydanticAITarget,
     "python": PythonTarget,
     "target": TargetTarget,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from quintain.contracts.invoke import Reasoning
 from quintain.contracts.message import Message
@@ -32,7 +32,8 @@ class ReasoningChunk(Reasoning):
 class Chunk(Message):
     """A piece of an answer, sent to callers that accept chunks: of its text, its reasoning or a tool call.
 
-    ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it.
+    ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it. ``events`` are those of
+    the stream that answers an `ApiRequest`, in the words of its API.
     """
 
     attempt: int
@@ -40,6 +41,7 @@ class Chunk(Message):
     delta: str
     tool_call: ToolCallChunk | None = None
     reasoning: ReasoningChunk | None = None
+    events: list[dict[str, Any]] | None = None
 
 
 class Progress(Message):

@@ -13,9 +13,6 @@ POISON_ID_HEADER = "x-quintain-poison-id"
 DEAD_LETTERED_AT_HEADER = "x-quintain-poison-kept"
 #: The exchange the original message was published to; the routing key stays the same.
 EXCHANGE_HEADER = "x-quintain-poison-exchange"
-#: The number of the copy, higher than that of the message it was copied from: nanoseconds since the epoch, so that of
-#: two copies left by a crash the later one has the higher number.
-COPY_NUMBER_HEADER = "x-quintain-poison-copy"
 #: Why the message could not be processed.
 REASON_HEADER = "x-quintain-reason"
 

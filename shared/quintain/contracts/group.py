@@ -29,6 +29,9 @@ MAX_GROUP_ITEMS, MAX_GROUP_BYTES = 64, 256 * 1024
 #: The deadlines of a group's requests lie within so many milliseconds.
 MAX_DEADLINE_SPREAD_MS = 1000
 
+#: The most bytes of an AMQP short string, which a correlation id is, and the integers that an AMQP header can hold.
+MAX_SHORT_STRING_BYTES, HEADER_INTEGERS = 255, range(-(2**63), 2**63)
+
 _LENGTHS = struct.Struct(">II")
 
 _KNOWN_KEYS = frozenset({"correlationId", "type", "headers"})
@@ -38,17 +41,22 @@ _NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
 
 
 class GroupItem(NamedTuple):
-    """One request or reply of a group. ``type`` is the AMQP type it would have alone, empty for a request."""
+    """One request or reply of a group. ``type`` is the AMQP type it would have alone, empty for a request.
+
+    ``problem`` says why no message of AMQP could carry it as it was written: its correlation id was cut then, and
+    headers were left out.
+    """
 
     correlation_id: str
     body: bytes
     headers: Mapping[str, Any] = _NO_HEADERS
     type: str = ""
+    problem: str = ""
 
 
 def encode_item(item: GroupItem) -> bytes:
     """Return the bytes of one item of a group; those of several, joined, are the group's body."""
-    correlation_id, body, headers, item_type = item
+    correlation_id, body, headers, item_type, _ = item
     fields: dict[str, object] = {"correlationId": correlation_id}
     if item_type:
         fields["type"] = item_type
@@ -122,7 +130,20 @@ def _item(number: int, head: bytes, body: bytes) -> GroupItem:
         raise BadRequest(f"group: item {number} has no correlationId")
     if not isinstance(item_type, str | None) or not isinstance(headers, dict | None):
         raise BadRequest(f"group: the type or the headers of item {number} are of a wrong kind")
-    return GroupItem(correlation_id, body, headers or {}, item_type or "")
+    problem, headers = "", headers or {}
+    if unfit := [name for name, value in headers.items() if not _fits_header(value)]:
+        problem = f"{unfit[0]}: it holds what no AMQP header can: half of a surrogate pair, or more than 64 bits"
+        headers = {name: value for name, value in headers.items() if name not in unfit}
+    short = correlation_id.encode(errors="replace")[:MAX_SHORT_STRING_BYTES].decode(errors="ignore")
+    if short != correlation_id:
+        problem = f"correlationId: at most {MAX_SHORT_STRING_BYTES} bytes of UTF-8, without half of a surrogate pair"
+    return GroupItem(short, body, headers, item_type or "", problem)
+
+
+def _fits_header(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+    return not isinstance(value, int) or value in HEADER_INTEGERS
 
 
 def _read_head_slowly(number: int, head: bytes) -> object:

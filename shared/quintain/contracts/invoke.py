@@ -8,7 +8,6 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, Stri
 
 from quintain import errors
 from quintain.contracts.finite import non_finite_path
-from quintain.contracts.inputs import CompletionInput, EmbeddingInput, InputKind, Vector
 from quintain.contracts.message import Message
 from quintain.contracts.strings import shorten
 
@@ -108,7 +107,7 @@ class InvokeSettings(Message):
 class InvokeRequest(Message):
     """A request to one target; ``provider`` is an alias of ``target``.
 
-    It has one of ``question``, ``messages``, ``completion`` and ``embedding``.
+    It has one of ``question`` and ``messages``.
 
     NaN and infinite numbers are refused at any depth of ``settings`` and ``messages``: JSON has none.
 
@@ -129,12 +128,10 @@ class InvokeRequest(Message):
     attempt: Annotated[int, Field(ge=0)] | None = None
     settings: InvokeSettings | None = None
     metadata: dict[str, str] | None = None
-    completion: CompletionInput | None = None
-    embedding: EmbeddingInput | None = None
 
     @model_validator(mode="after")
     def _check_question_and_target(self) -> Self:
-        given = [name for name in ("question", "messages", "completion", "embedding") if getattr(self, name)]
+        given = [name for name in ("question", "messages") if getattr(self, name)]
         if not given:
             raise ValueError("Missing required field: question")
         if len(given) > 1:
@@ -162,13 +159,6 @@ class InvokeRequest(Message):
         """The name of the target in the request, under either field name, or None."""
         return self.target if self.target is not None else self.provider
 
-    @property
-    def input_kind(self) -> InputKind:
-        """What the request brings to its target."""
-        if self.completion is not None:
-            return "completion"
-        return "conversation" if self.embedding is None else "embedding"
-
     def conversation(self) -> list[ChatMessage]:
         """Return the conversation as messages, starting with the system prompt."""
         turns = self.messages or [
@@ -187,7 +177,10 @@ class InvokeRequest(Message):
 
 
 class TokenUsage(Message):
-    """Token counts as the provider reported them; ``cached`` and ``reasoning`` are included in input and output.
+    """Token counts as the provider reported them.
+
+    ``input`` includes ``cached``, which the provider had in its cache, and ``cache_write``, which it put there;
+    ``output`` includes ``reasoning``.
 
     Example::
 
@@ -197,6 +190,7 @@ class TokenUsage(Message):
     input: int = 0
     output: int = 0
     cached: int | None = None
+    cache_write: int | None = None
     reasoning: int | None = None
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
@@ -212,6 +206,7 @@ class TokenUsage(Message):
             input=self.input + other.input,
             output=self.output + other.output,
             cached=add_optional(self.cached, other.cached),
+            cache_write=add_optional(self.cache_write, other.cache_write),
             reasoning=add_optional(self.reasoning, other.reasoning),
         )
 
@@ -224,8 +219,7 @@ class OutputMessage(Message):
     """One message of an answer.
 
     ``refusal`` is the text with which the model refused to answer; it is the content too if there is no other.
-    ``logprobs`` are the tokens of the content with their log probabilities, in OpenAI's format, and
-    ``completion_logprobs`` in that of its completions endpoint.
+    ``logprobs`` are the tokens of the content with their log probabilities, in OpenAI's format.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -234,22 +228,20 @@ class OutputMessage(Message):
     reasoning: list[Reasoning] | None = None
     refusal: str | None = None
     logprobs: list[JsonObject] | None = None
-    completion_logprobs: JsonObject | None = None
 
 
 class Result(Message):
     """The answer of a target, with its usage and durations (in milliseconds).
 
-    ``raw_text`` is the text of the whole answer. ``call_count`` and ``max_calls`` are the session's budget after the
-    call. ``replayed``: the stored reply of an earlier request with the same id.
+    ``output`` are the answer's messages; its text is that of the last one. ``call_count`` and ``max_calls`` are the
+    session's budget after the call. ``replayed``: the stored reply of an earlier request with the same id.
     ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
     ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
-    ``embeddings`` are the vectors of the embedded texts, in their order: numbers, or their bytes in base64.
+    ``body`` is the answer to an `ApiRequest`, in the words of its API; ``output`` is empty then.
     ``cost_usd`` is the cost of the tokens in ``token_usage``, in US dollars, if the worker knows their price.
     """
 
     output: list[OutputMessage]
-    raw_text: str
     token_usage: TokenUsage | None = None
     cost_usd: float | None = None
     target: str
@@ -264,7 +256,12 @@ class Result(Message):
     max_calls: int
     target_fingerprint: str | None = None
     ignored: list[str] | None = None
-    embeddings: list[Vector] | None = None
+    body: dict[str, Any] | None = None
+
+    @property
+    def raw_text(self) -> str:
+        """The answer's text; empty where it has no message."""
+        return content_text(self.output[-1].content) if self.output else ""
 
 
 class FaultReply(Message):

@@ -11,11 +11,12 @@ These are not part of the public protocol: workers and metadata service must be 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Base64Bytes, Field
 from pydantic_core import to_json
 
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
@@ -55,7 +56,7 @@ class TargetCard(Message):
 class DrainState(StrEnum):
     """How far a worker is with draining; the state only ever moves forward in this order."""
 
-    #: It cannot be drained: a part of `quintain up` or `quintain run`, or of an older release.
+    #: It cannot be drained: a part of `quintain up` or `quintain run`.
     UNSUPPORTED = "unable"
     #: It can be drained on request.
     SUPPORTED = "able"
@@ -71,9 +72,8 @@ class Register(Message):
     """A worker starts, and registers the targets it serves.
 
     ``incarnation`` is random per process. ``sole``: only one process at a time uses this worker id, so that an earlier
-    process with the same id must be dead. ``drain``: whether the worker can be drained. ``protocol``: the highest
-    version of the protocol that it reads; None is 1, without groups. ``proof_targets`` are those of its targets whose
-    calls may carry a proof in place of the session's token; None is none of them.
+    process with the same id must be dead. ``drain``: whether the worker can be drained. ``protocol``: the
+    version of the protocol that it speaks.
     """
 
     worker_id: Id
@@ -81,8 +81,7 @@ class Register(Message):
     targets: list[TargetCard]
     sole: bool | None = None
     drain: DrainState | None = None
-    protocol: Annotated[int, Field(ge=1)] | None = None
-    proof_targets: list[TargetName] | None = None
+    protocol: int
 
 
 class CallKey(Message):
@@ -149,6 +148,8 @@ class Admit(Message):
 
     The call is authorized by the session's ``token``, or by a ``proof`` and the ``session_id``. There is no token
     beside a proof, so that a metadata service that knows no proofs cannot read the batch: the admit is repeated.
+
+    ``alone``: the worker has ended its other calls, or waited for them as long as it may, and begins none beside it.
     """
 
     token: str | None = None
@@ -162,6 +163,7 @@ class Admit(Message):
     deadline: int | None = None
     problem: FaultReply | None = None
     traceparent: str | None = None
+    alone: bool | None = None
 
     def credential(self) -> SessionToken | CallProof:
         """Return what authorizes the call, whose format is right. Raises `Unauthorized`."""
@@ -185,7 +187,10 @@ class AdmitBatch(Message):
 
 
 class Admission(Message):
-    """The ledger's decision on one attempt: a grant, a stored reply (``replay``), or a fault; exactly one of the three.
+    """The ledger's decision on one attempt: a grant, a stored reply (``replay``), a fault, or ``must_be_alone``.
+
+    ``must_be_alone``: the call was lost with so many workers that it may run only where nothing runs beside it. Nothing
+    is granted: the worker asks again, with `Admit.alone`, when that is so.
 
     ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
@@ -204,6 +209,17 @@ class Admission(Message):
     max_body_bytes: int | None = None
     replay: Result | None = None
     fault: FaultReply | None = None
+    must_be_alone: bool | None = None
+
+    @property
+    def is_grant(self) -> bool:
+        """Whether the attempt may run."""
+        return self.fault is None and not self.is_replay and not self.must_be_alone
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether it is a stored reply."""
+        return self.replay is not None
 
 
 class AdmitReply(Message):
@@ -250,6 +266,8 @@ class Settle(Message):
     """The outcome of one attempt.
 
     ``reply`` is stored for replays, ``fault`` is returned for repeated requests; ``traceparent`` is the call's own.
+    ``compressed_reply`` is a reply of more than `LARGE_REPLY_BYTES` as it is stored: compressed by zlib. The times and
+    the cost are those of a result without ``reply``.
     """
 
     session_id: Id
@@ -257,13 +275,19 @@ class Settle(Message):
     attempt_id: Id
     outcome: AttemptOutcome
     reply: Result | None = None
+    compressed_reply: Base64Bytes | None = None
+    queued_ms: float | None = None
+    duration_ms: float | None = None
+    cost_usd: float | None = None
     fault: FaultReply | None = None
     token_usage: TokenUsage | None = None
     traceparent: str | None = None
 
     def to_wire_with_reply(self, reply: bytes) -> bytes:
-        """Return a settle without a reply as it is sent with this one, which is encoded already."""
-        return b"".join((self.to_wire()[:-1], b',"reply":', reply, b"}"))
+        """Return a settle without a reply as it is sent with this one, which is encoded or compressed already."""
+        if reply.startswith(b"{"):
+            return b"".join((self.to_wire()[:-1], b',"reply":', reply, b"}"))
+        return b"".join((self.to_wire()[:-1], b',"compressedReply":"', base64.b64encode(reply), b'"}'))
 
 
 class SettleBatch(Message):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticSerializationError
 
+from quintain.contracts.numbers import NumberModel
 from quintain.contracts.strings import shorten
 from quintain.errors import BadRequest
 
@@ -25,7 +26,7 @@ _SET_FIELDS, _SET_NAMES, _SET_EXTRA, _SET_PRIVATE = (
 )
 
 
-class Message(BaseModel):
+class Message(NumberModel):
     """Base class of all wire messages; optional fields default to None, so that ``null`` equals absent."""
 
     model_config = ConfigDict(

@@ -42,22 +42,20 @@ class CallProof(NamedTuple):
         return self.mac
 
     def matches(self, token_sha256: bytes) -> bool:
-        """Return whether it was made with the token that has this SHA-256, comparing in constant time.
-
-        A message that was published without a target was forwarded to the one that the metadata service found.
-        """
-        return self._is_for(self.target, token_sha256) or self._is_for("", token_sha256)
-
-    def _is_for(self, target: str, token_sha256: bytes) -> bool:
+        """Return whether it was made with the token that has this SHA-256, comparing in constant time."""
         expected = make_proof(
             token_sha256,
             session_id=self.session_id,
             request_id=self.request_id,
-            target=target,
+            target=self.target,
             body_sha256=self.body_sha256,
             deadline=self.deadline,
         )
         return hmac.compare_digest(self.mac, expected)
+
+    def without_target(self) -> CallProof:
+        """Return what it proves if its message was published without a routing key."""
+        return self._replace(target="")
 
     def __repr__(self) -> str:
         return f"CallProof({self.session_id}, {self.request_id!r}, …)"

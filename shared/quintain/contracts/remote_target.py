@@ -14,9 +14,10 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from quintain.contracts.message import Message
+from quintain.contracts.strings import RoutingKey
 
 #: The version of these messages; a host rejects any other with a ``bad_request`` that names both versions.
-REMOTE_TARGET_VERSION = 2
+REMOTE_TARGET_VERSION = 3
 
 #: The AMQP types of a run's output (host to controller) and input (controller to host).
 RUN_OUTPUT_TYPE = "run_says"
@@ -88,8 +89,7 @@ class TargetDescriptor(Message):
     query_specs: list[WireQuerySpec]
     controllables: list[WireControllable]
     observables: list[WireObservableValue]
-    #: Where the host found each tag, in the order of ``tags``: ``module:attribute``, or "" for no attribute. Empty from
-    #: a host of an earlier release.
+    #: Where the host found each tag, in the order of ``tags``: ``module:attribute``, or "" for no attribute.
     tag_locations: list[str] = Field(default_factory=list)
 
 
@@ -124,7 +124,7 @@ class LeaseOpened(Message):
     """
 
     lease_id: str = ""
-    key: str = ""
+    key: RoutingKey = ""
     host_id: str = ""
     descriptor: TargetDescriptor | None = None
     failure: RemoteFailure | None = None
@@ -135,11 +135,11 @@ class LeaseOffered(Message):
     """Sent to a controller before its instance is created: a slot has taken its request.
 
     ``process_id`` is the process of the slot, and ``supervisor_key`` the routing key of the process that answers for
-    it. Both are empty from a host of an earlier release.
+    it.
     """
 
     host_id: str = ""
-    supervisor_key: str = ""
+    supervisor_key: RoutingKey = ""
     process_id: str = ""
 
 
@@ -182,10 +182,10 @@ class LeaseRequest(Message):
 
 
 class SetConfig(LeaseRequest):
-    """Set a configuration slot."""
+    """Set configuration slots, in order; with ``described`` the answer has the target's description after that."""
 
-    name: str
-    value: str
+    values: dict[str, str]
+    described: bool = False
 
 
 class Query(LeaseRequest):
@@ -202,7 +202,7 @@ class StartRun(LeaseRequest):
     """
 
     run_id: str
-    run_key: str
+    run_key: RoutingKey
     kinds: list[str]
 
 
@@ -213,7 +213,13 @@ class CancelRun(LeaseRequest):
 
 
 class BareLeaseRequest(LeaseRequest):
-    """A request without further fields: describe, reset, teardown, renew."""
+    """A request without further fields: describe, reset, renew."""
+
+
+class Teardown(LeaseRequest):
+    """Tear the target down; with ``reset`` its reset is called before, and an error of that is only logged."""
+
+    reset: bool = False
 
 
 class LeaseResult(Message):

@@ -63,8 +63,7 @@ class Info(Message):
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     ``different_since`` are the times since when the live workers of some of them have reported different ones.
     ``unsupported`` is set if it is ``ignore``, and ``max_body_bytes`` if the session was opened with it.
-    ``group_slots`` are the targets that take groups of calls, each with the slots that one of its workers has, and
-    ``proof_targets`` those whose calls may carry a proof in place of the session's token.
+    ``group_slots`` are the targets with a live worker, each with the slots that one of its workers has.
     """
 
     session_id: str
@@ -89,7 +88,6 @@ class Info(Message):
     unsupported: Unsupported | None = None
     max_body_bytes: int | None = None
     group_slots: dict[str, Count] | None = None
-    proof_targets: list[str] | None = None
     now: int
 
 

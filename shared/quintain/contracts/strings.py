@@ -17,6 +17,9 @@ _NOT_IN_REQUEST_IDS = re.compile("[\0\ud800-\udfff]")
 
 TargetName = Annotated[str, StringConstraints(pattern=TARGET_NAME_PATTERN)]
 
+#: The longest identifier, in bytes, and the longest routing key of AMQP.
+MAX_ID_LENGTH, MAX_ROUTING_KEY_BYTES = 200, 255
+
 #: Error messages show at most so many characters of a name chosen by a caller.
 MAX_DISPLAY_LENGTH = 100
 
@@ -30,8 +33,24 @@ def _check_no_nul(text: str) -> str:
 #: Text that every ledger can store: PostgreSQL does not allow U+0000.
 Text = Annotated[str, AfterValidator(_check_no_nul)]
 
-#: An identifier of a worker, an attempt or a session; short, because ledgers index it.
-Id = Annotated[str, StringConstraints(max_length=200), AfterValidator(_check_no_nul)]
+
+def _check_id(text: str) -> str:
+    if len(text.encode()) > MAX_ID_LENGTH:
+        raise ValueError(f"it has more than {MAX_ID_LENGTH} bytes")
+    return _check_no_nul(text)
+
+
+def _check_routing_key(text: str) -> str:
+    if len(text.encode()) > MAX_ROUTING_KEY_BYTES:
+        raise ValueError(f"it has more than {MAX_ROUTING_KEY_BYTES} bytes")
+    return text
+
+
+#: An identifier of a worker, an attempt or a session; short, because ledgers index it, and routing keys contain it.
+Id = Annotated[str, StringConstraints(max_length=MAX_ID_LENGTH), AfterValidator(_check_id)]
+
+#: A routing key that another process tells, to be published with.
+RoutingKey = Annotated[str, AfterValidator(_check_routing_key)]
 
 #: The idempotency key within a session: 1 to 128 characters, none of them U+0000.
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_check_no_nul)]

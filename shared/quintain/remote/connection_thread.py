@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from quintain.bus.base import Bus
@@ -65,12 +67,18 @@ class ConnectionThread:
         """Run a coroutine on the connection's loop and block until it is done.
 
         Raises what the coroutine raises, `HostLost` after the connection is closed, and `RuntimeError` on its own
-        thread.
+        thread. Ctrl-C raises `KeyboardInterrupt` here, and cancels the coroutine.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("run_blocking would wait for itself on the connection's own thread")
-        return self._submit(coroutine).result()
+        with _interruptible():
+            submitted = self._submit(coroutine)
+            try:
+                return submitted.result()
+            except KeyboardInterrupt:
+                submitted.cancel()
+                raise
 
     async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
         """Run a coroutine on the connection's loop from another loop; cancelling the caller cancels it."""
@@ -112,6 +120,23 @@ class ConnectionThread:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt a wait that blocks an event loop of `asyncio.run`.
+
+    Such a loop only cancels its main task at the first Ctrl-C, which has no effect while the loop is blocked.
+    """
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if isinstance(handler, functools.partial) and isinstance(getattr(handler.func, "__self__", None), asyncio.Runner):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+    else:
+        yield
 
 
 class InlineExecutor:

@@ -12,7 +12,7 @@ from quintain.remote.connection_thread import ConnectionThread, open_connection_
 from quintain.remote.lease import RemoteLease
 from quintain.remote.lease_pool import LeasePool
 from quintain.remote.run_channel import RunOutputQueues
-from quintain.remote.target import RemoteTarget
+from quintain.remote.target import ConfigOrder, RemoteTarget
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.settings import environment, read_settings
@@ -82,6 +82,7 @@ class RemoteFactory:
         )
         self._pool.fill()
         self._tags_by_name: dict[str, Any] | None = None
+        self._config_order = ConfigOrder()
 
     def create(self) -> Any:
         """Return a new instance from the prefetched leases.
@@ -157,7 +158,8 @@ class RemoteFactory:
 
     def _wrap(self, lease: RemoteLease) -> RemoteTarget:
         target = self._target_class(
-            self._connection, lease, self._codec, self._output_queues, self._pool.release, self._timeouts
+            *(self._connection, lease, self._codec, self._output_queues, self._pool.release, self._timeouts),
+            config_order=self._config_order,
         )
         target.record_runs(self._trajectories)
         return target

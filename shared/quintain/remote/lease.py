@@ -21,6 +21,7 @@ from quintain.contracts.remote_target import (
     LeaseResult,
     ProcessStatus,
     TargetDescriptor,
+    Teardown,
 )
 from quintain.errors import (
     BusError,
@@ -32,6 +33,7 @@ from quintain.errors import (
 )
 from quintain.remote.process_watch import ProcessWatch
 from quintain.remote.silence import SilenceMeter
+from quintain.remote.timeouts import DEFAULT_TIMEOUTS
 from quintain.routes import RENEW, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
@@ -50,13 +52,25 @@ REASON_RELEASED = "it was released here"
 class RemoteLease:
     """A lease of a hosted instance, renewed in the background until it is released or its host is lost.
 
-    ``watch`` is that of the process that has the instance; it is closed with the lease.
+    ``watch`` is that of the process that has the instance; it is closed with the lease. ``request_seconds`` is the
+    limit of each request.
     """
 
-    def __init__(
-        self, bus: Bus, rpc_client: RpcClient, name: str, opened: LeaseOpened, watch: ProcessWatch, timings: Timings
+    def __init__(  # noqa: PLR0913 -- one lease with all its collaborators
+        self,
+        bus: Bus,
+        rpc_client: RpcClient,
+        name: str,
+        opened: LeaseOpened,
+        watch: ProcessWatch,
+        timings: Timings,
+        *,
+        request_seconds: float | None = DEFAULT_TIMEOUTS.request_seconds,
     ) -> None:
         assert opened.descriptor is not None, "a lease without a failure has a descriptor"
+        self._request_seconds = request_seconds
+        #: Why the instance can only be torn down: a request was not answered in time, and others would wait behind it.
+        self._overdue = ""
         self.bus, self._rpc_client, self.timings = bus, rpc_client, timings
         self.name, self.key, self.lease_id, self.host_id = name, opened.key, opened.lease_id, opened.host_id
         self.descriptor: TargetDescriptor = opened.descriptor
@@ -89,18 +103,27 @@ class RemoteLease:
         return self.ended and self._end_reason != REASON_RELEASED
 
     async def call(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
-        """Send a request to the instance and wait for its reply, however long the target takes.
+        """Send a request to the instance and wait for its reply.
 
         Raises the target's exception, with its class if that is known here; `HostLost`; `LeaseRequestNotDelivered` if
-        the host provably did not receive the request; and `ValueError` for a request that is too large for the broker.
+        the host provably did not receive the request; `TimeoutError` after ``request_seconds``, and at once for all
+        further requests but the teardown; and `ValueError` for a request that is too large for the broker.
         """
+        if self._overdue and route is not TEARDOWN:
+            raise TimeoutError(self._overdue)
         request = route.request_type(lease_id=self.lease_id, request_id=secrets.token_hex(8), **fields)
         body = request.to_wire()
         require_size(len(body), MAX_BODY_BYTES, f"A {route.name} request")
         task = self._loop.create_task(self._call_until_answered(route, body))
         try:
             futures: set[asyncio.Future[Any]] = {task, self.ended_future}
-            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(futures, timeout=self._request_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._overdue = (
+                    f"Target {self.name!r} did not answer {route.name} within {self._request_seconds:g} s: "
+                    "request_seconds of TargetTimeouts is its limit. The instance can only be torn down now"
+                )
+                raise TimeoutError(self._overdue)
             if not task.done():
                 raise self.host_lost_error()
             result = task.result()
@@ -128,19 +151,18 @@ class RemoteLease:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end(REASON_RELEASED)
 
-    async def release(self) -> None:
-        """End the lease, and ask its host to tear the instance down without waiting for that. Never raises."""
+    async def release(self, *, reset: bool = False) -> None:
+        """End the lease, and ask its host to tear the instance down without waiting for that. Never raises.
+
+        With ``reset`` the instance's reset is called before.
+        """
         already_ended = self.ended
         await self.stop_renewing()
         if not already_ended:
             with contextlib.suppress(BusError):
-                await self._rpc_client.publish(
-                    self._rpc_request(TEARDOWN, self._bare_request(), self.timings.host_heartbeat_seconds),
-                    secrets.token_urlsafe(16),
-                )
-
-    def _bare_request(self) -> bytes:
-        return BareLeaseRequest(lease_id=self.lease_id, request_id=secrets.token_hex(8)).to_wire()
+                body = Teardown(lease_id=self.lease_id, request_id=secrets.token_hex(8), reset=reset).to_wire()
+                request = self._rpc_request(TEARDOWN, body, self.timings.host_heartbeat_seconds)
+                await self._rpc_client.publish(request, secrets.token_urlsafe(16))
 
     def _end(self, reason: str) -> None:
         if not self.ended_future.done():
@@ -195,8 +217,9 @@ class RemoteLease:
     async def _renew_periodically(self) -> None:
         while not self.ended_future.done():
             await asyncio.sleep(self.timings.host_heartbeat_seconds)
+            body = BareLeaseRequest(lease_id=self.lease_id, request_id=secrets.token_hex(8)).to_wire()
             try:
-                await self._call_once(RENEW, self._bare_request(), self.timings.host_heartbeat_seconds)
+                await self._call_once(RENEW, body, self.timings.host_heartbeat_seconds)
             except Unroutable:
                 self._end(REASON_ENDED_BY_HOST)
             except QuintainError as error:

@@ -14,14 +14,15 @@ from collections.abc import Callable
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.remote_target import (
     LEASE_OFFER_TYPE,
-    BareLeaseRequest,
     DescribeHost,
     HostDescribed,
     LeaseOffered,
     LeaseOpened,
     OpenLease,
+    Teardown,
 )
 from quintain.errors import BadRequest, HostLost, NoAnswer, QuintainError, Unroutable
+from quintain.observe.spans import context_headers
 from quintain.remote.lease import RemoteLease
 from quintain.remote.process_watch import ProcessWatch
 from quintain.remote.silence import SilenceMeter
@@ -30,7 +31,6 @@ from quintain.routes import DESCRIBE_HOST, LEASE, TEARDOWN
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
 from quintain.target.exceptions import from_failure
-from quintain.telemetry.spans import context_headers
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
 
@@ -70,7 +70,8 @@ async def acquire_lease(
             opened = parse_reply(reply, LeaseOpened)
             if opened.failure is not None:
                 raise from_failure(opened.failure)
-            return RemoteLease(bus, rpc_client, name, opened, attempt.take_watch(), timings)
+            watch = attempt.take_watch()
+            return RemoteLease(bus, rpc_client, name, opened, watch, timings, request_seconds=timeouts.request_seconds)
         except HostLost as error:
             lost_boots += 1
             if lost_boots == MAX_LOST_BOOTS:
@@ -195,7 +196,7 @@ async def _end_late_lease(rpc_client: RpcClient, reply: Delivery) -> None:
     with contextlib.suppress(QuintainError):
         opened = parse_reply(reply, LeaseOpened)
         if opened.failure is None:
-            body = BareLeaseRequest(lease_id=opened.lease_id, request_id=secrets.token_hex(8)).to_wire()
+            body = Teardown(lease_id=opened.lease_id, request_id=secrets.token_hex(8)).to_wire()
             request = RpcRequest(
                 exchange=HOST, key=opened.key, type=TEARDOWN.key, body=body, headers={}, deadline_seconds=2.0
             )
@@ -215,8 +216,4 @@ async def describe_host(rpc_client: RpcClient, name: str, *, timeout_seconds: fl
         headers={},
         deadline_seconds=timeout_seconds,
     )
-    try:
-        return parse_reply(await rpc_client.call(request), HostDescribed).fingerprint
-    except BadRequest:
-        # The answer of a host of an earlier release.
-        return None
+    return parse_reply(await rpc_client.call(request), HostDescribed).fingerprint

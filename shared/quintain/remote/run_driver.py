@@ -76,7 +76,7 @@ class RunDriver:
             await self._wait_ended()
         except BaseException:
             if not self._end_received:
-                with contextlib.suppress(HostLost):
+                with contextlib.suppress(HostLost, TimeoutError):
                     await self._executor.run(self._cancel())
             raise
         finally:
@@ -216,7 +216,7 @@ class RunDriver:
         limit = asyncio.timeout(self._timeouts.event_seconds)
         try:
             async with limit:
-                return await self._send_event(event)
+                response = await self._send_event(event)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -224,6 +224,10 @@ class RunDriver:
                 f"The controller did not respond to an event within {self._timeouts.event_seconds:g} s: event_seconds "
                 "of TargetTimeouts is its limit"
             ) from None
+        answered = getattr(response, "event", event)
+        if getattr(answered, "event_id", None) != event.event_id:
+            raise ValueError(f"This {type(response).__name__} is for another event: pass the event that it answers")
+        return response
 
 
 def local_now() -> datetime:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from quintain.contracts.remote_target import TargetDescriptor
+from quintain.contracts.remote_target import LeaseResult, TargetDescriptor
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import ConfigError, HostLost
 from quintain.remote.child_session import ChildSession, ChildSessions
@@ -20,15 +20,24 @@ from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.remote.trajectory_recorder import TrajectoryFolder
-from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN
+from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN, Route
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
+
+
+class ConfigOrder:
+    """Which slot the last target of a factory set before it was described: the next one sets it last, too, as a rule.
+
+    The answer to this `set_config` has the description.
+    """
+
+    last_name = ""
 
 
 class RemoteTarget:
     """Implements `quintain.Target` over a lease; ``on_released`` is called when the lease has ended."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what the targets of one factory share
         self,
         connection: ConnectionThread,
         lease: RemoteLease,
@@ -36,7 +45,13 @@ class RemoteTarget:
         output_queues: RunOutputQueues,
         on_released: Callable[[RemoteLease], None],
         timeouts: TargetTimeouts,
+        *,
+        config_order: ConfigOrder,
     ) -> None:
+        self._config_order, self._configured = config_order, ""
+        #: Whether the instance has been reset since its last use, and whether it is to be reset before the next one: a
+        #: second reset in a row travels with the request that comes after it.
+        self._is_reset = self._is_reset_due = False
         self._timeouts = timeouts
         self._connection, self._lease, self._codec, self._on_released = connection, lease, codec, on_released
         self._descriptor: TargetDescriptor | None = lease.descriptor
@@ -56,17 +71,17 @@ class RemoteTarget:
     @property
     def config_specs(self) -> list[Any]:
         """The configuration slots that can be set before a run."""
-        return self._codec.config_specs(self._get_descriptor())
+        return self._codec.config_specs(self._lease.descriptor)
 
     @property
     def query_specs(self) -> list[Any]:
         """The queries that can be asked after a run."""
-        return self._codec.query_specs(self._get_descriptor())
+        return self._codec.query_specs(self._lease.descriptor)
 
     @property
     def security_domain(self) -> Any:
         """The target's tags; they are the same objects as the tags of scopes created here."""
-        return self._codec.domain(self._get_descriptor())
+        return self._codec.domain(self._lease.descriptor)
 
     @property
     def host_lost(self) -> bool:
@@ -82,7 +97,7 @@ class RemoteTarget:
 
         See `Codec.unresolved_tags`. Raises `ConfigError`.
         """
-        return self._codec.unresolved_tags(self._get_descriptor(), by_path=by_path)
+        return self._codec.unresolved_tags(self._lease.descriptor, by_path=by_path)
 
     def open_session(self, sessions: ChildSessions) -> None:
         """Open a child session for the target's agent, and pass its token to the target; it is closed by `teardown`.
@@ -99,16 +114,15 @@ class RemoteTarget:
 
     def set_config(self, name: str, value: str) -> None:
         """Set a configuration slot. Raises what the target raises."""
-        self._descriptor = None
-        self._connection.run_blocking(
-            self._lease.call(SET_CONFIG, name=name, value=to_wire_text(value, f"the value of {name!r}"))
-        )
+        wire_value = to_wire_text(value, f"the value of {name!r}")
+        described = name == self._config_order.last_name
+        set_config = self._use(SET_CONFIG, values={name: wire_value}, described=described)
+        self._descriptor, self._configured = self._connection.run_blocking(set_config).descriptor, name
 
     def query(self, name: str, **params: str) -> str:
         """Query the target after a run. Raises what the target raises."""
-        self._descriptor = None
         wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
-        return self._connection.run_blocking(self._lease.call(QUERY, name=name, params=wire_params)).value or ""
+        return self._connection.run_blocking(self._use(QUERY, name=name, params=wire_params)).value or ""
 
     def get_controllables(self) -> list[Any]:
         """Return the controllables of the current configuration."""
@@ -123,9 +137,9 @@ class RemoteTarget:
 
         Raises what the target raised, `HostLost` if the host is gone, and `TimeoutError` after ``run_seconds``.
         """
-        self._descriptor = None
         if self._lease.ended:
             raise self._lease.host_lost_error()
+        await self._connection.run(self._begin_use())
         if self._driver is not None:
             self._driver.supersede()
         with (
@@ -149,22 +163,39 @@ class RemoteTarget:
                     self._driver = None
 
     async def reset_ephemeral_state(self) -> None:
-        """Clear the state of the last run; does nothing if the host is gone."""
-        if not self._lease.ended:
+        """Clear the state of the last run; does nothing if the host is gone.
+
+        A second reset in a row is sent with the next request; where that is the teardown, its error is logged there.
+        """
+        if self._is_reset:
+            self._is_reset_due = True
+        elif not self._lease.ended:
             with contextlib.suppress(HostLost):
                 await self._connection.run(self._lease.call(RESET))
+                self._is_reset = True
 
     async def teardown(self) -> None:
         """End the lease; returns at once if the host is gone."""
         try:
             if not self._lease.ended:
                 with contextlib.suppress(HostLost):
-                    await self._connection.run(self._lease.call(TEARDOWN))
+                    await self._connection.run(self._lease.call(TEARDOWN, reset=self._is_reset_due))
         finally:
             # First of all: the next lease is requested now.
             self._on_released(self._lease)
             with contextlib.suppress(HostLost):
                 await self._connection.run(self._release())
+
+    async def _use(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
+        """Send a request that changes the instance, or may."""
+        await self._begin_use()
+        return await self._lease.call(route, **fields)
+
+    async def _begin_use(self) -> None:
+        self._descriptor, self._is_reset = None, False
+        if self._is_reset_due:
+            self._is_reset_due = False
+            await self._lease.call(RESET)
 
     async def _release(self) -> None:
         """Release everything on the connection's loop."""
@@ -178,6 +209,7 @@ class RemoteTarget:
     def _get_descriptor(self) -> TargetDescriptor:
         if self._descriptor is None:
             self._descriptor = self._connection.run_blocking(self._lease.call(DESCRIBE)).descriptor
+            self._config_order.last_name = self._configured
         assert self._descriptor is not None, "the reply to a describe request has a descriptor"
         return self._descriptor
 

@@ -14,6 +14,8 @@ class TargetTimeouts:
     - ``boot_seconds``: for the instance, while its host is heard.
     - ``run_seconds``: for the end of a run; then it is cancelled, and `TimeoutError` is raised.
     - ``event_seconds``: for the controller's response to one event; then `TimeoutError` is raised in the target.
+    - ``request_seconds``: for a `set_config`, `query`, reset, teardown or description; then `TimeoutError` is raised,
+      and the instance can only be torn down.
 
     Example::
 
@@ -24,6 +26,7 @@ class TargetTimeouts:
     boot_seconds: float = 600.0
     run_seconds: float | None = 6 * 3600.0
     event_seconds: float | None = 3600.0
+    request_seconds: float | None = 600.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -16,7 +16,17 @@ from quintain.bus.base import Bus, Delivery, HeaderValue
 from quintain.contracts.group import REPLY_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.errors import BadRequest, BrokerRefused, BusError, Fault, InternalFault, NoAnswer, Unroutable
+from quintain.errors import (
+    BadRequest,
+    BrokerRefused,
+    BusError,
+    Fault,
+    InternalFault,
+    NoAnswer,
+    Overloaded,
+    QueueFull,
+    Unroutable,
+)
 from quintain.routes import Route
 from quintain.rpc.group_delivery import split_replies
 from quintain.rpc.reply_queue import ReplyQueue
@@ -40,6 +50,9 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 
 #: Pause before a request that was unroutable is sent again, in seconds.
 UNROUTABLE_RETRY_SECONDS = 0.2
+
+#: Pause before a request that a full queue refused is sent again, in seconds.
+FULL_QUEUE_RETRY_SECONDS = 0.5
 
 
 class RpcClient:
@@ -164,9 +177,11 @@ class RpcClient:
         *,
         timeout_seconds: float = 30.0,
     ) -> ReplyT:
-        """Send a request to a service, waiting for the service to start if nothing is bound yet.
+        """Send a request to a service, waiting for the service to start if nothing is bound yet, and for room in its
+        queue if that is full.
 
-        Raises the `Fault` that the service replies with, or `NoAnswer` after ``timeout_seconds``.
+        Raises the `Fault` that the service replies with, `Overloaded` if its queue is full for ``timeout_seconds``, or
+        `NoAnswer` after them.
         """
         request = RpcRequest(
             exchange=route.exchange,
@@ -189,6 +204,13 @@ class RpcClient:
                         f"{timeout_seconds:.0f} s): start one with `quintain serve metadata`"
                     ) from None
                 await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
+            except QueueFull:
+                if loop.time() + FULL_QUEUE_RETRY_SECONDS >= deadline:
+                    raise Overloaded(
+                        f"{route.name} was not sent: the queue of {route.exchange.name} has been full for "
+                        f"{timeout_seconds:.0f} s; its service does not read (`quintain status`), or others fill it"
+                    ) from None
+                await asyncio.sleep(FULL_QUEUE_RETRY_SECONDS)
 
     async def _on_reply(self, delivery: Delivery) -> None:
         if delivery.type == REPLY_GROUP_TYPE:

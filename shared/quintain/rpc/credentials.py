@@ -6,7 +6,6 @@ import hashlib
 from typing import TypeAlias
 
 from quintain.bus.base import Delivery
-from quintain.contracts.contents import INVOKE_CONTENT_TYPE, ContentReference
 from quintain.contracts.proof import CallProof, parse_proof
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest
@@ -30,7 +29,7 @@ def call_credential(delivery: Delivery, target: str, body_sha256: str | None = N
         mac,
         request_id=request_id_of(delivery),
         target=target,
-        body_sha256=_body_sha256(delivery) if body_sha256 is None else body_sha256,
+        body_sha256=hashlib.sha256(delivery.body).hexdigest() if body_sha256 is None else body_sha256,
         deadline=_deadline(delivery),
     )
 
@@ -40,16 +39,6 @@ def admit_fields(credential: Credential) -> dict[str, str | None]:
     if isinstance(credential, SessionToken):
         return {"token": credential.text, "session_id": None, "proof": None}
     return {"token": None, "session_id": credential.session_id, "proof": credential.mac}
-
-
-def _body_sha256(delivery: Delivery) -> str:
-    """Return the SHA-256 of the call's body, as the ledger knows it: of one that is stored, the stored body's."""
-    if delivery.type == INVOKE_CONTENT_TYPE:
-        try:
-            return ContentReference.from_wire(delivery.body).sha256
-        except BadRequest:
-            pass  # nothing proves it
-    return hashlib.sha256(delivery.body).hexdigest()
 
 
 def _deadline(delivery: Delivery) -> int | None:

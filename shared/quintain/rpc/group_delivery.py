@@ -14,13 +14,12 @@ from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, decode_group
 from quintain.errors import BadRequest, Fault
 from quintain.routes import (
     CALL_HEADERS,
-    DELIVERY_COUNT_HEADERS,
-    GROUP_PROTOCOL_VERSION,
     INVOKE,
     PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
     REQUEST_ID_HEADER,
 )
-from quintain.rpc.server import integer_header, send_reply
+from quintain.rpc.server import integer_header, request_id_of, send_reply
 
 
 class _Settlement(IntEnum):
@@ -72,6 +71,11 @@ class GroupedDelivery:
     def type(self) -> str:
         """The type that the request or reply has where it is sent alone."""
         return self._item.type or INVOKE.name
+
+    @property
+    def problem(self) -> str:
+        """Why the item is no call, empty where it is one."""
+        return self._item.problem
 
     @property
     def correlation_id(self) -> str | None:
@@ -126,14 +130,6 @@ class GroupedDelivery:
             await self._settlement.settle_one(settlement)
 
 
-def earlier_deliveries(delivery: Delivery) -> int:
-    """Return how often a message was delivered before; of one whose queue does not count that, 2 for any number."""
-    if not delivery.redelivered:
-        return 0
-    counts = (delivery.headers.get(name) for name in DELIVERY_COUNT_HEADERS)
-    return max((count for count in counts if isinstance(count, int)), default=2)
-
-
 def is_group(delivery: Delivery) -> bool:
     """Return whether a delivery is a group of requests."""
     return delivery.type == INVOKE_GROUP_TYPE
@@ -143,8 +139,8 @@ def split_group(delivery: Delivery) -> list[GroupedDelivery]:
     """Return the calls of a group as deliveries. Raises a `Fault` where the group cannot be taken apart: none of its
     calls was looked at then."""
     version = integer_header(delivery.headers, PROTOCOL_HEADER)
-    if version != GROUP_PROTOCOL_VERSION:
-        raise BadRequest(f"{PROTOCOL_HEADER}: a group has version {GROUP_PROTOCOL_VERSION}, not {version}")
+    if version not in {None, PROTOCOL_VERSION}:
+        raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
     items = decode_group(delivery.body)
     _require_calls(items)
     common = {name: value for name, value in delivery.headers.items() if name not in CALL_HEADERS}
@@ -164,7 +160,7 @@ def _require_calls(items: Sequence[GroupItem]) -> None:
         if foreign:
             raise BadRequest(f"group: item {number} has headers that belong to the message: one session, one target")
         request_id = item.headers.get(REQUEST_ID_HEADER) or item.correlation_id
-        if isinstance(request_id, str):
+        if isinstance(request_id, str) and not item.problem:
             if request_id in seen:
                 raise BadRequest(f"{REQUEST_ID_HEADER}: two items of the group have one request id")
             seen.add(request_id)
@@ -179,6 +175,8 @@ def split_replies(delivery: Delivery) -> list[GroupedDelivery]:
 
 async def handle_each(handler: Handler, calls: Sequence[GroupedDelivery]) -> None:
     """Run the handler on each call, at the same time; returns when all have ended."""
+    if not calls:
+        return
     loop = asyncio.get_running_loop()
     all_ended: asyncio.Future[None] = loop.create_future()
     remaining = len(calls)
@@ -216,7 +214,7 @@ def group_handler(bus: Bus, handler: Handler) -> Handler:
             return
         calls = split_group_or_fault(delivery)
         if not isinstance(calls, Fault):
-            await handle_each(handler, calls)
+            await handle_each(handler, await refuse_broken(bus, calls))
         elif delivery.reply_to and delivery.correlation_id:
             await refuse_group(bus, delivery, calls)
         else:
@@ -231,6 +229,15 @@ def split_group_or_fault(delivery: Delivery) -> list[GroupedDelivery] | Fault:
         return split_group(delivery)
     except Fault as fault:
         return fault
+
+
+async def refuse_broken(bus: Bus, items: Sequence[GroupedDelivery]) -> list[GroupedDelivery]:
+    """Answer each item of a group that is no call with a fault of its own, and return the calls."""
+    for item in items:
+        if item.problem:
+            await send_reply(bus, item, BadRequest(item.problem), {REQUEST_ID_HEADER: request_id_of(item)})
+            await item.ack()
+    return [item for item in items if not item.problem]
 
 
 async def refuse_group(bus: Bus, delivery: Delivery, fault: Fault) -> None:

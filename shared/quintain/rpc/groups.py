@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
@@ -14,11 +15,15 @@ from quintain.contracts.group import (
     count_fitting,
     encode_item,
 )
-from quintain.routes import DEADLINE_HEADER, TOKEN_HEADER
+from quintain.routes import ACCEPT_HEADER, DEADLINE_HEADER, TOKEN_HEADER
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import GroupedRequest, RpcRequest
 from quintain.runtime.batching import KeyedBatchSender
 from quintain.topology import REPLY
+
+#: What the requests of a group have in common: the session, the messages besides the reply that they want, the target,
+#: and about the same deadline.
+_GroupKey = tuple[HeaderValue, HeaderValue, str, int]
 
 
 class RequestGroups:
@@ -31,7 +36,7 @@ class RequestGroups:
 
     def __init__(self, rpc_client: RpcClient) -> None:
         self._rpc_client = rpc_client
-        self._sender = KeyedBatchSender[tuple[HeaderValue, str, int], GroupedRequest](
+        self._sender = KeyedBatchSender[_GroupKey, GroupedRequest](
             self._send, count=_count_requests, wanted=GroupedRequest.is_awaited
         )
 
@@ -50,10 +55,10 @@ class RequestGroups:
         """
         deadline = request.headers.get(DEADLINE_HEADER)
         interval = deadline // MAX_DEADLINE_SPREAD_MS if isinstance(deadline, int) else 0
-        key = (request.headers.get(TOKEN_HEADER), request.key, interval)
+        key = (request.headers.get(TOKEN_HEADER), request.headers.get(ACCEPT_HEADER), request.key, interval)
         self._sender.add(key, GroupedRequest(request, correlation_id, reply, on_refused), max_batch=max_calls)
 
-    async def _send(self, _: tuple[HeaderValue, str, int], requests: list[GroupedRequest]) -> None:
+    async def _send(self, _: _GroupKey, requests: list[GroupedRequest]) -> None:
         try:
             if len(requests) == 1:
                 await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
@@ -81,10 +86,13 @@ class GroupedReply:
 
 
 class ReplyGroups:
-    """Sends replies to the same caller together, as `RequestGroups` sends requests."""
+    """Sends replies to the same caller together, as `RequestGroups` sends requests.
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    With ``expiration_ms`` they are of no use later, and do not survive a restart of the broker.
+    """
+
+    def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
+        self._bus, self._expiration_ms = bus, expiration_ms
         self._sender = KeyedBatchSender[str, GroupedReply](self._send, count=_count_replies)
 
     def add(self, reply_to: str, reply: GroupedReply) -> None:
@@ -101,6 +109,8 @@ class ReplyGroups:
             envelope = Envelope(
                 body=b"".join([each.item for each in replies]), type=REPLY_GROUP_TYPE, content_type=GROUP_CONTENT_TYPE
             )
+        if self._expiration_ms is not None:
+            envelope = dataclasses.replace(envelope, expiration_ms=self._expiration_ms, persistent=False)
         error: Exception | None = None
         try:
             await self._bus.publish(REPLY, reply_to, envelope)

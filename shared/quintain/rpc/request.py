@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from quintain.bus.base import Delivery, Envelope, HeaderValue
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_item
-from quintain.routes import CALL_HEADERS, GROUP_PROTOCOL_VERSION, PROTOCOL_HEADER
-from quintain.telemetry.spans import context_headers
+from quintain.observe.spans import context_headers
+from quintain.routes import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION
 from quintain.topology import Exchange
 
 
@@ -112,7 +112,7 @@ def group_envelope(requests: Sequence[GroupedRequest], correlation_id: str, repl
         content_type=GROUP_CONTENT_TYPE,
         correlation_id=correlation_id,
         reply_to=reply_to,
-        headers={**common, PROTOCOL_HEADER: GROUP_PROTOCOL_VERSION},
+        headers={**common, PROTOCOL_HEADER: PROTOCOL_VERSION},
         expiration_ms=max(_expiration_ms(request.request) for request in requests),
     )
 

@@ -7,16 +7,15 @@ import logging
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TypeVar
 
-from quintain import logs
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
 from quintain.contracts.token import public_id
 from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFull, Unroutable
+from quintain.observe import logs
+from quintain.observe.semconv import SpanStart
+from quintain.observe.spans import TRACEPARENT_HEADER, span_in_trace
 from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.telemetry.semconv import SpanStart
-from quintain.telemetry.spans import span_in_trace
-from quintain.telemetry.trace_context import TRACEPARENT_HEADER
 from quintain.topology import REPLY, Topology
 
 log = logging.getLogger(__name__)

@@ -33,6 +33,7 @@ REASONS: Mapping[str, str] = {
     "malformed JSON": MALFORMED,
     "a body that is not UTF-8": "AgentV replaces the bytes, and the provider gets another question",
     "NaN": MALFORMED,
+    "a key twice": "nobody knows which of the two was meant",
     "systemPrompt: a number": TYPES,
     "evalCaseId: a number": TYPES,
     "attempt: a string": TYPES,

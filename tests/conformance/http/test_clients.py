@@ -25,6 +25,7 @@ targets:
   judge: {provider: mock, response: "Paris", token_usage: {input: 10, output: 5}}
   broken: {provider: mock, fail_rate: 1, max_tries: 1}
   slow: {provider: mock, delay_ms: 3000}
+  stuck: {provider: mock, delay_ms: 60000}
 """
 
 OpenClient = Callable[..., AbstractAsyncContextManager[Client]]
@@ -196,7 +197,7 @@ async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(open_clie
         assert faults[3] is not None
         assert "question" in faults[3].message
         assert faults[4] is not None
-        assert faults[4].available_targets == ("echo", "judge", "broken", "slow")
+        assert faults[4].available_targets == ("echo", "judge", "broken", "slow", "stuck")
         assert (await target.get_info()).call_count == 4
         assert await target.invoke_batch([]) == []
 
@@ -221,15 +222,12 @@ async def test_a_text_is_no_batch(open_client: OpenClient) -> None:
 
 
 async def test_a_deadline_is_kept(open_client: OpenClient) -> None:
-    async with open_client("slow") as target:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    # No machine is so loaded that its fleet needs the minute of this provider to say that half a second has passed.
+    async with open_client("stuck") as target, asyncio.timeout(45):
         with pytest.raises((quintain.Expired, quintain.TimedOut)):
             await target.send(quintain.InvokeRequest(question="x"), deadline_seconds=0.5)
-        assert loop.time() - began < 2.6
         items = await target.invoke_batch(["y"], deadline_seconds=0.5)
         assert isinstance(items[0].fault, (quintain.Expired, quintain.TimedOut))
-        assert loop.time() - began < 5.2
 
 
 async def test_a_call_whose_task_is_cancelled_is_taken_back(open_client: OpenClient) -> None:

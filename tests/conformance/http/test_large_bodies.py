@@ -12,7 +12,7 @@ import pytest
 
 from quintain.client.connect import connect
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import PayloadTooLarge
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PNG = bytes.fromhex("89504e470d0a1a0a")
 IMAGE = PNG + hashlib.shake_256(b"image").digest(900_000)
 PDF = b"%PDF-1.7\n" + hashlib.shake_256(b"document").digest(10_000_000)
-LARGE_ANSWER = "word " * 1_000_000
+LARGE_ANSWER = "word " * 2_000_000
 
 
 def message_with(image: bytes | None = None, pdf: bytes | None = None) -> Any:
@@ -59,7 +59,7 @@ async def test_without_a_limit_of_its_own_a_session_sends_1_mib_and_gets_8(fleet
         assert (refused.value.status_code, refused.value.code) == (413, "payload_too_large")
         assert str(1024 * 1024) in refused.value.message
         assert not fleet.provider.requests
-        fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer(LARGE_ANSWER)))
+        fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("x" * DEFAULT_REPLY_BYTES)))
         with pytest.raises(openai.APIStatusError) as too_large:
             await client.chat.completions.create(model="model", messages=message_with())
         assert (too_large.value.status_code, too_large.value.code) == (502, "reply_too_large")
@@ -79,6 +79,18 @@ async def test_the_ledger_holds_the_limit_where_no_gateway_does(fleet: ModelFlee
         assert (await client.invoke(question=question, target="echo")).raw_text == question
         info = await client.get_info()
         assert (info.call_count, info.max_body_bytes) == (1, 2_000_000)
+
+
+@pytest.mark.parametrize("is_over_http", [False, True], ids=["broker", "gateway"])
+async def test_answers_over_8_mib_pass_where_a_session_allows_them(fleet: ModelFleet, is_over_http: bool) -> None:
+    assert len(LARGE_ANSWER) > DEFAULT_REPLY_BYTES
+    running = fleet.fleet.running
+    token = await fleet.token(max_body_bytes=MAX_BODY_BYTES)
+    async with connect(fleet.url if is_over_http else running.broker_url, token, memory=running.memory) as client:
+        request = InvokeRequest(question=LARGE_ANSWER, target="echo")
+        for is_replayed in (False, True):
+            result = await client.send(request, request_id="large")
+            assert (result.raw_text == LARGE_ANSWER, result.replayed) == (True, is_replayed)
 
 
 async def test_what_no_session_may_send_is_not_published(fleet: ModelFleet) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -42,9 +41,7 @@ async def test_a_response_has_openais_shape(client: openai.AsyncOpenAI) -> None:
     assert answer.id.startswith("resp_")
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (10, 5, 15)
-    assert answer.usage.model_extra == {"cost": 0.00002}
-    assert (answer.instructions, answer.tools, answer.error) == ("Be brief.", [], None)
-    assert json.loads(raw.content)["store"] is False
+    assert answer.error is None
     assert raw.headers["x-quintain-call-count"] == "1"
 
 
@@ -235,13 +232,13 @@ async def test_what_would_need_a_store_is_refused_by_name(client: openai.AsyncOp
     [
         {"truncation": "auto"},
         {"max_tool_calls": 3},
-        {"reasoning": {"summary": "auto"}},
+        {"reasoning": {"context": "auto"}},
         {"include": ["file_search_call.results"]},
         {"seed_": 1},
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name_unless_told_otherwise(
-    client: openai.AsyncOpenAI, gateway_client: GatewayClient, fields: Any
+    fleet: ModelFleet, client: openai.AsyncOpenAI, gateway_client: GatewayClient, fields: Any
 ) -> None:
     before = await gateway_client.read_call_count()
     [name] = fields
@@ -249,9 +246,8 @@ async def test_what_cannot_be_honoured_is_refused_by_name_unless_told_otherwise(
         await client.responses.create(model="echo", input="x", extra_body=fields)
     assert (refused.value.param or "").startswith(name)
     assert await gateway_client.read_call_count() == before
-    raw = await client.responses.with_raw_response.create(
-        model="echo", input="x", extra_body={**fields, "unsupported": "ignore"}
-    )
+    async with openai_client(fleet.url, await fleet.token(unsupported="ignore")) as (lenient, _):
+        raw = await lenient.responses.with_raw_response.create(model="echo", input="x", extra_body=fields)
     assert raw.headers["x-quintain-ignored"].startswith(name)
 
 

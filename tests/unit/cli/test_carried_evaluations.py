@@ -193,6 +193,22 @@ def test_a_case_none_of_whose_assertions_was_carried_is_an_error_and_no_pass(ass
     assert graded(assertions, "x", not_carried, {"type": "equals", "value": "x"}) == [True]
 
 
+def test_a_case_some_of_whose_assertions_were_not_carried_says_so(assertions: ModuleType, read: Read) -> None:
+    carried = read(PROMPTFOO + "tests: [{assert: [{type: equals, value: x}, {type: javascript, value: 'true'}]}]\n")
+    graders = yaml.safe_load(project_files(carried, "")["eval.yaml"])["graders"]
+    assert [(grader["function"], grader.get("weight")) for grader in graders] == [
+        ("assertions:assertions", None),
+        ("assertions:carried", 0),
+    ]
+    case = quintain.Case(id="a", question="b", metadata=carried.cases[0])
+    verdict = assertions.assertions(case, "x", None)
+    assert (verdict["pass"], "javascript" in verdict["reason"]) == (True, True)
+    shown = assertions.carried(case)
+    assert (shown["pass"], [one["pass"] for one in shown["checks"]]) == (False, [True, False])
+    whole = read(PROMPTFOO + "tests: [{assert: [{type: equals, value: x}]}]\n")
+    assert len(yaml.safe_load(project_files(whole, "")["eval.yaml"])["graders"]) == 1
+
+
 def test_an_expected_object_is_compared_as_json(assertions: ModuleType) -> None:
     expected = {"type": "equals", "value": {"a": [1]}}
     assert graded(assertions, '{"a": [1]}', expected) == [True]

@@ -6,10 +6,8 @@ import pytest
 
 from quintain.bus.rabbit_topology_check import DeclarationCheck, DeclarationStatus
 from quintain_cli.fleet.doctor_checks import (
-    MAX_SHOWN_SESSIONS,
     check_declaration,
     check_message_size,
-    check_tokens,
     check_version,
 )
 
@@ -42,12 +40,3 @@ def test_only_a_difference_fails(standing: DeclarationStatus, verdict: str) -> N
 def test_a_broker_that_takes_larger_messages_than_the_protocol_has_is_found() -> None:
     verdicts = [check_message_size(refuses_larger=refuses).verdict for refuses in (True, False)]
     assert verdicts == ["ok", "warn"]
-
-
-def test_sessions_whose_calls_carry_their_token_are_named() -> None:
-    assert check_tokens([]).verdict == "ok"
-    check = check_tokens([("sessionone12", "nightly"), ("sessiontwo12", None)])
-    assert check.verdict == "warn"
-    assert "sessionone12 (nightly), sessiontwo12" in check.says
-    many = check_tokens([(f"session{number}", None) for number in range(MAX_SHOWN_SESSIONS + 5)])
-    assert many.says.endswith("5 more")

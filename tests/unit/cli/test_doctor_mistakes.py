@@ -11,13 +11,23 @@ import pytest
 
 from quintain.errors import BusError
 from quintain.secret_files import secret_file_paths
-from quintain_cli.fleet.doctor_check import DoctorCheck
-from quintain_cli.fleet.machine_checks import check_broker_user, check_free_disk, check_modes, check_transport
+from quintain_cli.fleet.machine_checks import (
+    DoctorCheck,
+    check_broker_user,
+    check_clock,
+    check_free_disk,
+    check_modes,
+    check_transport,
+    database_checks,
+)
 from quintain_cli.fleet.management_checks import management_checks
-from quintain_cli.fleet.server_checks import check_clock, database_checks
 from quintain_metadata import DatabaseServer
 
 QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]
+
+
+def binding(source: str, destination: str, key: str, kind: str = "queue") -> dict[str, str]:
+    return {"source": source, "destination": destination, "destination_type": kind, "routing_key": key}
 
 
 class Api:
@@ -27,7 +37,12 @@ class Api:
         limits = {"max-length-bytes": 1024**2, "overflow": "reject-publish"}
         dropping = {**limits, "overflow": "drop-head"}
         self.queues: list[dict[str, Any]] = [
-            {"name": name, "arguments": {}, "effective_policy_definition": dropping if "poison" in name else limits}
+            {
+                "name": name,
+                "type": "quorum",
+                "arguments": {},
+                "effective_policy_definition": dropping if "poison" in name else limits,
+            }
             for name in QUEUES
         ]
         self.flags = [{"name": "stream_queue", "state": "enabled", "stability": "stable"}]
@@ -36,6 +51,14 @@ class Api:
         self.permissions = [
             {"user": "root", "configure": ".*", "write": ".*", "read": ".*"},
             {"user": "worker", "configure": "^$", "write": "^quintain\\.invoke$", "read": "^quintain\\.target\\..+$"},
+        ]
+        self.exchanges = [{"name": name} for name in ("", "amq.direct", "quintain.invoke", "quintain.poison")]
+        self.user_limits = [{"user": "worker", "value": {"max-connections": 500, "max-channels": 2000}}]
+        self.vhost_limits = [{"vhost": "/", "value": {"max-queues": 1000}}]
+        self.bindings = [
+            *(binding("quintain.invoke", "quintain.target.echo", "echo"), binding("", "anybodys", "anybodys")),
+            *(binding("quintain.metadata", "quintain.metadata", "info"), binding("other", "anybodys", "")),
+            *(binding("quintain.host", "quintain.lease.x", "lease/x"), binding("quintain.events", "anybodys", "fleet")),
         ]
         self.skew_seconds = 0.0
         self.refuses = False
@@ -51,7 +74,11 @@ class Api:
             "feature-flags": self.flags,
             "nodes": [self.node],
             "users": self.users,
-            "permissions/{vhost}": self.permissions,
+            "vhosts/{vhost}/permissions": self.permissions,
+            "exchanges/{vhost}": self.exchanges,
+            "user-limits": self.user_limits,
+            "vhost-limits/{vhost}": self.vhost_limits,
+            "bindings/{vhost}": self.bindings,
         }[path]
 
 
@@ -71,6 +98,10 @@ def plant_alarm(api: Api) -> None:
     api.node["disk_free_alarm"] = True
 
 
+def plant_delivery_limit(api: Api) -> None:
+    api.queues[1]["effective_policy_definition"] |= {"delivery-limit": 20}
+
+
 def plant_stopped_node(api: Api) -> None:
     api.node["running"] = False
 
@@ -87,12 +118,56 @@ def plant_rights(api: Api) -> None:
     api.permissions[1]["read"] = ".*"
 
 
+def plant_rights_of_every_name_of_ours(api: Api) -> None:
+    api.permissions[1]["write"] = r"quintain\..*"
+
+
+def plant_copying_queue(api: Api) -> None:
+    api.bindings.append(binding("quintain.invoke", "spy", "#"))
+
+
+def plant_queue_of_another_target(api: Api) -> None:
+    api.bindings.append(binding("quintain.invoke", "quintain.target.spy", "echo"))
+
+
+def plant_copying_exchange(api: Api) -> None:
+    api.bindings.append(binding("quintain.ledger", "quintain.ledger.x", "admit", kind="exchange"))
+
+
 def plant_fast_clock(api: Api) -> None:
     api.skew_seconds = 60
 
 
 def plant_slow_clock(api: Api) -> None:
     api.skew_seconds = -5
+
+
+def plant_foreign_exchange(api: Api) -> None:
+    api.exchanges.append({"name": "quintain.reply.evaluator.x"})
+
+
+def plant_exchange_of_another_program(api: Api) -> None:
+    api.exchanges.append({"name": "orders"})
+
+
+def plant_queue_that_copies(api: Api) -> None:
+    api.queues.append({"name": "spy", "type": "classic"})
+
+
+def plant_unknown_name(api: Api) -> None:
+    api.queues.append({"name": "quintain.anything.x", "type": "classic"})
+
+
+def plant_reply_queue_of_another_type(api: Api) -> None:
+    api.queues.append({"name": "quintain.reply.evaluator.x", "type": "quorum"})
+
+
+def plant_no_queue_limit(api: Api) -> None:
+    api.vhost_limits.clear()
+
+
+def plant_user_without_limits(api: Api) -> None:
+    del api.user_limits[0]["value"]["max-channels"]  # type: ignore[attr-defined]
 
 
 def plant_short_consumer_timeout(api: Api) -> None:
@@ -115,12 +190,24 @@ def test_a_sound_broker_has_no_finding() -> None:
         (plant_disabled_flag, "feature flags", "fail"),
         (plant_alarm, "node rabbit@a", "fail"),
         (plant_stopped_node, "node rabbit@a", "fail"),
+        (plant_delivery_limit, "delivery limit of quintain.poison", "fail"),
         (plant_low_disk_limit, "node rabbit@a", "warn"),
         (plant_guest, "users", "warn"),
         (plant_rights, "rights", "fail"),
+        (plant_rights_of_every_name_of_ours, "rights", "fail"),
+        (plant_copying_queue, "bindings", "fail"),
+        (plant_queue_of_another_target, "bindings", "fail"),
+        (plant_copying_exchange, "bindings", "fail"),
         (plant_fast_clock, "clock of the broker", "fail"),
         (plant_slow_clock, "clock of the broker", "warn"),
         (plant_short_consumer_timeout, "consumer timeout of quintain.metadata", "fail"),
+        (plant_foreign_exchange, "foreign exchanges", "fail"),
+        (plant_exchange_of_another_program, "foreign exchanges", "warn"),
+        (plant_queue_that_copies, "foreign queues", "warn"),
+        (plant_unknown_name, "foreign queues", "fail"),
+        (plant_reply_queue_of_another_type, "foreign queues", "fail"),
+        (plant_no_queue_limit, "limits of queues, connections and channels", "fail"),
+        (plant_user_without_limits, "limits of queues, connections and channels", "fail"),
         (plant_refusal, "management API", "warn"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

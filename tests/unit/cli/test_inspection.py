@@ -12,13 +12,16 @@ import pytest
 
 from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
 from quintain.settings import read_settings
-from quintain_cli.run.inspection import Inspection, InspectionOptions, inspect_evaluation
-from quintain_cli.run.preflight import CheckOptions, check_evaluation
+from quintain_cli.run.inspection import Inspection, inspect_evaluation
+from quintain_cli.run.preflight import check_evaluation
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.plan.changes import RerunPolicy
 from support.results_folder import graded_row
 
 EXACT = {"name": "same", "builtin": "exact"}
 REGEX = {"name": "found", "builtin": "regex", "pattern": "a"}
 CONFIG: dict[str, dict[str, object]] = {"bot": {"provider": "mock"}}
+ON_FLEET = {"QUINTAIN_BROKER_URL": "amqp://127.0.0.1:1/"}
 CASES: list[dict[str, object]] = [{"id": "1", "question": "q", "expected": "q"}]
 
 
@@ -38,8 +41,8 @@ def write_evaluation(
 
 
 async def inspect(path: Path, *, on_fleet: bool = False, results_folder: Path | None = None) -> Inspection:
-    options = InspectionOptions(path=path, on_fleet=on_fleet, results_folder=results_folder)
-    return await inspect_evaluation(options, read_settings({}))
+    settings = read_settings(ON_FLEET if on_fleet else {})
+    return await inspect_evaluation(RunOptions(path=path), settings, results_folder=results_folder)
 
 
 async def problem_of(path: Path) -> str:
@@ -63,6 +66,29 @@ async def test_a_variable_that_a_script_reads_and_will_not_get_is_a_warning(
     warnings = (await inspect(path)).warnings
     assert ["A_CLOUDS_KEY" in warning for warning in warnings] == ([] if listed else [True, True])
     assert not any("secret" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_program_whose_files_cannot_be_followed_is_a_warning_unless_it_names_them(
+    tmp_path: Path, *, named: bool
+) -> None:
+    (tmp_path / "reads.sh").write_text("exit")
+    depends_on = {"depends_on": ["reads.sh"]} if named else {}
+    command = {"command": ["sh", "reads.sh"], **depends_on}
+    targets = {"bot": {"provider": "command", **command}, "other": {"provider": "command", **command}}
+    warnings = (await inspect(write_evaluation(tmp_path, {"name": "judge", **command}, targets=targets))).warnings
+    assert ["depends_on" in warning for warning in warnings] == ([] if named else [True, True])
+    assert [place for place in ("targets.bot:", "(judge):") if not any(place in one for one in warnings)] == (
+        ["targets.bot:", "(judge):"] if named else []
+    )
+
+
+@pytest.mark.parametrize("where", [{}, {"where": {"turns": 3}}])
+async def test_a_field_that_looks_like_a_feature_is_told_to_be_data(tmp_path: Path, where: dict[str, object]) -> None:
+    cases: list[dict[str, object]] = [{"id": f"{n}", "question": "q", "turns": 3, "topic": "a"} for n in range(2)]
+    dataset = {"file": "cases.jsonl", **where}
+    warnings = (await inspect(write_evaluation(tmp_path, cases=cases, dataset=dataset))).warnings
+    assert ["'turns' of 2 rows" in warning for warning in warnings] == ([] if where else [True])
 
 
 async def test_an_evaluation_in_which_nothing_is_wrong_has_no_problems(tmp_path: Path) -> None:
@@ -94,6 +120,42 @@ async def test_rows_without_expected_are_counted_and_named_under_a_grader_that_n
         f"'without-3', 'without-4' and 2 more): needed by {grader['name']} ({grader['builtin']}); add it to them, "
         "leave them out with where, or take another grader"
     )
+
+
+def judge_that_shows(folder: Path, *show: str) -> dict[str, object]:
+    (folder / "judge.md").write_text("Is it right?")
+    return {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md", "show": [*show, "output"]}
+
+
+@pytest.mark.parametrize(
+    ("section", "nearest"),
+    [
+        ("outptu", "did you mean 'output'?"),
+        ("rubrik", "did you mean 'rubric'?"),
+        ("messages", "known: question, system_prompt"),
+        ("customer.name", "known: question, messages"),
+    ],
+)
+async def test_a_section_that_no_case_has_is_refused_with_the_nearest_name(
+    tmp_path: Path, section: str, nearest: str
+) -> None:
+    cases: list[dict[str, object]] = [{"id": f"c{n}", "question": "q", "rubric": "short"} for n in range(3)]
+    problem = await problem_of(write_evaluation(tmp_path, judge_that_shows(tmp_path, section), cases=cases))
+    assert f"no field {section!r} in 3 of 3 cases" in problem
+    assert nearest in problem
+
+
+async def test_a_section_that_some_cases_lack_is_a_warning_with_their_number(tmp_path: Path) -> None:
+    cases: list[dict[str, object]] = [
+        {"id": "a", "question": "q", "rubric": "short"},
+        {"id": "b", "question": "q"},
+        {"id": "c", "messages": [{"role": "user", "content": "q"}], "customer": {"name": "x"}},
+    ]
+    shown = judge_that_shows(tmp_path, "rubric", "messages", "customer.name", "question")
+    found = await inspect(write_evaluation(tmp_path, shown, cases=cases))
+    assert found.problems == []
+    said = [warning.partition(": ")[2].partition(" (ids")[0] for warning in found.warnings]
+    assert said == [f"no field {name!r} in 2 of 3 cases" for name in ("rubric", "messages", "customer.name")]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +225,9 @@ async def test_a_case_is_refused_from_the_first_byte_that_does_not_fit_a_message
 async def test_a_provider_without_its_extra_is_refused_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider = "anthropic"
-    monkeypatch.setitem(sys.modules, f"quintain_worker.providers.models.{provider}", None)
-    target = {"provider": provider, "model": "m", "base_url": "http://127.0.0.1:1"}
+    provider = "pydantic-ai"
+    monkeypatch.setitem(sys.modules, "quintain_worker.providers.pydantic_ai", None)
+    target = {"provider": provider, "model": "mistral:m"}
     path = write_evaluation(tmp_path, targets={**CONFIG, "model": target})
     assert await problem_of(path) == (
         f"{tmp_path / 'quintain.yaml'}: targets.model: provider {provider} needs: pip install 'quintain[{provider}]'"
@@ -194,13 +256,11 @@ PROGRAMS: dict[str, tuple[list[str], str]] = {
 async def test_a_grader_that_is_gone_is_kept_only_where_its_verdicts_are_and_stale_rows_too(tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
-    options = InspectionOptions(
-        path=write_evaluation(tmp_path, EXACT, {"name": "gone", "function": "judges:polite"}), results_folder=results
-    )
-    stale = replace(options, keeps_stale=True)
+    options = RunOptions(path=write_evaluation(tmp_path, EXACT, {"name": "gone", "function": "judges:polite"}))
+    stale = replace(options, rerun_policy=RerunPolicy(keep_stale=True))
 
-    async def found(options: InspectionOptions) -> Inspection:
-        return await inspect_evaluation(options, read_settings({}))
+    async def found(options: RunOptions) -> Inspection:
+        return await inspect_evaluation(options, read_settings({}), results_folder=results)
 
     [never_run] = (await found(stale)).problems
     row = graded_row("1", 1.0)
@@ -271,8 +331,8 @@ async def test_a_run_does_not_run_the_datasets_command_before_the_rest_is_mended
 
 async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
     command = {"provider": "command", "command": ["no-such-program"]}
-    options = CheckOptions(path=write_evaluation(tmp_path, targets={"bot": command}))
-    on_fleet = await check_evaluation(options, read_settings({"QUINTAIN_BROKER_URL": "amqp://127.0.0.1:1/"}))
+    options = RunOptions(path=write_evaluation(tmp_path, targets={"bot": command}))
+    on_fleet = await check_evaluation(options, read_settings(ON_FLEET))
     assert on_fleet.problems == []
     assert on_fleet.not_checked == [
         "the extras, programs and variables of the fleet's workers, which only their machines have",

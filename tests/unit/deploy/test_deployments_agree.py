@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from quintain_cli.fleet.broker_policies import MAX_QUEUES, vhost_limits
 from support.kubernetes_manifests import REPOSITORY, Workload, objects_of_kind, services
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 DEFINITIONS = REPOSITORY / "deploy" / "rabbitmq" / "definitions.json"
+RABBITMQ_CONF = DEFINITIONS.with_name("rabbitmq.conf")
 COMPOSE = REPOSITORY / "docker-compose.yml"
 
 #: KEDA's user, as nothing scales by itself under Compose; and the address at which a kubelet asks for health.
@@ -49,6 +51,27 @@ def test_both_have_the_same_policies() -> None:
         {**{ours: spec[theirs] for ours, theirs in keys.items()}, "definition": spec["definition"]}
         for spec in kubernetes
     ]
+
+
+def test_both_have_the_same_limits_of_users_and_of_the_virtual_host() -> None:
+    limits = {each["metadata"]["name"]: each["spec"]["limits"] for each in objects_of_kind("User")}
+    assert {user: {f"max-{what}": most for what, most in have.items()} for user, have in limits.items()} == {
+        **{user["name"]: user["limits"] for user in definitions()["users"]},
+        "scaler": definitions()["users"][0]["limits"],
+    }
+    (vhost,) = objects_of_kind("Vhost")
+    assert definitions()["parameters"] == [vhost_limits(vhost["spec"]["name"])]
+    assert vhost["spec"]["limits"] == {"queues": MAX_QUEUES}
+
+
+def test_both_give_the_broker_the_same_largest_message_and_frame() -> None:
+    wanted = {"max_message_size", "frame_max"}
+    (cluster,) = objects_of_kind("RabbitmqCluster")
+    kubernetes = cluster["spec"]["rabbitmq"]["additionalConfig"]
+    lines = [re.findall(r"^(\w+) = (\d+)$", text, re.MULTILINE) for text in (kubernetes, RABBITMQ_CONF.read_text())]
+    of_both = [{name: value for name, value in found if name in wanted} for found in lines]
+    assert of_both[0] == of_both[1]
+    assert of_both[0].keys() == wanted
 
 
 @pytest.mark.parametrize("workload", services(), ids=lambda workload: workload.name)

@@ -29,8 +29,23 @@ def test_the_bill_of_materials_has_every_package_of_a_user_and_none_of_a_develop
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     assert document["metadata"]["component"]["name"] == "quintain"
     names = {component["name"] for component in document["components"]}
-    assert names >= {"aio-pika", "aiormq", "pydantic-core", "asyncpg", "openai", "opentelemetry-sdk"}
-    assert names & {"pytest", "ruff", "mypy", "pip-audit"} == set()
+    assert names >= {
+        "aio-pika",
+        "aiormq",
+        "pydantic-core",
+        "asyncpg",
+        "aiohttp",
+        "opentelemetry-sdk",
+        "pydantic-ai-slim",
+    }
+    assert names & {"pytest", "ruff", "mypy", "pip-audit", "openai", "anthropic"} == set()
+    lock = (DEPLOY.parent / "requirements.lock").read_text()
+    for component in document["components"]:
+        assert component["hashes"], component["name"]
+        for each in component["hashes"]:
+            assert each["alg"] == "SHA-256"
+            pinned = lock.index(f"\n{component['name']}=={component['version']} ")
+            assert pinned < lock.index(f"sha256:{each['content']}") < lock.index("# via", pinned)
     references = {component["bom-ref"] for component in document["components"]}
     assert len(references) == len(names)
     for dependency in document["dependencies"]:

@@ -15,7 +15,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
 from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
-from quintain.observability.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
+from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain_cli.fleet import bootstrap

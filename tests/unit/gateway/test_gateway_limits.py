@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.token import SessionToken
-from quintain.observability.ops_server import OpsAddress, OpsEndpoints, serve_ops
+from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
 from quintain_cli.fleet import bootstrap
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from starlette.routing import Route
 
@@ -27,8 +28,8 @@ from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 #: Which tokens open what, and which of its checks do not hold, on purpose: AgentV answers a wrong method with 404
 #: (test_agentv.py); what a schema allows may still be no target's name, no length of time or past the budget; and
 #: readers are lenient (unknown keys are ignored, a whole number may be written 1.0). Each combination of values of the
-#: large requests of models' APIs is sent under ``--hypothesis-profile=long``: as bodies, test_openai_wire.py and
-#: test_anthropic_wire.py read them always.
+#: large requests of models' APIs is sent under ``--hypothesis-profile=long``: as bodies, test_model_bodies.py
+#: reads them always.
 CHECKS = """
 [checks]
 positive_data_acceptance.enabled = false
@@ -74,6 +75,7 @@ def test_the_document_is_whole() -> None:
     assert len(ids) == len(set(ids)) == len(OPERATIONS)
 
 
+@pytest.mark.timeout(300)
 async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path: Path) -> None:
     async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
         session = await fleet.open_session("echo", 100_000)
@@ -82,13 +84,13 @@ async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path:
         config.write_text(CHECKS.format(session=session.token, admin=ADMIN_TOKEN, is_long=str(is_long).lower()))
         examples = "8" if is_long else "4"
         words = ("--config-file", str(config), "run", f"{fleet.gateway_url}/openapi.json", "--max-examples", examples)
-        more = ("--phases", "coverage,fuzzing", "--generation-deterministic", "--no-color")
+        more = ("--request-timeout", "60", "--phases", "coverage,fuzzing", "--generation-deterministic", "--no-color")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "schemathesis.cli", *words, *more,
             cwd=tmp_path, env=clean_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(280):
                 said = (await process.communicate())[0].decode()
         finally:
             if process.returncode is None:

@@ -12,7 +12,6 @@ import openai
 import pytest
 
 from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import ToolCall
 from quintain.errors import ProviderFailed
 from support.gateway_client import open_gateway_client
 from support.memory_fleet import MemoryFleet, memory_fleet
@@ -126,7 +125,7 @@ async def test_a_fault_after_the_first_words_ends_the_stream(
 async def test_words_and_then_calls_of_tools_are_blocks_in_this_order(
     fleet: MemoryFleet, token: str, worker: ScriptedWorker
 ) -> None:
-    calls = [ToolCall(id="c1", name="f", arguments='{"a": 1}'), ToolCall(id="c2", name="f", arguments="no json")]
+    calls = [("c1", "f", '{"a": 1}'), ("c2", "f", "no json")]
     worker.chunks, worker.reply = [Chunk(attempt=1, seq=0, delta="I look")], result_of("I look it up", *calls)
     async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
         events = [event async for event in await of_anthropic.messages.create(**ASK, stream=True)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from quintain.routes import START_RUN
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain_host.event_sender import MAX_UNACKNOWLEDGED_ITEMS
+from quintain_host.run import MAX_UNACKNOWLEDGED_ITEMS
 from support.memory_host import emit_seen, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller

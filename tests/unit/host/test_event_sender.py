@@ -12,8 +12,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.contracts.limits import MAX_RUN_ITEM_BYTES
 from quintain.contracts.remote_target import RemoteFailure, RunItem, RunOutput, WireEvent
 from quintain.topology import run_topology
-from quintain_host import event_sender
-from quintain_host.event_sender import EventSender
+from quintain_host.run import EventSender
 from support.quick import timings
 
 TOPOLOGY = run_topology("here")
@@ -137,7 +136,7 @@ async def test_what_nobody_hears_of_for_long_is_said_again_with_the_beat(bus: Bu
 async def test_who_speaks_faster_than_is_heard_waits(
     run: EventSender, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_sender, "MAX_UNACKNOWLEDGED_ITEMS", 5)
+    monkeypatch.setattr("quintain_host.run.MAX_UNACKNOWLEDGED_ITEMS", 5)
     said = 0
 
     def speak() -> None:
@@ -158,7 +157,7 @@ async def test_who_speaks_faster_than_is_heard_waits(
 async def test_who_waits_for_room_is_let_go_when_the_run_stops(
     run: EventSender, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_sender, "MAX_UNACKNOWLEDGED_ITEMS", 1)
+    monkeypatch.setattr("quintain_host.run.MAX_UNACKNOWLEDGED_ITEMS", 1)
     run.send("emit", event=event())
     waiting = asyncio.create_task(asyncio.to_thread(run.send, "emit", event=event()))
     await asyncio.sleep(0.05)

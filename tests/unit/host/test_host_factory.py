@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_host.factory import load_factory, probe_factory
+from quintain_host.instances import factory_fingerprint, load_factory, probe_factory
 from support.target_placements import scripted_target_class
 
 Bot: Any = scripted_target_class("ours")
@@ -30,6 +31,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_a_factory_is_found_in_the_folder(folder: Path) -> None:
     (folder / "some_bots.py").write_text("def make(): return 'a bot'")
     assert load_factory("some_bots:make", folder)() == "a bot"
+
+
+def test_what_a_factory_imports_from_its_folder_counts(folder: Path) -> None:
+    (folder / "some_bots.py").write_text("import words\ndef make(): return 'a bot'")
+    (folder / "words.py").write_text("")
+    before = factory_fingerprint("some_bots:make", folder)
+    (folder / "words.py").write_text("changed = True")
+    assert factory_fingerprint("some_bots:make", folder) != before
 
 
 @pytest.mark.parametrize(
@@ -57,7 +66,7 @@ async def test_a_probe_makes_one_and_lets_it_go() -> None:
         made.append(Bot(do_nothing))
         return made[-1]
 
-    await probe_factory(make, "bots:make")
+    await probe_factory(make, "bots:make", 10)
     assert [each.torn_down for each in made] == [True]
 
 
@@ -66,7 +75,14 @@ async def test_a_constructors_words_reach_whoever_starts_the_host() -> None:
         raise ValueError("the key is empty: set BOT_KEY")
 
     with pytest.raises(ConfigError, match="bots:make made no target: ValueError: the key is empty: set BOT_KEY"):
-        await probe_factory(make, "bots:make")
+        await probe_factory(make, "bots:make", 10)
+
+
+async def test_a_factory_that_never_returns_ends_the_probe_in_time() -> None:
+    may_end = threading.Event()
+    with pytest.raises(ConfigError, match=r"TimeoutError: not within 0.05 s; --boot-timeout-seconds"):
+        await probe_factory(lambda: may_end.wait(20), "bots:make", 0.05)
+    may_end.set()
 
 
 async def test_what_is_no_target_is_told_what_it_lacks() -> None:
@@ -76,7 +92,7 @@ async def test_what_is_no_target_is_told_what_it_lacks() -> None:
     with pytest.raises(
         ConfigError, match="bots:Half made a Half, which is not a Target: it lacks config_specs, set_con"
     ):
-        await probe_factory(Half, "bots:Half")
+        await probe_factory(Half, "bots:Half", 10)
 
 
 async def test_a_target_that_cannot_say_what_it_exposes_is_refused_at_once() -> None:
@@ -85,4 +101,4 @@ async def test_a_target_that_cannot_say_what_it_exposes_is_refused_at_once() -> 
             raise RuntimeError("not yet")
 
     with pytest.raises(ConfigError, match="made no target: RuntimeError: not yet"):
-        await probe_factory(lambda: Mute(do_nothing), "bots:Mute")
+        await probe_factory(lambda: Mute(do_nothing), "bots:Mute", 10)

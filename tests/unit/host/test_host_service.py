@@ -21,8 +21,8 @@ from quintain.routes import LEASE, QUERY, SET_CONFIG, TEARDOWN
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.topology import RUN, run_topology
-from quintain_host.event_sender import MAX_UNACKNOWLEDGED_ITEMS, EventSender
-from quintain_host.instance_thread import InstanceThread
+from quintain_host.instances import InstanceThread
+from quintain_host.run import MAX_UNACKNOWLEDGED_ITEMS, EventSender
 from support.memory_host import BODY, emit_seen, run_contents, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
@@ -93,7 +93,7 @@ async def test_a_target_that_leaves_ends_nothing_but_what_it_was_asked(error: Ba
         assert words in str(asking.value)
         assert words in str(running.value)
         # The same instance on the same stage still answers.
-        await leased.call(SET_CONFIG, name="persona", value="calm")
+        await leased.call(SET_CONFIG, values={"persona": "calm"})
         await leased.call(TEARDOWN)
         assert (await hosted.lease()).lease_id != leased.lease_id
 
@@ -129,7 +129,7 @@ async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_t
         async with asyncio.timeout(5):
             await hosted.host.stop(60)
             with pytest.raises(HostLost, match="its host has ended it"):
-                await leased.call(SET_CONFIG, name="persona", value="late")
+                await leased.call(SET_CONFIG, values={"persona": "late"})
         await leased.stop_renewing()
 
 
@@ -145,7 +145,7 @@ async def test_a_lease_says_why_it_is_over(monkeypatch: pytest.MonkeyPatch) -> N
         leased = await hosted.lease()
         await leased.stop_renewing()
         with pytest.raises(HostLost, match="it was released here"):
-            await leased.call(SET_CONFIG, name="persona", value="late")
+            await leased.call(SET_CONFIG, values={"persona": "late"})
 
 
 async def test_whoever_emits_more_than_is_heard_waits_and_goes_on_when_it_is() -> None:
@@ -195,7 +195,7 @@ async def test_an_event_that_no_message_could_hold_is_refused_at_the_emit() -> N
 
 
 async def test_a_thread_whose_target_blocks_is_abandoned_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 0.2)
+    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.2)
     free, blocking = InstanceThread("free"), InstanceThread("blocked")
     began, let_go = threading.Event(), threading.Event()
     waiting = asyncio.create_task(blocking.call(lambda: began.set() or let_go.wait()))
@@ -206,13 +206,13 @@ async def test_a_thread_whose_target_blocks_is_abandoned_and_logged(monkeypatch:
     let_go.set()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
-    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 5)
+    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 5)
     assert await blocking.close()
 
 
 async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_host.instance_thread.CANCEL_WAIT_SECONDS", 0.3)
-    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 0.2)
+    monkeypatch.setattr("quintain_host.instances.CANCEL_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.2)
     let_go = threading.Event()
 
     async def script(target: Any, emit: Any, send: Any) -> None:
@@ -222,7 +222,7 @@ async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pyte
 
     async with run_host(target_factory(script), QUICK) as hosted:
         leased = await hosted.lease()
-        await leased.call(SET_CONFIG, name="persona", value="stuck")
+        await leased.call(SET_CONFIG, values={"persona": "stuck"})
         running = asyncio.create_task(run_contents(hosted, leased))
         await asyncio.sleep(0)
         await leased.stop_renewing()

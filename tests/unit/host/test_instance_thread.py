@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain_host.instance_thread import InstanceThread
+from quintain_host.instances import InstanceThread
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_what_enters_while_it_closes_ends_one_way_or_the_other() -> None:
 
 
 async def test_a_blocked_instance_thread_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_host.instance_thread.JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.1)
     stage, began_there, release = InstanceThread("test"), threading.Event(), threading.Event()
     blocked = asyncio.create_task(stage.call(lambda: began_there.set() or release.wait()))
     await asyncio.to_thread(began_there.wait)

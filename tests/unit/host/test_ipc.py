@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 
-from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, RUN_OUTCOMES, HostCounters
-from quintain_host.ipc import READY, IpcWriter, make_pipe, read_ipc
+from quintain_host.counters import (
+    LEASE_ENDED,
+    LEASE_GIVEN,
+    READY,
+    RUN_OUTCOMES,
+    HostCounters,
+    IpcWriter,
+    make_pipe,
+    read_ipc,
+)
 
 WORDS = [READY, LEASE_GIVEN, *RUN_OUTCOMES, LEASE_ENDED]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +24,7 @@ from quintain.contracts.remote_target import (
 from quintain.errors import BadRequest, NoAnswer
 from quintain.remote.lease_request import acquire_lease, describe_host
 from quintain.remote.timeouts import TargetTimeouts
-from quintain.routes import DESCRIBE, DESCRIBE_HOST, LEASE, QUERY, RENEW, SET_CONFIG, START_RUN, TEARDOWN, Route
+from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN, Route
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -167,25 +166,27 @@ async def test_a_free_slot_says_which_factory_it_runs_and_a_busy_one_says_nothin
         await describe_host(host_client.rpc_client, "bot", timeout_seconds=0.1)
 
 
-async def test_a_host_of_an_earlier_release_refuses_to_describe_itself(
-    host_client: HostClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Such a host knows no other request than the one for a lease.
-    monkeypatch.setattr("quintain_host.slot.DESCRIBE_HOST", dataclasses.replace(DESCRIBE_HOST, key="unknown to it"))
-    await host_client.serve()
-    assert await describe_host(host_client.rpc_client, "bot", timeout_seconds=10) is None
-    assert host_client.instances == []
-
-
 async def test_each_lease_has_a_fresh_instance_described_as_it_is_configured(host_client: HostClient) -> None:
     await host_client.serve(slots=2)
     one, two = await host_client.lease(), await host_client.lease()
-    await host_client.call_lease(one, SET_CONFIG, name="persona", value="pirate")
+    await host_client.call_lease(one, SET_CONFIG, values={"persona": "pirate"})
     names = [
         [each.name for each in (await host_client.call_lease(leased, DESCRIBE)).descriptor.controllables]
         for leased in (one, two)
     ]
     assert names == [["question", "voice of pirate"], ["question", "voice of plain"]]
+
+
+async def test_slots_are_set_in_order_until_one_fails(host_client: HostClient) -> None:
+    await host_client.serve()
+    leased = await host_client.lease()
+    values = {"persona": "bold", "nothing": "x"}
+    done = await host_client.call_lease(leased, SET_CONFIG, values=values, described=True)
+    assert done.failure is not None
+    assert (done.failure.type, done.descriptor) == ("ValueError", None)
+    assert host_client.instances[0].persona == "bold"
+    described = await host_client.call_lease(leased, SET_CONFIG, values={"persona": "calm"}, described=True)
+    assert described.descriptor.controllables[1].name == "voice of calm"
 
 
 async def test_what_is_asked_again_is_answered_alike_and_not_done_again(host_client: HostClient) -> None:
@@ -317,7 +318,7 @@ async def test_a_factory_that_fails_is_answered_with_its_words(host_client: Host
 
 async def test_a_controller_of_another_version_is_refused(host_client: HostClient) -> None:
     await host_client.serve()
-    with pytest.raises(BadRequest, match="this host speaks version 2 of hosting, the controller 7"):
+    with pytest.raises(BadRequest, match="this host speaks version 3 of hosting, the controller 7"):
         await host_client.lease(version=7)
     assert (await host_client.lease()).descriptor
 
@@ -325,7 +326,7 @@ async def test_a_controller_of_another_version_is_refused(host_client: HostClien
 async def test_what_cannot_be_read_or_is_unknown_is_refused_and_the_lease_goes_on(host_client: HostClient) -> None:
     await host_client.serve()
     leased = await host_client.lease()
-    with pytest.raises(BadRequest, match="name"):
+    with pytest.raises(BadRequest, match="values"):
         await host_client.call(leased.key, SET_CONFIG, BareLeaseRequest(lease_id=leased.lease_id, request_id="r"))
     with pytest.raises(BadRequest, match="'admit' is not an operation of a lease"):
         await host_client.call(
@@ -366,11 +367,11 @@ async def test_a_query_that_gives_no_text_is_an_error_that_says_so(host_client: 
 async def test_a_host_that_stops_tears_down_what_is_leased(host_client: HostClient) -> None:
     await host_client.serve(slots=2)
     leased = await host_client.lease()
-    await host_client.call_lease(leased, SET_CONFIG, name="persona", value="busy")
+    await host_client.call_lease(leased, SET_CONFIG, values={"persona": "busy"})
     assert host_client.host is not None
     await host_client.host.stop(0.05)
     assert host_client.instances[0].torn_down
-    set_config = SetConfig(lease_id=leased.lease_id, request_id="r", name="persona", value="x")
+    set_config = SetConfig(lease_id=leased.lease_id, request_id="r", values={"persona": "x"})
     with pytest.raises(Exception, match="lease"):
         await host_client.call(leased.key, SET_CONFIG, set_config, seconds=0.5)
 
@@ -398,3 +399,65 @@ async def test_leases_and_runs_are_counted_by_how_they_ended(host_client: HostCl
         await wait_until(lambda end=end: tally.runs[end])  # type: ignore[misc]
     assert (tally.leases, dict(tally.runs)) == (3, {"ended": 1, "failed": 1, "cancelled": 1})
     release.set()
+
+
+def stuck_target_class(what: str, may_end: threading.Event, began: threading.Event) -> Any:
+    """A target of which one request never ends: "reset" waits, "query" blocks its thread."""
+
+    class Stuck(Bot):
+        async def reset_ephemeral_state(self) -> None:
+            began.set()
+            if what == "reset":
+                await asyncio.Event().wait()
+
+        def query(self, name: str, **params: str) -> str:
+            began.set()
+            may_end.wait(20)
+            return ""
+
+    return Stuck
+
+
+@pytest.mark.parametrize(("what", "is_torn_down"), [("reset", True), ("query", False)])
+async def test_a_teardown_overtakes_a_request_that_does_not_end(
+    host_client: HostClient, monkeypatch: pytest.MonkeyPatch, what: str, is_torn_down: bool
+) -> None:
+    monkeypatch.setattr("quintain_host.instances.CANCEL_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.05)
+    may_end, began = threading.Event(), threading.Event()
+    target_class = stuck_target_class(what, may_end, began)
+    host_client.factory = lambda: target_class(do_nothing)
+    await host_client.serve(timings=timings(host_heartbeat_seconds=0.1, host_lost_seconds=0.5))
+    leased = await host_client.lease()
+    fields = {"name": "n"} if what == "query" else {}
+    stuck = asyncio.create_task(host_client.call_lease(leased, QUERY if fields else RESET, **fields))
+    await wait_until(began.is_set)
+    done = await host_client.call_lease(leased, TEARDOWN)
+    ended = await stuck
+    assert ended.failure is not None
+    assert ended.failure.type == "RuntimeError"
+    assert (done.failure and done.failure.type) == (None if is_torn_down else "TimeoutError")
+    assert host_client.instances[0].torn_down == is_torn_down
+    assert host_client.host is not None
+    # The slot is free again, on another thread.
+    assert (await host_client.lease()).descriptor
+    assert host_client.host.must_end.is_set() != is_torn_down
+    may_end.set()
+
+
+async def test_a_request_that_does_not_end_is_an_error_in_time_and_then_only_a_teardown_is_sent(
+    host_client: HostClient,
+) -> None:
+    may_end, began = threading.Event(), threading.Event()
+    target_class = stuck_target_class("reset", may_end, began)
+    host_client.factory = lambda: target_class(do_nothing)
+    await host_client.serve()
+    timeouts = TargetTimeouts(request_seconds=0.2)
+    lease = await acquire_lease(host_client.bus, host_client.rpc_client, "bot", timeouts=timeouts)
+    for route, fields in ((RESET, {}), (RESET, {}), (SET_CONFIG, {"values": {"persona": "calm"}})):
+        with pytest.raises(TimeoutError, match=r"answer reset within 0.2 s: request_seconds"):
+            await lease.call(route, **fields)
+    await lease.call(TEARDOWN)
+    await lease.stop_renewing()
+    assert host_client.instances[0].torn_down
+    assert host_client.instances[0].persona == "plain"

@@ -7,14 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from quintain.bus.memory import MemoryBroker
 from quintain.settings import environment
-from quintain_host import processes
-from quintain_host.processes import SlotProcesses
-from quintain_host.supervisor import ProcessSupervisor
+from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
 
 #: A child that says it is ready, and then waits; it ends on SIGTERM.
 PATIENT = """
@@ -38,6 +37,21 @@ while True:
     signal.pause()
 """
 
+#: Starts a process that leaves its session and its parent, and says which.
+DETACHING = """
+import os, signal, subprocess, sys
+subprocess.run(["setsid", "--fork", "sh", "-c", "echo $$ > $DETACHED; exec sleep 1000"], check=True)
+os.write(int(sys.argv[2]), b"r")
+signal.pause()
+"""
+
+#: Asks to be replaced once it is ready.
+REPLACED = """
+import os, sys
+os.write(int(sys.argv[2]), b"rl")
+os._exit(70)
+"""
+
 
 def slot_processes(script: str, count: int) -> SlotProcesses:
     supervisor = ProcessSupervisor(MemoryBroker().connect())
@@ -46,7 +60,7 @@ def slot_processes(script: str, count: int) -> SlotProcesses:
 
 @pytest.fixture
 async def two_processes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlotProcesses]:
-    monkeypatch.setattr(processes, "INITIAL_BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr("quintain_host.supervisor.INITIAL_BACKOFF_SECONDS", 0.05)
     pair = slot_processes(PATIENT, 2)
     pair.start()
     async with asyncio.timeout(30):
@@ -77,7 +91,7 @@ async def test_a_child_that_dies_is_started_again_and_the_other_is_left_alone(tw
 
 
 async def test_what_they_count_outlives_them_but_for_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "INITIAL_BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr("quintain_host.supervisor.INITIAL_BACKOFF_SECONDS", 0.05)
     pair = slot_processes(LEASED, 2)
     pair.start()
     tally = pair.counters
@@ -88,6 +102,26 @@ async def test_what_they_count_outlives_them_but_for_what_they_held(monkeypatch:
     assert (tally.leases, tally.active_leases) == (3, 2)
     await pair.stop(10)
     assert (tally.leases, tally.active_leases) == (3, 0)
+
+
+async def test_a_child_that_wants_to_be_replaced_is_replaced_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintain_host.supervisor.INITIAL_BACKOFF_SECONDS", 3600)
+    one = slot_processes(REPLACED, 1)
+    one.start()
+    await wait_until(lambda: one.counters.leases >= 3)
+    await one.stop(10)
+
+
+async def test_no_process_that_a_child_started_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DETACHED", str(tmp_path / "pid"))
+    one = slot_processes(DETACHING, 1)
+    one.start()
+    await wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    detached = int((tmp_path / "pid").read_text())
+    assert is_alive(detached)
+    os.kill(one.pids[0], signal.SIGKILL)
+    await wait_until(lambda: not is_alive(detached))
+    await one.stop(10)
 
 
 async def test_all_are_ended_and_none_is_started_again(two_processes: SlotProcesses) -> None:

@@ -25,8 +25,7 @@ from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
 from quintain.rpc.server import send_reply
 from quintain.topology import HOST, REPLY, host_topology
-from quintain_host.processes import slot_environment
-from quintain_host.supervisor import MAX_WATCHERS, ProcessSupervisor, Supervision
+from quintain_host.supervisor import MAX_WATCHERS, ProcessSupervisor, Supervision, slot_environment
 from support.quick import QUICK
 
 NOTHING = TargetDescriptor(target_class="T", tags=[], config_specs=[], query_specs=[], controllables=[], observables=[])

@@ -42,13 +42,13 @@ class Worker:
         self.deferred |= set(deferred)
 
     def answer_to(self, request: Admit) -> str:
-        """What it was told: nothing, held, granted, replayed, or the code of a fault."""
+        """What it was told: nothing, held, granted, replayed, that it must be alone, or the code of a fault."""
         if request.attempt_id not in self.admissions:
             return "held" if request.attempt_id in self.deferred else "nothing"
         item = self.admissions[request.attempt_id]
         if item.fault is not None:
             return item.fault.code
-        return "granted" if item.replay is None else "replayed"
+        return "granted" if item.is_grant else "replayed" if item.replay else "must be alone"
 
 
 @pytest.fixture
@@ -120,6 +120,28 @@ async def test_a_held_duplicate_takes_over_when_the_holders_lease_lapses(
     await admission_queue.retry_waiting()
     assert living.answer_to(heir) == "granted"
     assert living.admissions[heir.attempt_id].attempt == 2
+
+
+async def test_a_call_that_must_be_alone_takes_no_capacity_before_it_is(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    for name in ("w1", "w2"):
+        await Worker(admission_queue, name).admit(admit_request(session, "lost twice"))
+        await ledger_driver.expire_lease(name)
+    await ledger_driver.register("a", limit=1, incarnation="w3")
+    worker = Worker(admission_queue, "w3")
+    running, suspect, new = (admit_request(session, name) for name in ("running", "lost twice", "new"))
+    await worker.admit(running)
+    await worker.admit(suspect, new)
+    assert [worker.answer_to(ask) for ask in (suspect, new)] == ["held", "held"]
+    await ledger_driver.settle(session, running)
+    await admission_queue.retry_waiting()
+    assert [worker.answer_to(ask) for ask in (suspect, new)] == ["must be alone", "granted"]
+    alone = suspect.model_copy(update={"alone": True})
+    await worker.admit(alone)
+    await ledger_driver.settle(session, new)
+    await admission_queue.retry_waiting()
+    assert (worker.answer_to(alone), worker.admissions[alone.attempt_id].attempt) == ("granted", 3)
 
 
 async def test_one_duplicate_too_many_is_overloaded_and_costs_nothing(

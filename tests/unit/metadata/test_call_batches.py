@@ -16,6 +16,7 @@ from quintain.contracts.ledger import Admit, AttemptOutcome, Register, Settle, T
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed
+from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata.ledger.base import Moment, Operation, SqlProgram
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from quintain_metadata.rules import cancellation, leases, replies, reservations, sessions
@@ -57,7 +58,7 @@ async def opened_ledger() -> AsyncIterator[SqliteLedger]:
     ledger = SqliteLedger(":memory:", asyncio.get_running_loop())
     limits = {"a": 8, "b": 1000}
     cards = [TargetCard(name=name, provider="mock", max_concurrency=limit) for name, limit in limits.items()]
-    request = Register(worker_id="w1", incarnation="w1", targets=cards)
+    request = Register(worker_id="w1", incarnation="w1", targets=cards, protocol=PROTOCOL_VERSION)
     await ledger.transact(lambda moment: leases.register_worker(moment.now, request))
     await ledger.transact(open_sessions)
     yield ledger
@@ -71,7 +72,7 @@ def admit_request(token: SessionToken, request_id: str, attempt_id: str, **field
 
 def settle_request(session_id: str, request_id: str, attempt_id: str, outcome: AttemptOutcome, text: str) -> Settle:
     is_result = outcome is AttemptOutcome.RESULT
-    reply = Result(output=[OutputMessage(content=text)], raw_text=text, target="a", call_count=1, max_calls=1)
+    reply = Result(output=[OutputMessage(content=text)], target="a", call_count=1, max_calls=1)
     return Settle(
         session_id=session_id,
         request_id=request_id,

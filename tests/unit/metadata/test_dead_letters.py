@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import Delivery
+from quintain.bus.base import Delivery, Envelope
+from quintain.bus.memory import MemoryBus
+from quintain.contracts.dlq import REASON_HEADER
 from quintain.contracts.ledger import Admit, AttemptOutcome
 from quintain.contracts.proof import make_proof
 from quintain.contracts.session import SessionOpened
@@ -24,8 +26,25 @@ from quintain.errors import (
     Unauthorized,
 )
 from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
+from quintain.topology import (
+    DEAD,
+    DEAD_QUEUE,
+    DELIVERY_LIMIT,
+    INVOKE,
+    METADATA,
+    METADATA_QUEUE,
+    POISON,
+    POISON_QUEUE,
+    UNROUTED_QUEUE,
+    Binding,
+    Exchange,
+    Queue,
+    Topology,
+    target_queue,
+    target_topology,
+)
 from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.service.dead_letters import poison_handler
 from support.ledger_driver import admit_request
 from support.metadata_service import (
     ADMIN_TOKEN,
@@ -36,6 +55,7 @@ from support.metadata_service import (
     run_metadata_service,
 )
 from support.quick import timings
+from support.raw_client import text_of
 
 BODY = {"question": "x"}
 
@@ -155,7 +175,7 @@ async def test_a_call_that_was_answered_is_answered_again(
 ) -> None:
     await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
     answer = await dead_letter(metadata, session.token)
-    assert (answer["rawText"], answer["replayed"]) == ("yes", True)
+    assert (text_of(answer), answer["replayed"]) == ("yes", True)
 
 
 async def test_a_charged_fault_is_told_again(metadata: RunningMetadataService, session: SessionOpened) -> None:
@@ -226,7 +246,7 @@ async def test_without_the_ledger_a_dead_letter_waits_and_is_answered_when_it_is
     await asyncio.sleep(0.05)
     assert not dying.done()
     monkeypatch.setattr(ledger, "_closed", False)
-    assert (await dying)["rawText"] == "yes"
+    assert text_of(await dying) == "yes"
 
 
 @pytest.mark.parametrize("missing", ["reply_to", "correlation_id"])
@@ -269,3 +289,44 @@ async def test_every_dead_letter_is_acknowledged() -> None:
         await next_delivery(poison)
         queue = alone.memory.queue("quintain.metadata.dead")
     assert not queue.ready
+
+
+@pytest.mark.parametrize("queue", [METADATA_QUEUE, UNROUTED_QUEUE, DEAD_QUEUE], ids=lambda queue: queue.name)
+async def test_a_message_that_its_handler_breaks_on_ends_in_the_poison_queue(
+    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch, queue: Queue
+) -> None:
+    poisoned = await metadata.consume_queue(POISON_QUEUE)
+    sent: list[str] = []
+
+    async def refuse(exchange: Exchange, key: str, envelope: Envelope, **more: float) -> None:
+        if exchange is not POISON:
+            sent.append(key)
+            raise ValueError("no message can carry this")
+        await MemoryBus.publish(metadata.service_bus, exchange, key, envelope, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(metadata.service_bus, "publish", refuse)
+    exchange, key = {METADATA_QUEUE: (METADATA, "info"), UNROUTED_QUEUE: (INVOKE, ""), DEAD_QUEUE: (DEAD, "a")}[queue]
+    headers = {TOKEN_HEADER: session.token}
+    await metadata.publish(exchange, key, b"{", headers=headers, correlation_id="c", reply_to="r")
+    poison = await next_delivery(poisoned)
+    assert (poison.body, poison.headers[REASON_HEADER]) == (b"{", "failed: ValueError")
+    assert session.token.split("_")[3] not in str(poison.headers)
+    assert [key for key in sent if key == "r"] == ["r"] * 3
+    assert (await metadata.bus.count([queue]))[queue.name].messages == 0
+
+
+async def test_a_message_that_may_end_each_process_is_poison_before_it_is_given_up(
+    metadata: RunningMetadataService,
+) -> None:
+    poisoned, run = await metadata.consume_queue(POISON_QUEUE), list[Delivery]()
+
+    async def keep(delivery: Delivery) -> None:
+        run.append(delivery)
+        await delivery.requeue()
+
+    queue = Queue("poison test", "quorum")
+    await metadata.bus.declare(Topology((METADATA,), (queue,), (Binding(METADATA, queue, "test"),)))
+    await metadata.bus.consume(queue, poison_handler(metadata.bus, keep), prefetch=1)
+    await metadata.publish(METADATA, "test", b"{")
+    poison = await next_delivery(poisoned)
+    assert (poison.body, len(run)) == (b"{", DELIVERY_LIMIT - 1)

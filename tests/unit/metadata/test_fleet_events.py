@@ -11,14 +11,14 @@ from quintain.contracts.admin import RegisteredWorker
 from quintain.contracts.discovery import RegisteredTarget
 from quintain.contracts.fleet import CallCounts, FleetChanged, FleetSession, FleetState
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.ledger import Admission, DrainState
+from quintain.contracts.ledger import Admission, AttemptOutcome, DrainState, Settle
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetExhausted
 from quintain.topology import EVENTS, Binding, Queue, Topology, events_topology
 from quintain_metadata.call_counter import CallCounter
 from quintain_metadata.rules.fleet import find_changes, find_events
 from quintain_metadata.service.fleet_events import pause_seconds
-from support.ledger_driver import admit_request
+from support.ledger_driver import admit_request, result
 from support.metadata_service import next_delivery, run_metadata_service
 from support.quick import timings
 
@@ -86,6 +86,19 @@ def test_calls_are_counted_by_target_until_they_are_taken() -> None:
     counter.count_admission("a", Admission(attempt_id="2", fault=refusal))
     assert counter.take() == {"a": CallCounts(started=1, faults={"budget_exhausted": 1})}
     assert counter.take() == {}
+
+
+def test_a_result_counts_with_its_times_and_cost_also_where_its_settle_does_not_carry_the_reply() -> None:
+    answer = result("yes").with_fields(queued_ms=3.0, duration_ms=40.0, cost_usd=0.5)
+    settle = Settle(session_id="s", request_id="r", attempt_id="a", outcome=AttemptOutcome.RESULT, reply=answer)
+    without = settle.with_fields(reply=None, queued_ms=3.0, duration_ms=40.0, cost_usd=0.5)
+    counts = list[CallCounts]()
+    for each in (settle, without):
+        counter = CallCounter()
+        counter.count_settle("a", each)
+        counts.append(counter.take()["a"])
+    assert counts[0] == counts[1]
+    assert counts[1].cost_usd == 0.5
 
 
 async def test_a_listener_hears_what_becomes_of_calls_and_what_changes() -> None:

@@ -11,7 +11,7 @@ from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
 from quintain.contracts.session import SessionOpened
 from quintain.routes import HEARTBEAT_PROBE
-from quintain.topology import ADMIT_QUEUE, HEARTBEAT_QUEUE, LEDGER, Binding, Topology
+from quintain.topology import HEARTBEAT_QUEUE, LEDGER
 from quintain_metadata.ledger.base import Operation
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from quintain_metadata.rules import leases
@@ -110,16 +110,6 @@ async def test_after_a_heartbeat_that_the_ledger_did_not_take_no_lease_lapses_fo
         assert (await send_heartbeat(metadata, "w1")).type == "fault"
     await publish_probe(metadata)
     assert not await is_taken_over(driver, session)
-
-
-async def test_a_heartbeat_that_comes_through_an_older_releases_binding_renews(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    await metadata.bus.declare(Topology((LEDGER,), (ADMIT_QUEUE,), (Binding(LEDGER, ADMIT_QUEUE, "heartbeat"),)))
-    await metadata.ledger_driver.expire_lease("w1")
-    reply = await send_heartbeat(metadata, "w1")
-    assert LeaseRenewed.from_wire(reply.body).known
-    assert not isinstance(await metadata.ledger_driver.admit(admit_request(session, "r1"), "w1"), Deferred)
 
 
 @pytest.mark.parametrize("metadata", [QUICK], indirect=True)

@@ -39,7 +39,8 @@ def read_operation(_: Moment) -> SqlProgram[object]:
 
 
 def write_operation(_: Moment) -> SqlProgram[object]:
-    return (yield from execute("INSERT INTO worker VALUES (hex(randomblob(8)), hex(randomblob(100000)), 0, 0)"))
+    sql = "INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (hex(randomblob(8)), hex(randomblob(?)), 0)"
+    return (yield from execute(sql, 100_000))
 
 
 async def test_only_the_log_has_the_address_of_the_database(

@@ -38,7 +38,7 @@ async def send_group(
         content_type=GROUP_CONTENT_TYPE,
         correlation_id="the group",
         reply_to=reply_to,
-        headers={TOKEN_HEADER: session.token, PROTOCOL_HEADER: 2, **headers},
+        headers={TOKEN_HEADER: session.token, PROTOCOL_HEADER: 1, **headers},
     )
     await metadata.bus.publish(exchange, "" if exchange is INVOKE else "a", envelope)
 

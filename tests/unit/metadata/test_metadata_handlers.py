@@ -14,7 +14,6 @@ from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget,
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.service.admission import AdmissionQueue
 from quintain_metadata.service.canceller import CallCanceller
-from quintain_metadata.service.contents import ContentOperations
 from quintain_metadata.service.handlers import MetadataRequestHandler
 from support.ledger_driver import admit_request
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
@@ -158,6 +157,7 @@ async def test_info_is_the_protocols(metadata: RunningMetadataService, session: 
         "inDoubt": 0,
         "tokenUsage": {"input": 0, "output": 0},
         "state": "open",
+        "groupSlots": {"a": 64, "b": 64},
     }
 
 
@@ -326,9 +326,7 @@ async def test_without_an_admin_token_nobody_is_the_administrator(
 ) -> None:
     ledger = metadata.ledger_driver.ledger
     canceller = CallCanceller(metadata.bus, ledger, AdmissionQueue(ledger))
-    operations = MetadataRequestHandler(
-        metadata.bus, ledger, canceller, ContentOperations(metadata.bus, ledger, None), None
-    )
+    operations = MetadataRequestHandler(metadata.bus, ledger, canceller, None)
     assert not operations._is_admin("")
     assert not operations._is_admin(ADMIN_TOKEN)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import zlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,13 +21,15 @@ from quintain.contracts.ledger import (
     LeaseRenewed,
     Settle,
     SettleBatch,
+    encode_settle_batch,
 )
+from quintain.contracts.limits import LARGE_REPLY_BYTES
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Unroutable
 from quintain.routes import HEARTBEAT
 from quintain.topology import LEDGER, target_queue
 from quintain_metadata.ledger.sqlite import SqliteLedger
-from support.ledger_driver import admit_request, settle_request
+from support.ledger_driver import admit_request, result, settle_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
 
@@ -120,6 +123,37 @@ async def test_a_held_admit_is_answered_when_the_call_is_settled(
     assert told.replay.raw_text == "yes"
 
 
+def large_settle(session: SessionOpened, admit: Admit) -> bytes:
+    """What a worker says of a large result: the reply is compressed, and its times are beside it."""
+    text = admit.request_id * LARGE_REPLY_BYTES
+    settle = settle_request(session, admit).with_fields(reply=None, queued_ms=1.0, duration_ms=2.0)
+    return settle.to_wire_with_reply(zlib.compress(result(text).to_wire()))
+
+
+async def test_large_replays_are_sent_one_by_one_and_once_however_often_they_are_asked_for(
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
+) -> None:
+    first = [admit_request(session, name) for name in ("r1", "r2", "small")]
+    for each in first:
+        await worker.admit_granted(each)
+    settles = [*(large_settle(session, each) for each in first[:2]), settle_request(session, first[2]).to_wire()]
+    await worker.publish("settle", encode_settle_batch("w1", settles))
+    await wait_for_counters(metadata, session, committed=3)
+    again = [admit_request(session, each.request_id) for each in first]
+    async with metadata.service._large_replays.lock:
+        for _ in range(2):  # as workers repeat what is not answered
+            await worker.admit(*again)
+            assert [item.attempt_id for item in (await worker.next_reply()).items] == [again[2].attempt_id]
+    for each in again[:2]:
+        (item,) = (await worker.next_reply()).items
+        assert item.attempt_id == each.attempt_id
+        assert item.replay is not None
+        assert (item.replay.raw_text, item.replay.replayed) == (each.request_id * LARGE_REPLY_BYTES, True)
+    await worker.admit(again[2])
+    assert len((await worker.next_reply()).items) == 1
+    assert worker.replies.empty()
+
+
 async def test_a_settle_the_ledger_can_never_take_loses_none_of_its_batch_and_does_not_come_again(
     metadata: RunningMetadataService, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,9 +235,18 @@ async def test_a_registered_targets_queue_is_there_before_the_worker_hears_so(
     metadata: RunningMetadataService, worker: Worker
 ) -> None:
     card = b'{"name": "new", "provider": "mock", "maxConcurrency": 1}'
-    await worker.publish("register", b'{"workerId": "w", "incarnation": "w9", "targets": [%s]}' % card)
+    await worker.publish("register", b'{"workerId": "w", "incarnation": "w9", "protocol": 1, "targets": [%s]}' % card)
     assert (await next_delivery(worker.replies)).type == "result"
     assert metadata.memory.queue(target_queue("new").name).spec == target_queue("new")
+
+
+async def test_a_worker_that_speaks_another_version_of_the_protocol_is_refused(
+    metadata: RunningMetadataService, worker: Worker
+) -> None:
+    await worker.publish("register", b'{"workerId": "w", "incarnation": "w9", "protocol": 2, "targets": []}')
+    fault = FaultReply.from_wire((await next_delivery(worker.replies)).body)
+    assert fault.code == "bad_request"
+    assert "version 2" in fault.error
 
 
 async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import digest
-from quintain.errors import BadRequest, UnknownTarget
+from quintain.errors import BadRequest, BudgetUnavailable, UnknownTarget
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, UNROUTED_QUEUE, target_queue, target_topology
+from quintain_metadata.ledger.base import Ledger
 from quintain_metadata.service import registration_wait
 from quintain_metadata.service.routing import WAIT_ENDS_HEADER
 from quintain_metadata.service.service import MetadataService
+from support.ledger_driver import memory_ledger_driver
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
 
@@ -109,6 +112,47 @@ async def test_the_wait_ends_with_the_list_and_the_reservation(
         assert time.monotonic() - started_at >= 0.1
         assert unknown.value.available_targets == (() if window_seconds == 0 else ("b",))
         assert (await metadata.ledger_driver.info(session)).call_count == 0
+
+
+async def test_the_start_is_over_when_all_workers_of_the_last_one_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_wait, "READ_SECONDS", 0.02)
+    async with memory_ledger_driver() as before:
+        for incarnation in ("w1", "w2"):
+            await before.register("a", incarnation=incarnation)
+        registered_at = await before.ledger.now()
+        while await before.ledger.now() == registered_at:
+            await asyncio.sleep(0.001)
+        async with run_metadata_service(LONG, start_window_seconds=None, ledger=before.ledger) as metadata:
+            session = await metadata.ledger_driver.open_session()
+            asking = asyncio.create_task(metadata.invoke(session.token, BODY, "b"))
+            await wait_for_waiting(metadata.service, 1)
+            await metadata.ledger_driver.register("a", incarnation="w1")
+            await asyncio.sleep(0.1)  # one of two is back
+            assert not asking.done()
+            await metadata.ledger_driver.register("a", incarnation="w3")
+            with pytest.raises(UnknownTarget) as unknown:
+                await asking
+            assert unknown.value.available_targets == ("a",)
+
+
+class UnreachableOnce:
+    """A ledger that is out of reach for the first two operations of a service's start."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._refusals = ledger, 2
+
+    def __getattr__(self, name: str) -> object:
+        if name in {"now", "transact"} and self._refusals:
+            self._refusals -= 1
+            raise BudgetUnavailable
+        return getattr(self._ledger, name)
+
+
+async def test_a_ledger_that_is_lost_while_the_service_starts_is_waited_for() -> None:
+    async with memory_ledger_driver() as driver:
+        unreachable: Any = UnreachableOnce(driver.ledger)
+        async with run_metadata_service(LONG, ledger=unreachable) as metadata:
+            assert (await metadata.ledger_driver.open_session()).session_id
 
 
 async def test_a_wait_ends_at_the_deadline(metadata: RunningMetadataService, session: SessionOpened) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -16,6 +19,7 @@ from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute
 from quintain_metadata.ledger.migrations import SCHEMA_VERSION
+from quintain_metadata.ledger.snapshot import open_snapshot
 from quintain_metadata.ledger.sqlite import SqliteLedger
 from support.ledger_driver import LedgerDriver, admit_request
 
@@ -126,6 +130,59 @@ async def test_a_file_that_is_no_ledger_is_said_and_left_alone(path: str) -> Non
     assert Path(path).read_text().startswith("these are my notes")
 
 
+def _cut(path: str) -> None:
+    Path(path).write_bytes(b"")
+
+
+def _remove(path: str) -> None:
+    Path(path).unlink()
+
+
+def _replace(path: str, *, version: int = 0) -> None:
+    Path(path).unlink()
+    Path(f"{path}-wal").unlink()
+    with contextlib.closing(apsw.Connection(path)) as connection:
+        connection.execute(f"CREATE TABLE mine (x); PRAGMA user_version = {version}")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_cut, _remove, _replace, partial(_replace, version=SCHEMA_VERSION)],
+    ids=["cut", "gone", "foreign", "as ours"],
+)
+async def test_what_is_no_ledger_any_more_is_refused_and_left_alone(path: str, damage: Callable[[str], None]) -> None:
+    Path(path).parent.mkdir()
+    with contextlib.closing(apsw.Connection(path)) as connection:  # the log beside the file of a process that died
+        connection.execute(
+            "PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0; CREATE TABLE session (x)"
+        ).fetchall()
+        copies = {name: Path(name).read_bytes() for name in (path, f"{path}-wal")}
+    for name, content in copies.items():
+        Path(name).write_bytes(content)
+    damage(path)
+    before = {file.name: file.read_bytes() for file in Path(path).parent.iterdir()}
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="is no ledger.*backup.*QUINTAIN_LEDGER_URL.*delete"):
+            SqliteLedger(path, asyncio.get_running_loop())
+    with pytest.raises(ConfigError):
+        async with open_snapshot(f"sqlite://{path}"):
+            pass
+    after = {file.name: file.read_bytes() for file in Path(path).parent.iterdir() if file.suffix != ".lock"}
+    assert after == before
+
+
+async def test_a_new_ledger_is_said_and_made_at_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Path(path).parent.mkdir()
+    Path(f"{path}.new").write_bytes(b"half of one, of a process that died")
+    for _ in range(2):
+        await SqliteLedger(path, asyncio.get_running_loop()).close()
+    assert [record.getMessage() for record in caplog.records if "new ledger" in record.getMessage()] == [
+        f"This is a new ledger, without any session: {path}"
+    ]
+    assert not Path(f"{path}.new").exists()
+
+
 async def test_a_place_where_no_file_can_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be created .*QUINTAIN_LEDGER_URL"):
@@ -172,10 +229,10 @@ async def test_a_disk_that_is_full_makes_the_budget_unavailable_until_it_is_not(
     await ledger.transact(insert_labelled("before"))
     pages = next(iter(ledger._connection.execute("PRAGMA page_count")))[0]
     ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
-    big = "x" * 100_000
+    insert, big = "INSERT INTO worker (incarnation, worker_id, lease_until) VALUES (?, ?, 0)", "x" * 100_000
     outcomes = await asyncio.gather(
-        ledger.transact(lambda _: execute("INSERT INTO worker VALUES ('big', ?, 0, 0)", big)),
-        ledger.transact(lambda _: execute("INSERT INTO worker VALUES ('big too', ?, 0, 0)", big)),
+        ledger.transact(lambda _: execute(insert, "big", big)),
+        ledger.transact(lambda _: execute(insert, "big too", big)),
         return_exceptions=True,
     )
     for outcome in outcomes:

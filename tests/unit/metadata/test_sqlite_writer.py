@@ -1,4 +1,4 @@
-"""Both ways to write: together what waits together, in its order, and no answer before the commit."""
+"""The writer of a ledger file: together what waits together, in its order, and no answer before the commit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-import pytest
-
-from quintain_metadata.ledger.sqlite import MAX_GROUP_OPERATIONS, LoopWriter, ThreadWriter, WriteBatch
-
-WRITERS = pytest.mark.parametrize("kind", [ThreadWriter, LoopWriter])
+from quintain_metadata.ledger.sqlite import MAX_GROUP_OPERATIONS, ThreadWriter, WriteBatch
 
 
 class CommitRecorder:
@@ -31,12 +27,9 @@ def write_batch(*names: Any) -> WriteBatch:
     return WriteBatch(names, asyncio.get_running_loop().create_future())
 
 
-@WRITERS
-async def test_what_waits_is_committed_in_its_order_and_in_groups_of_bounded_size(
-    kind: type[ThreadWriter | LoopWriter],
-) -> None:
+async def test_what_waits_is_committed_in_its_order_and_in_groups_of_bounded_size() -> None:
     commits = CommitRecorder()
-    writer = kind(commits, asyncio.get_running_loop())
+    writer = ThreadWriter(commits, asyncio.get_running_loop())
     all_asked = [write_batch(f"{number}", "twice") for number in range(300)]
     for one in all_asked:
         writer.put(one)
@@ -63,10 +56,9 @@ async def test_what_comes_while_the_thread_commits_is_the_next_group() -> None:
     await writer.close()
 
 
-@WRITERS
-async def test_what_was_asked_before_the_end_is_done_whoever_has_gone(kind: type[ThreadWriter | LoopWriter]) -> None:
+async def test_what_was_asked_before_the_end_is_done_whoever_has_gone() -> None:
     commits = CommitRecorder()
-    writer = kind(commits, asyncio.get_running_loop())
+    writer = ThreadWriter(commits, asyncio.get_running_loop())
     gone, here = write_batch("gone"), write_batch("here")
     gone.outcomes.cancel()
     writer.put(gone)

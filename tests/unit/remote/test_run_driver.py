@@ -116,6 +116,29 @@ def items(*words: str) -> list[RunItem]:
     return [*said, RunItem(seq=len(words) + 1, what="end")]
 
 
+async def test_an_answer_made_for_another_event_is_refused(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[Any] = []
+
+    async def answer_the_first(event: Any) -> Any:
+        first.append(event)
+        injection = QUINTAIN_TYPES.responses["ControllableInjection"]
+        return injection(event=first[0], controllable=event.controllable, value="fine")
+
+    monkeypatch.setattr(driven, "send_event", answer_the_first)
+    channel = await driven.start()
+    [*sent, end] = items("a?", "b?")
+    channel.on_output(RunOutput(run_id=channel.run_id, said=2, items=sent))
+    async with asyncio.timeout(20):
+        while sum(len(each.answers) for each in driven.inputs) < 2:
+            await asyncio.sleep(0.005)
+    [good, refused] = (answer.response for each in driven.inputs for answer in each.answers)
+    assert (good.value, good.failure) == ("fine", None)
+    assert refused.failure is not None
+    assert (refused.value, refused.failure.type) == (None, "ValueError")
+    channel.on_output(RunOutput(run_id=channel.run_id, said=3, items=[end]))
+    await driven.wait_ended()
+
+
 WORDS = ("a?", "b", "c?", "d?", "e", "f", "g?")
 
 

@@ -23,8 +23,8 @@ from quintain.remote.run_driver import RunDriver
 from quintain.remote.trajectory_recorder import TrajectoryFolder, TrajectoryRecorder
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain_view.pages.trajectory_page import RunState, TrajectoryRecord
-from quintain_view.reading.trajectories import read_trajectory, trajectory_names
+from quintain_view.trajectory_files import read_trajectory, trajectory_names
+from quintain_view.trajectory_page import RunState, TrajectoryRecord
 from support.memory_host import HostUnderTest, run_host, target_factory
 from support.target_placements import Controller, TargetScript
 

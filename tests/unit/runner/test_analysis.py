@@ -9,8 +9,9 @@ import pytest
 
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.statistics.analysis import Analysis, analyse
+from quintain_runner.statistics.formatting import p_note
 from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, Measure, build_frames, pair_frames, trial_hash
-from quintain_runner.statistics.intervals import wilson
+from quintain_runner.statistics.inference import wilson
 from support.results_folder import errored_row, graded_row
 
 
@@ -112,4 +113,17 @@ def test_what_is_written_is_read_again() -> None:
     assert Analysis.from_wire(wire) == analysis
     pair = json.loads(wire)["pairs"][0]
     assert pair.keys() == {"first", "second", "pass", "score"}
-    assert pair["pass"].keys() == {"estimate", "base", "better", "worse", "p", "adjustedP", "significant"}
+    assert pair["pass"].keys() == {"estimate", "base", "better", "worse", "p", "adjustedP", "significant", "test"}
+
+
+@pytest.mark.parametrize(("repeats", "is_mcnemar"), [(1, True), (3, False)])
+def test_the_note_below_differences_names_the_test_of_their_p(repeats: int, is_mcnemar: bool) -> None:
+    rows = [
+        graded_row(f"{case}", float(target == "bot" or case + repeat < 3), target=target, repeat=repeat)
+        for case in range(6)
+        for repeat in range(1, repeats + 1)
+        for target in ("bot", "other")
+    ]
+    (pair,) = analyse(build_frames(rows, ["bot", "other"], repeats=repeats)).pairs
+    assert (pair.passed.test == "mcnemar") is is_mcnemar
+    assert ("McNemar" in p_note([pair.passed], [pair.score], "")) is is_mcnemar

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintain_runner.results.calls_left import CallsLeft, GraderCallSamples, NeededCalls
+from quintain_runner.results.counts import CallsLeft, GraderCallSamples, NeededCalls
 from support.results_folder import errored_row, graded_row
 
 ASKED = NeededCalls(asks=True, graders=("same",))
@@ -51,6 +51,10 @@ def test_what_is_taken_back_is_no_measure() -> None:
     made.add_row(row)
     made.add_row(row, times=-1)
     assert calls_left(4).estimate(made) == 4 * 3
+
+
+def test_an_estimate_with_its_margin_is_not_above_the_most() -> None:
+    assert calls_left(1).estimate(calls_made(0, 50)) == calls_left(1).most == 51
 
 
 def test_before_anything_is_graded_it_is_the_most() -> None:

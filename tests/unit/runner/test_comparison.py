@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.report.comparison import Comparison, compare_runs
-from quintain_runner.report.comparison_text import comparison_lines, comparison_tables, conclusion
+from quintain_runner.report.comparison import Comparison, compare_runs, comparison_lines, comparison_tables, conclusion
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints
 from support.results_folder import errored_row, graded_row, write_results

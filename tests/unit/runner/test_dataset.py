@@ -11,7 +11,7 @@ import pytest
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.dataset.reader import CaseSource, DatasetStats, check_dataset, parse_case, read_cases
-from quintain_runner.spec.dataset import DatasetSpec
+from quintain_runner.spec.evaluation import DatasetSpec
 
 GOOD = '{"id": "1", "question": "q"}'
 

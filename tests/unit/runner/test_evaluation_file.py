@@ -8,8 +8,7 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain_runner.graders.builtin import build_validator
-from quintain_runner.spec.dataset import DatasetSpec
-from quintain_runner.spec.evaluation import Evaluation, load_evaluation
+from quintain_runner.spec.evaluation import DatasetSpec, Evaluation, load_evaluation
 from quintain_runner.spec.graders import CommandGrader, ExactGrader
 from quintain_runner.spec.patterns import compile_pattern, pattern_problem
 
@@ -130,6 +129,7 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
         ("dataset: c\ngraders: [{name: a, builtin: json-schema, schema: {}, schem: 1}]", "did you mean 'schema'?"),
         ("dataset: c\ngraders: [{name: a, builtin: llm-judge}]", "graders[0]: missing key 'prompt'"),
         ("dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p, show: [question]}]", "it leaves out output"),
+        ("dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p, show: [outptu]}]", "mean it by 'outptu'"),
         ("dataset: c\ngraders: [{name: a, function: judges.polite}]", "graders[0].function: write it as module:name"),
         ("dataset: c\ngraders: [{name: a, command: [x], batch: lines}]", "it must be 'stdin-lines'"),
         ("dataset: c\ngraders: [exact]", "graders[0]: it must be a map"),

@@ -19,11 +19,11 @@ from quintain.config import load_config
 from quintain.contracts.invoke import InvokeRequest
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.engine.run import run_evaluation
-from quintain_runner.engine.run_setup import RunSetup
+from quintain_runner.engine.run_setup import RunOptions, RunSetup
+from quintain_runner.graders.environment import GraderEnvironment
 from quintain_runner.plan.trials import choose_targets
 from quintain_runner.progress.display import NoProgressDisplay
 from quintain_runner.report.summary import ExitCode
-from quintain_runner.spec.environment import GraderEnvironment
 from quintain_runner.spec.evaluation import load_evaluation
 from support.fake_client import FakeClient
 
@@ -86,9 +86,9 @@ def grader_proxy(bot: ModuleType) -> Iterator[GraderProxy]:
 
 def run_setup(grader_proxy: GraderProxy, output: Path) -> RunSetup:
     return RunSetup(
+        options=RunOptions(path=CAPITALS / "eval.yaml", output=output),
         evaluation=load_evaluation(CAPITALS / "eval.yaml"),
         targets=("scholar", "guesser"),
-        output=output,
         client=grader_proxy.client,
         read_session_info=grader_proxy.client.read_session_info,
         close_session=grader_proxy.client.close_child,

@@ -12,11 +12,10 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.factory import open_graders
-from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Row
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from support.fake_client import FakeClient
-from support.grading_context import grading_context
+from support.grading_context import grading_context, trial_of
 
 FUNCTIONS = """
 import os, sys, time
@@ -92,7 +91,7 @@ def evaluation(folder: Path, *graders: dict[str, object]) -> Evaluation:
 
 async def graded(folder: Path, client: FakeClient, *graders: dict[str, object]) -> Row:
     async with open_graders(evaluation(folder, *graders), {}) as ready:
-        outcome = await run_trial(Trial(case=CASE, target="bot", repeat=1), grading_context(client, *ready))
+        outcome = await run_trial(trial_of(CASE), grading_context(client, *ready))
     assert outcome.row is not None
     return outcome.row
 

@@ -17,7 +17,6 @@ from support.saved_files import SavedFiles
 
 RESULT = Result(
     output=[OutputMessage(content="Paris")],
-    raw_text="Paris",
     token_usage=TokenUsage(input=3, output=1),
     target="bot",
     duration_ms=12.5,
@@ -154,7 +153,7 @@ def test_a_long_answer_is_in_a_file_too() -> None:
     # With its two quotes it is as long as may be, and longer.
     for characters, kept in ((LONG_ANSWER_CHARACTERS - 2, False), (LONG_ANSWER_CHARACTERS - 1, True)):
         files = SavedFiles()
-        long = RESULT.model_copy(update={"raw_text": "ä" * characters})
+        long = RESULT.model_copy(update={"output": [OutputMessage(content="ä" * characters)]})
         fields = read(ASKED, long, files=files)
         assert ("output_path" in fields, len(files)) == (kept, int(kept))
         assert fields["output"] == long.raw_text

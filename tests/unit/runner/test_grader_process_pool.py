@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain_runner.graders.process import GraderCommand
-from quintain_runner.graders.process_pool import GraderProcessPool
+from quintain_runner.graders.process import GraderCommand, GraderProcessPool
 from quintain_runner.graders.verdict_parser import GraderError
 from support.evaluation_folder import write_script
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import JsonValue
 
-from quintain_runner.graders.input_files import replace_images_with_files
+from quintain_runner.graders.input import replace_images_with_files
 from support.saved_files import SavedFiles
 
 

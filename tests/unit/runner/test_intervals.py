@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quintain_runner.statistics.intervals import (
+from quintain_runner.statistics.inference import (
     MAX_DRAWS,
     MIN_RESAMPLES,
     Clusters,

@@ -13,8 +13,7 @@ import yaml
 from quintain.config import load_config
 from quintain.config.schema import config_schema
 from quintain.errors import ConfigError
-from quintain_runner.spec.evaluation import load_evaluation
-from quintain_runner.spec.json_schema import evaluation_schema
+from quintain_runner.spec.evaluation import evaluation_schema, load_evaluation
 
 REPOSITORY = Path(__file__).parents[3]
 EVALUATION = jsonschema_rs.validator_for(evaluation_schema())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quintain_runner.results import key_hash as module
-from quintain_runner.results.key_hash import KeyHashSet, key_hash
+from quintain_runner.results import row_index as module
+from quintain_runner.results.row_index import KeyHashSet, key_hash
 
 
 def test_parts_cannot_be_shifted_into_one_another() -> None:

@@ -12,11 +12,10 @@ from rich.console import Console
 from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
-from quintain_runner.cost.run_cost import run_cost
+from quintain_runner.cost import run_cost
 from quintain_runner.progress.live_table import render_progress
 from quintain_runner.progress.state import Latencies, ProgressState
-from quintain_runner.results.calls_left import CallsLeft, NeededCalls
-from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 
 HOSTILE = "\x1b[2J[red]b:bomb:"
@@ -100,10 +99,10 @@ def test_graders_have_lines_of_their_own() -> None:
 def half_done() -> ProgressState:
     """50 of 100 trials are done; the others need a call of their target and one of a judge."""
     board = progress_state(100)
-    board.calls_left = CallsLeft({"judged": 1})
+    board.calls_open = CallsLeft({"judged": 1})
     for number in range(50):
         board.add_row(row(str(number)))
-        board.calls_left.add("bot", NeededCalls(asks=True, graders=("judged",)))
+        board.calls_open.add("bot", NeededCalls(asks=True, graders=("judged",)))
     return board
 
 
@@ -114,6 +113,25 @@ def test_the_budget_says_how_much_the_run_will_take() -> None:
     (line,) = (line for line in rendered_lines(board) if line.startswith("budget"))
     assert "█" * 7 + "░" * 23 in line
     assert "100/400 calls, about 200 in total" in line
+
+
+def test_calls_of_trials_that_have_not_ended_are_projected_once() -> None:
+    """Of 30 open trials the ledger counts the target's call already, and the budget is exactly enough."""
+    board = half_done()
+    board.budget.update(0, 200)
+    board.budget.update(130, 200)
+    assert (board.calls, board.projected_calls) == (130, 200)
+    (line,) = (line for line in rendered_lines(board) if line.startswith("budget"))
+    assert "spent" not in line
+
+
+def test_a_grader_that_takes_now_more_now_less_is_projected_by_its_mean() -> None:
+    board = progress_state(200)
+    board.calls_open = CallsLeft({"judge": 50})
+    for number in range(100):
+        board.add_row(row(str(number), calls=2 + 4 * (number % 2)))
+        board.calls_open.add("bot", NeededCalls(asks=True, graders=("judge",)))
+    assert board.projected_calls == 800
 
 
 def test_a_budget_that_does_not_last_says_when_it_is_spent() -> None:

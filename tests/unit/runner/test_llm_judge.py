@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
-from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import Fault, ProviderFailed, Throttled, TimedOut
+from quintain.contracts.invoke import ChatMessage, InvokeRequest
+from quintain.errors import Expired, Fault, ProviderFailed, Rejected, Throttled, TimedOut
 from quintain.graders import Case
 from quintain_runner.engine.trial import run_trial
+from quintain_runner.graders import retry
 from quintain_runner.graders.judge import JudgeGraderRunner, build_judge_request, parse_judgement
 from quintain_runner.graders.verdict_parser import GraderError
-from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import RowStats, RowStatus
 from quintain_runner.spec.graders import JudgeGrader
 from support.fake_client import FakeClient
-from support.grading_context import grading_context
+from support.grading_context import grading_context, trial_of
 
 CASE = Case(id="c1", question="Capital of Italy?", expected="Rome", metadata={"rubric": ["short"], "level": 2})
-TRIAL = Trial(case=CASE, target="bot", repeat=1)
+TRIAL = trial_of(CASE)
 PASSES = '{"pass": true, "reason": "it is Rome"}'
 JUDGE = JudgeGraderRunner(
     JudgeGrader(name="judge", builtin="llm-judge", prompt="p.md", judge_target="sage"), "Is it right?"
@@ -68,6 +69,19 @@ def test_the_judge_is_shown_any_field_of_the_row_and_no_more_than_is_said() -> N
         "level": "2",
         "output": "Rome",
     }
+
+
+def test_the_judge_is_shown_the_conversation_and_a_field_of_an_object() -> None:
+    asked = [ChatMessage(role="user", content="Hello"), ChatMessage(role="assistant", content="Yes?")]
+    case = Case(id="c1", messages=asked, metadata={"customer": {"name": "Ada"}})
+    show = ["messages", "customer.name", "output"]
+    request = build_judge_request("Is it right?", show, case, "Rome", target="sage", structured=False)
+    assert request.question is not None
+    said = re.findall(r"<(data-\w+) ([\w.]+)>\n(.*?)\n</\1 \2>", request.question, re.DOTALL)
+    texts = {name: text for _, name, text in said}
+    assert list(texts) == show
+    assert [message["content"] for message in json.loads(texts["messages"])] == ["Hello", "Yes?"]
+    assert texts["customer.name"] == "Ada"
 
 
 def test_an_answer_that_claims_to_end_its_section_stays_within_it() -> None:
@@ -119,6 +133,8 @@ def test_a_verdict_is_one_json_object(reply: str, score: float, *, passed: bool)
         ('{"verdict": "pass"}', "JSON without pass and score"),
         ('{"pass": "yes"}', "neither true nor false"),
         ('{"score": 7}', "not from 0 to 1"),
+        ('{"score": 1, "score": 0}', "'score' is given twice"),
+        ('{"pass": true, "passed": false}', "contradict"),
         ('{"score": NaN}', "gave no verdict"),
         ('{"pass": null, "score": null}', "cannot be used"),
         ("[" * 100_000, "gave no verdict"),
@@ -158,7 +174,7 @@ async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew
     assert (first.row.status, first.row.score, first.row.calls) == (RowStatus.ERROR, None, 2)
     assert first.row.error is not None
     assert first.row.error.error.startswith("grader judge: The judge gave no verdict")
-    again = Trial(case=CASE, target="bot", repeat=1, previous=row_stats(first.row.calls), kept=first.row)
+    again = trial_of(CASE, previous=row_stats(first.row.calls), kept=first.row)
     second = await run_trial(again, grading_context(client, JUDGE))
     assert second.row is not None
     assert (second.row.status, second.row.score) == (RowStatus.GRADED, 1.0)
@@ -166,15 +182,24 @@ async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew
 
 
 @pytest.mark.parametrize(
-    ("fault", "calls"),
-    [(ProviderFailed("down", charged=True), 2), (ProviderFailed("down"), 1), (TimedOut("too slow"), 2)],
+    ("fault", "status", "calls"),
+    [
+        (ProviderFailed("down", charged=True), RowStatus.IN_DOUBT, 2),
+        (ProviderFailed("down"), RowStatus.ERROR, 1),
+        (TimedOut("too slow"), RowStatus.IN_DOUBT, 2),
+        (Expired(charge_unknown=True), RowStatus.IN_DOUBT, 2),
+        (Rejected("too long"), RowStatus.ERROR, 2),
+    ],
 )
-async def test_a_fault_of_the_judge_is_an_error_with_its_code_and_its_cost(fault: Fault, calls: int) -> None:
+async def test_a_fault_of_the_judge_is_an_error_or_in_doubt_with_its_code_and_its_cost(
+    fault: Fault, status: RowStatus, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "MAX_RETRIES", {})
     outcome = await run_trial(TRIAL, grading_context(ScriptedJudge(fault), JUDGE))
     row = outcome.row
     assert row is not None
     assert row.error is not None
-    assert (row.status, row.error.code, row.calls) == (RowStatus.ERROR, fault.code, calls)
+    assert (row.status, row.error.code, row.calls, row.output) == (status, fault.code, calls, "Rome")
 
 
 async def test_a_judge_without_a_target_of_its_own_is_the_one_of_the_judged_target() -> None:

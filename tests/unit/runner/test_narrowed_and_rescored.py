@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from quintain.graders import Case
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
 from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.plan.selection import TrialSelection
+from quintain_runner.plan.trials import TrialSelection
 from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.run_record import planned_targets
 from quintain_runner.report.run_report import read_report
@@ -47,23 +48,16 @@ class Judged:
 
     async def run(
         self,
-        selection: TrialSelection | None = None,
         policy: RerunPolicy | None = None,
-        *,
-        regrades: bool = False,
-        keeps_content: bool = True,
+        **options: Any,
     ) -> RunSummary:
         def keep(plan: RerunPlan) -> None:
             self.plan = plan
 
         self.folder.client.requests.clear()
         setup = replace(
-            self.folder.setup(),
+            self.folder.setup(rerun_policy=policy or RerunPolicy(), **options),
             on_plan=keep,
-            selection=selection or TrialSelection(),
-            rerun_policy=policy or RerunPolicy(),
-            regrades=regrades,
-            keeps_content=keeps_content,
         )
         return await run_evaluation(setup)
 
@@ -93,16 +87,16 @@ async def judged(tmp_path: Path) -> AsyncIterator[Judged]:
     yield one
 
 
-FIRST_CASE = TrialSelection(limit=1)
+FIRST_CASE = {"limit": 1}
 
 
 async def test_a_narrowed_command_asks_its_part_and_the_totals_stay_those_of_the_run(judged: Judged) -> None:
-    summary = await judged.run(TrialSelection(case_ids=frozenset({"case-2", "case-3"}), limit=1))
+    summary = await judged.run(case_ids=("case-2", "case-3"), limit=1)
     assert (judged.called, [row.case_id for row in judged.folder.rows()]) == ((1, 1), ["case-2"])
     assert (summary.total.trials, summary.total.graded, summary.total.waiting) == (4, 1, 3)
     summary = await judged.run()
     assert (judged.called, summary.total.graded) == ((3, 3), 4)
-    summary = await judged.run(FIRST_CASE)
+    summary = await judged.run(**FIRST_CASE)
     assert (judged.called, summary.total.trials, summary.total.graded) == ((0, 0), 4, 4)
     totals = judged.record["totals"]
     assert isinstance(totals, dict)
@@ -114,7 +108,7 @@ async def test_rows_that_changed_and_are_not_selected_are_in_no_table_until_the_
 ) -> None:
     await judged.run()
     judged.folder.client.fingerprints["bot"] = "another"
-    summary = await judged.run(FIRST_CASE)
+    summary = await judged.run(**FIRST_CASE)
     assert (judged.called, summary.total.graded, summary.total.waiting) == ((1, 1), 1, 3)
     assert [row.target_fingerprint for row in judged.counted()] == ["another"]
     assert judged.plan is not None
@@ -127,10 +121,10 @@ async def test_rows_that_changed_and_are_not_selected_are_in_no_table_until_the_
 async def test_a_narrowed_command_keeps_the_rows_of_other_targets(judged: Judged) -> None:
     judged.folder.client.targets = ("bot", "judge", "other")
     judged.folder.targets = ("bot", "other")
-    summary = await judged.run(TrialSelection(targets=frozenset({"bot"})))
+    summary = await judged.run(targets=("bot",))
     assert (judged.called[0], len(judged.folder.client.requests)) == (4, 8)
     assert (summary.total.trials, summary.per_target["other"].waiting) == (8, 4)
-    summary = await judged.run(TrialSelection(targets=frozenset({"other"})))
+    summary = await judged.run(targets=("other",))
     assert (judged.called[0], summary.total.graded) == (0, 8)
     assert [entry.get("selection") for entry in judged.record["history"]] == [  # type: ignore[attr-defined]
         {"targets": ["bot"]},
@@ -143,7 +137,7 @@ async def test_a_target_that_is_not_selected_need_not_be_served(judged: Judged) 
     judged.folder.targets = ("bot", "other")
     await judged.run()
     judged.folder.client.targets = ("bot", "judge")
-    summary = await judged.run(TrialSelection(targets=frozenset({"bot"})))
+    summary = await judged.run(targets=("bot",))
     assert (summary.total.graded, judged.folder.client.requests) == (8, [])
 
 
@@ -195,7 +189,7 @@ async def test_a_rescore_that_breaks_off_leaves_no_old_verdict_in_a_table(judged
 
 
 async def test_a_rescore_leaves_what_it_has_no_answer_for(judged: Judged) -> None:
-    await judged.run(TrialSelection(limit=3))
+    await judged.run(limit=3)
     judged.rows[0]["question"] = "another question"
     judged.write()
     summary = await judged.rescore()

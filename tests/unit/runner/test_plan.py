@@ -11,7 +11,6 @@ from quintain.graders import Case
 from quintain_runner.plan.changes import RerunPolicy, RunFingerprints
 from quintain_runner.plan.trials import (
     FindRow,
-    Trial,
     check_targets_available,
     choose_targets,
     pending_trials,
@@ -20,6 +19,7 @@ from quintain_runner.plan.trials import (
 from quintain_runner.results.row import Row, RowError, RowKey, RowStats, RowStatus
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.prompts import CASE_AS_IT_IS
+from support.grading_context import trial_of
 
 CASES = [Case(id="a", question="qa"), Case(id="b", question="qb")]
 
@@ -84,15 +84,13 @@ def test_graded_rows_are_kept_and_errored_or_doubtful_ones_asked_again_as_told(
 
 def test_an_answer_that_is_graded_again_is_no_new_try() -> None:
     kept = row(RowStatus.ERROR, output="the answer", tries=3)
-    assert Trial(case=CASES[0], target="t", repeat=1, previous=RowStats.of(kept), kept=kept).tries == 3
+    assert trial_of(CASES[0], "t", previous=RowStats.of(kept), kept=kept).tries == 3
 
 
 def test_a_request_id_is_made_of_what_is_asked_and_of_nothing_else() -> None:
     def request_id(case: Case, target: str, repeat: int, tries: int, fingerprint: str | None = None) -> str:
         before = None if tries == 1 else RowStats.of(row(RowStatus.ERROR, tries=tries - 1))
-        return Trial(
-            case=case, target=target, repeat=repeat, previous=before, target_fingerprint=fingerprint
-        ).request_id
+        return trial_of(case, target, repeat=repeat, previous=before, fingerprint=fingerprint).request_id
 
     first = request_id(CASES[0], "t", 1, 1)
     assert first == request_id(Case(id="a", question="qa"), "t", 1, 1)
@@ -105,13 +103,13 @@ def test_a_request_id_is_made_of_what_is_asked_and_of_nothing_else() -> None:
 
 def test_an_ids_parts_cannot_be_shifted_into_one_another() -> None:
     assert (
-        Trial(case=Case(id='a","t', question="q"), target="u", repeat=1).request_id
-        != Trial(case=Case(id="a", question="q"), target='t","u', repeat=1).request_id
+        trial_of(Case(id='a","t', question="q"), "u").request_id
+        != trial_of(Case(id="a", question="q"), 't","u').request_id
     )
 
 
 def test_a_trial_asks_what_its_case_says() -> None:
-    trial = Trial(case=Case(id="a", question="q", system_prompt="s"), target="t", repeat=2)
+    trial = trial_of(Case(id="a", question="q", system_prompt="s"), "t", repeat=2)
     asked = trial.request
     assert (asked.question, asked.system_prompt, asked.target) == ("q", "s", "t")
     assert (asked.eval_case_id, asked.attempt) == ("a", 2)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from quintain_runner.progress.display import Lines, LiveTable, progress_display
 from quintain_runner.progress.state import ProgressState
-from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowError, RowStatus
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]:bomb: wiped\r\nline"

@@ -10,10 +10,9 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.dataset.command import open_dataset
 from quintain_runner.graders.requirements import case_requirements
-from quintain_runner.results.case_fingerprints import input_fingerprint
+from quintain_runner.plan.changes import input_fingerprint
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
-from quintain_runner.spec.prompts import Prompt
-from quintain_runner.spec.template import parse_template
+from quintain_runner.spec.prompts import Prompt, parse_template
 from support.evaluation_folder import EXACT, Json, cases, write_evaluation
 
 GRADERS: list[Json] = [{**EXACT}]

@@ -14,7 +14,7 @@ from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
-from quintain_runner.cost.run_cost import run_cost
+from quintain_runner.cost import run_cost
 from quintain_runner.report.csv_file import write_csv
 from quintain_runner.report.junit import write_junit
 from quintain_runner.report.markdown import MAX_SHOWN_CASES, render_markdown, write_markdown

@@ -22,6 +22,7 @@ from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode, RunSummary
 from quintain_runner.report.tables import run_tables
 from quintain_runner.results.row import Row, RowStatus
+from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.statistics.analysis import analyse
 from quintain_runner.statistics.frame import build_frames
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation, write_script
@@ -31,7 +32,9 @@ TARGETS = ("bot", "judge")
 
 JUDGED: Json = {"name": "judged", "builtin": "llm-judge", "prompt": "prompt.md", "judge_target": "judge"}
 
-PASSES = "import json, pathlib; print(json.dumps({'pass': True, 'reason': pathlib.Path('rules.txt').read_text()}))"
+PASSES = (
+    "import helper, json, pathlib; print(json.dumps({'pass': True, 'reason': pathlib.Path('rules.txt').read_text()}))"
+)
 
 
 async def answer(request: InvokeRequest) -> str:
@@ -51,15 +54,17 @@ class World:
     def write(self, **settings: object) -> None:
         write_evaluation(self.folder.path, self.rows, self.graders, **settings)
 
-    async def run(self, policy: RerunPolicy | None = None, **settings: Any) -> RunSummary:
+    async def run(
+        self, policy: RerunPolicy | None = None, evaluation: Evaluation | None = None, **options: Any
+    ) -> RunSummary:
         """Run it; what became of the rows of before is in ``plan``."""
 
         def keep(plan: RerunPlan) -> None:
             self.plan = plan
 
         self.folder.client.requests.clear()
-        setup = replace(self.folder.setup(), on_plan=keep, rerun_policy=policy or RerunPolicy(), **settings)
-        return await run_evaluation(setup)
+        setup = self.folder.setup(rerun_policy=policy or RerunPolicy(), **options)
+        return await run_evaluation(replace(setup, on_plan=keep, evaluation=evaluation or setup.evaluation))
 
     @property
     def asked(self) -> int:
@@ -76,6 +81,7 @@ class World:
 def world(tmp_path: Path) -> World:
     (tmp_path / "prompt.md").write_text("Is it right?")
     (tmp_path / "rules.txt").write_text("first rules")
+    (tmp_path / "helper.py").write_text("")
     script: Json = {
         "name": "script",
         "command": write_script(tmp_path, "script.py", PASSES),
@@ -148,6 +154,10 @@ def rewrite_dependency(world: World) -> None:
     (world.folder.path / "rules.txt").write_text("second rules")
 
 
+def rewrite_import(world: World) -> None:
+    (world.folder.path / "helper.py").write_text("changed = True")
+
+
 def change_timeout(world: World) -> None:
     world.graders[1] = {**JUDGED, "timeout_seconds": 30}
 
@@ -175,6 +185,7 @@ CHANGES: list[tuple[Callable[[World], None], tuple[int, int, int, int, int], tup
     (change_judge_model, (0, 4, 0, 0, 0), (0, 4)),
     (rewrite_script, (0, 4, 0, 0, 0), (0, 0)),
     (rewrite_dependency, (0, 4, 0, 0, 0), (0, 0)),
+    (rewrite_import, (0, 4, 0, 0, 0), (0, 0)),
 ]
 
 
@@ -201,6 +212,19 @@ async def test_the_same_command_again_does_exactly_what_changed(
     assert {row.case_id: list(row.graders) for row in report.rows()} == {str(row["id"]): names for row in world.rows}
     await world.run()
     assert world.folder.client.requests == []
+
+
+async def test_a_function_runs_again_when_what_its_module_imports_changes(world: World) -> None:
+    (world.folder.path / "neighbour.py").write_text("VERDICT = True")
+    code = "import quintain\nfrom neighbour import VERDICT\n@quintain.grader\ndef agrees(output): return VERDICT"
+    (world.folder.path / "judges.py").write_text(code)
+    world.graders[:] = [{"name": "agrees", "function": "judges:agrees"}]
+    world.write()
+    await world.run()
+    (world.folder.path / "neighbour.py").write_text("VERDICT = False")
+    await world.run()
+    assert {row.graders["agrees"].passed for row in world.folder.rows()} == {False}
+    assert world.asked == 0
 
 
 async def test_the_new_answers_and_verdicts_replace_the_old_ones(world: World) -> None:

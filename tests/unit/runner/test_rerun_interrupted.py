@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ async def test_a_grader_whose_module_is_gone_is_refused_by_name_and_its_rows_sta
     module.unlink()
     for policy in (RerunPolicy(), RerunPolicy(keep_stale=True)):
         with pytest.raises(ConfigError, match="polite_grader"):
-            await run_evaluation(replace(folder.setup(), rerun_policy=policy))
+            await run_evaluation(folder.setup(rerun_policy=policy))
     assert (folder.output / "results.jsonl").read_bytes() == before
     module.write_text(source)
     await run_evaluation(folder.setup())

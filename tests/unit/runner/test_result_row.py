@@ -6,7 +6,7 @@ import json
 
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
-from quintain_runner.results.verdict import Check, Verdict
+from quintain_runner.results.row_content import Check, Verdict
 
 VERDICT = Verdict(score=0.5, passed=True, reason="r", checks=(Check(text="c", passed=False, evidence="e"),))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from quintain_runner.report.revision import revision_of
+from quintain_runner.report.run_record import revision_of
 from support.command_line import clean_environment
 
 

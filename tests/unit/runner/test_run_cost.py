@@ -11,7 +11,7 @@ from quintain.config.prices import Price, known_prices, target_price
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
-from quintain_runner.cost.run_cost import Cost, dollars, run_cost, total_usage
+from quintain_runner.cost import Cost, dollars, run_cost, total_usage
 from quintain_runner.report.tables import cost_line
 
 CHEAP = Price(input_per_million=Decimal(1), output_per_million=Decimal(4))
@@ -62,6 +62,16 @@ def test_a_price_that_rises_with_the_prompt_is_the_least() -> None:
     assert found is not None
     assert found.least
     assert run_cost({"it": target_usage(1, tokens_in=10)}, {"it": found}).at_least
+
+
+def test_tokens_that_the_provider_put_into_its_cache_cost_more() -> None:
+    found = target_price(AnthropicTarget(provider="anthropic", model="claude-haiku-4-5"))
+    assert found is not None
+    price = found.model_copy(update={"input_per_million": Decimal(1), "cache_write_per_million": Decimal("1.25")})
+    usage = TokenUsage(input=1_000_000, cached=0, cache_write=400_000)
+    assert found.cache_write_per_million == found.input_per_million * Decimal("1.25")
+    assert price.of(usage) == Decimal("1.1")
+    assert price.model_copy(update={"cache_write_per_million": None}).of(usage) == Decimal(1)
 
 
 def test_one_call_has_a_cost_where_the_price_of_its_prompt_is_known() -> None:

@@ -14,9 +14,13 @@ from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BrokerUnavailable, ConfigError, ProviderFailed, WorkerLost
-from quintain_runner.engine.run import run_evaluation
-from quintain_runner.progress.display import Lines
+from quintain_runner.engine.run import run_evaluation, update_budget
+from quintain_runner.engine.run_setup import PlanSession
+from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.progress.display import Lines, NoProgressDisplay
+from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.summary import ExitCode
+from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowStatus
 from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient, echo
@@ -92,20 +96,76 @@ async def test_the_same_command_again_asks_nothing_that_is_kept(tmp_path: Path) 
 async def test_errored_cases_are_asked_again_and_doubtful_ones_kept(tmp_path: Path) -> None:
     async def flawed(request: InvokeRequest) -> str:
         if request.question == "q1":
-            raise ProviderFailed("down", charged=True)
+            raise ProviderFailed("not reached")
         if request.question == "q2":
             raise WorkerLost("lost")
+        if request.question == "q3":
+            raise ProviderFailed("the connection was lost after sending", charged=True)
         return request.question or ""
 
     folder = prepared(tmp_path, client=FakeClient(flawed))
     first = await run_evaluation(folder.setup())
-    assert (first.exit_code, first.total.errors, first.total.in_doubt) == (ExitCode.ERRORS, 1, 1)
+    assert (first.exit_code, first.total.errors, first.total.in_doubt) == (ExitCode.ERRORS, 1, 2)
     folder.client.answer = echo
     second = await run_evaluation(folder.setup())
     assert [request.question for request in folder.client.requests[10:]] == ["q1"]
-    assert (second.total.graded, second.total.errors, second.total.in_doubt) == (9, 0, 1)
+    assert (second.total.graded, second.total.errors, second.total.in_doubt) == (8, 0, 2)
     assert (folder.rows_by_case()["case-1"].tries, folder.rows_by_case()["case-2"].status) == (2, RowStatus.IN_DOUBT)
     assert len(folder.rows()) == 10
+
+
+async def test_an_answer_whose_judge_is_in_doubt_is_kept_and_judged_again_only_where_that_is_told(
+    tmp_path: Path,
+) -> None:
+    judge_calls: list[str] = []
+
+    async def answer(request: InvokeRequest) -> str:
+        if request.target != "judge":
+            return request.question or ""
+        judge_calls.append(str(request.eval_case_id))
+        if len(judge_calls) == 1:
+            raise ProviderFailed("the connection was lost after sending", charged=True)
+        return '{"pass": true}'
+
+    (tmp_path / "judge.md").write_text("Is it right?")
+    judge = {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "judge"}
+    write_evaluation(tmp_path, cases(1), [judge])
+    folder = EvaluationFolder(tmp_path, FakeClient(answer, targets=("bot", "judge")))
+    for _ in range(2):
+        summary = await run_evaluation(folder.setup())
+        assert (summary.total.in_doubt, summary.total.errors, summary.calls) == (1, 0, 2)
+    policy = RerunPolicy(rerun_in_doubt=True)
+    again = await run_evaluation(folder.setup(rerun_policy=policy))
+    assert (again.total.passed, again.calls, len(judge_calls)) == (1, 3, 2)
+
+
+async def test_a_call_that_is_refunded_does_not_make_the_counter_run_backwards(tmp_path: Path) -> None:
+    client = FakeClient()
+    board = ProgressState(["bot"], cases=100, repeats=1, resume_state=ResumeState())
+    session, shown = PlanSession(client=client, session_id="s"), []
+    for charged, running in ((141, 60), (85, 4), (139, 50)):
+        info = (await client.get_info()).model_copy(update={"call_count": charged, "running": running})
+        update_budget(board, info, session)
+        shown.append(board.calls)
+    assert shown == [81, 81, 89]
+    update_budget(board, info, session, has_ended=True)
+    assert board.calls == 139
+
+
+async def test_a_trial_that_failed_is_projected_for_the_next_command_and_not_for_this_one(tmp_path: Path) -> None:
+    async def refuse(request: InvokeRequest) -> str:
+        raise ProviderFailed("not reached")
+
+    seen: list[ProgressState] = []
+
+    class RecordingDisplay(NoProgressDisplay):
+        def start(self, progress_state: ProgressState) -> None:
+            seen.append(progress_state)
+
+    folder = prepared(tmp_path, 5, client=FakeClient(refuse))
+    folder.progress = RecordingDisplay()
+    await run_evaluation(folder.setup())
+    assert [(board.projected_calls, board.estimated_calls_left) for board in seen] == [(0, 5)]
 
 
 async def test_a_case_whose_grader_failed_is_graded_again_without_a_second_call(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from quintain.contracts.invoke import TokenUsage
 from quintain_runner.progress.state import ProgressState
 from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts, summarize
 from quintain_runner.report.summary_text import exit_line, unaccounted_calls_note
-from quintain_runner.results.resume_state import ResumeState
+from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStats, RowStatus
 
 GOOD = TrialCounts(
@@ -93,12 +93,20 @@ def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_counted_for_wha
 
 def test_calls_of_rows_count_before_the_ledger_is_read_again() -> None:
     board = ProgressState(["bot"], cases=3, repeats=1, resume_state=resume_state(row("1", 1.0)))
-    board.budget.update(10, 50)
-    assert board.calls == 10
+    board.budget.update(2, 50)
+    assert board.calls == 2
     board.add_row(row("2", 1.0))
-    assert board.calls == 12
-    board.budget.update(13, 50)
-    assert board.calls == 13
+    assert board.calls == 4
+    board.budget.update(5, 50)
+    assert board.calls == 5
+
+
+def test_a_row_whose_call_was_made_before_it_was_killed_is_not_counted_twice() -> None:
+    """The ledger counts the calls of the killed command; the rows of this one are made of the same calls."""
+    board = ProgressState(["bot"], cases=3, repeats=1, resume_state=resume_state(row("1", 1.0)))
+    board.budget.update(4, 50)
+    board.add_row(row("2", 1.0))
+    assert board.calls == 4
 
 
 def test_the_mean_does_not_depend_on_the_order_in_which_cases_end() -> None:
@@ -149,6 +157,17 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
                 "It takes 4 calls more, by what the graded ones took.",
                 f"To finish: {COMMAND} --max-calls 8",
             ],
+        ),
+        (
+            replace(
+                with_totals(PASSED, graded=2, calls=4),
+                is_budget_spent=True,
+                calls=4,
+                max_calls=20,
+                estimated_calls_left=4,
+                spent_parent="0123456789ab",
+            ),
+            ["4 of 20 calls", "It takes 4 calls more", "PATCH /sessions/0123456789ab", f"{COMMAND} --max-calls 20"],
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_grader_reads_agentvs_words_and_no_nulls() -> None:
     ]
     broken = ToolCall(id="c2", name="weather", arguments='{"city": NaN')
     said = OutputMessage(content="I look", tool_calls=[CALL, broken])
-    result = Result(output=[said], raw_text="I look", target="t", call_count=1, max_calls=1)
+    result = Result(output=[said], target="t", call_count=1, max_calls=1)
     fields = build_grader_input(Case(id="1", messages=turns), result, AnswerMetadata(), SavedFiles().save_file)
     call = {"tool": "weather", "input": {"city": "Genève"}, "id": "c1"}
     assert fields["input"] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,34 +12,37 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest, Result, TokenUsage
+from quintain.contracts.session import Info
 from quintain.errors import (
     BrokerUnavailable,
     BudgetUnavailable,
+    Cancelled,
     Expired,
     Fault,
     InternalFault,
     ProviderFailed,
     Rejected,
+    ReplyTooLarge,
     TimedOut,
     UnknownTarget,
     WorkerLost,
 )
 from quintain.graders import Case
-from quintain.telemetry.semconv import SpanStart
-from quintain.telemetry.spans import span
-from quintain_runner.engine.trial import run_trial
+from quintain.observe.semconv import SpanStart
+from quintain.observe.spans import span
+from quintain_runner.engine.trial import TrialBudget, run_trial
 from quintain_runner.graders import retry
 from quintain_runner.graders.base import GraderRunner, GradingContext
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS
-from quintain_runner.plan.trials import Trial
+from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.results.row import RowStatus
-from quintain_runner.spec.graders import ExactGrader
+from quintain_runner.spec.graders import ExactGrader, JudgeGrader
 from support.fake_client import Answer, FakeClient
 from support.grading_context import grading_context as bench_of
-from support.grading_context import script_grader
+from support.grading_context import script_grader, trial_of
 
-TRIAL = Trial(case=Case(id="c1", question="Paris", expected="Paris"), target="bot", repeat=1)
+TRIAL = trial_of(Case(id="c1", question="Paris", expected="Paris"))
 SAME = BuiltinGraderRunner("same", build_comparison(ExactGrader(name="same", builtin="exact"), Path()))
 
 
@@ -144,13 +148,16 @@ async def test_a_failing_grader_is_an_error_and_never_a_score_of_0(tmp_path: Pat
     [
         (UnknownTarget("Unknown target 'bot'"), RowStatus.ERROR, 0),
         (ProviderFailed("it failed"), RowStatus.ERROR, 0),
-        (ProviderFailed("it failed", charged=True), RowStatus.ERROR, 1),
+        (ProviderFailed("the connection was lost", charged=True), RowStatus.IN_DOUBT, 1),
+        (Cancelled("it may have been billed", charged=True), RowStatus.IN_DOUBT, 1),
         (Rejected("too long"), RowStatus.ERROR, 1),
+        (ReplyTooLarge("too large"), RowStatus.ERROR, 1),
         (Expired("in the queue"), RowStatus.ERROR, 0),
         (Expired("no answer", charged=True), RowStatus.IN_DOUBT, 1),
         (TimedOut("too slow"), RowStatus.IN_DOUBT, 1),
         (WorkerLost("three died"), RowStatus.IN_DOUBT, 1),
         (InternalFault("an answer that cannot be read", charge_unknown=True), RowStatus.IN_DOUBT, 1),
+        (InternalFault("a defect", charged=True), RowStatus.IN_DOUBT, 1),
     ],
 )
 async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
@@ -164,6 +171,42 @@ async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
     assert (row.error.code, row.error.error) == (fault.code, fault.message)
 
 
+@pytest.mark.parametrize(
+    ("source", "counts", "status"),
+    [
+        ("raise SystemExit('its judge is gone')", {"in_doubt": 1}, RowStatus.IN_DOUBT),
+        ("raise SystemExit('it did not wait')", {"running": 1}, RowStatus.IN_DOUBT),
+        ("raise SystemExit('a bug')", {}, RowStatus.ERROR),
+        ("print('{\"score\": 1}')", {"in_doubt": 1}, RowStatus.GRADED),
+    ],
+)
+async def test_a_grader_that_fails_with_a_call_in_doubt_leaves_a_row_in_doubt(
+    tmp_path: Path, source: str, counts: dict[str, int], status: RowStatus
+) -> None:
+    class Doubtful(SpendingClient):
+        async def read_session_info(self, token: str) -> Info:  # type: ignore[override]
+            info: Info = await super().read_session_info(token)  # type: ignore[assignment]
+            return info.model_copy(update=counts)
+
+    row = (await run_trial(TRIAL, grading_context_of(Doubtful(), script_grader(tmp_path, source)))).row
+    assert row is not None
+    assert (row.status, row.output, row.calls) == (status, "Paris", 4)
+
+
+async def test_a_reservation_that_fails_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "MAX_RETRIES", {})
+
+    class Unreadable(FakeClient):
+        async def reserve_ids(self, request_ids: Sequence[str], *, deadline_seconds: float = 600.0) -> int:
+            raise BudgetUnavailable("no ledger")
+
+    judge = JudgeGrader(name="judge", builtin="llm-judge", prompt="p.md")
+    context = grading_context_of(Unreadable(), JudgeGraderRunner(judge, "Is it right?"))
+    row = (await run_trial(TRIAL, context, TrialBudget(context, is_scarce=True))).row
+    assert row is not None
+    assert (row.status, row.calls) == (RowStatus.ERROR, 0)
+
+
 async def test_a_spent_budget_leaves_no_row_of_a_case_that_was_not_asked(tmp_path: Path) -> None:
     outcome = await run_trial(TRIAL, grading_context_of(FakeClient(max_calls=0)))
     assert (outcome.row, outcome.budget_spent) == (None, True)
@@ -171,7 +214,7 @@ async def test_a_spent_budget_leaves_no_row_of_a_case_that_was_not_asked(tmp_pat
 
 async def test_a_grader_that_makes_no_calls_does_not_fail_for_a_spent_budget(tmp_path: Path) -> None:
     without_session = replace(script_grader(tmp_path, "raise SystemExit(3)"), needs_session=False)
-    without_expected = Trial(case=Case(id="c1", question="Paris"), target="bot", repeat=1)
+    without_expected = trial_of(Case(id="c1", question="Paris"))
     for grader, trial in ((without_session, TRIAL), (SAME, without_expected)):
         outcome = await run_trial(trial, grading_context_of(FakeClient(max_calls=1), grader))
         assert outcome.row is not None

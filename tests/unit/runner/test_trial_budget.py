@@ -10,12 +10,23 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.session import Info
 from quintain.errors import ConfigError, TargetUnavailable
-from quintain_runner.engine import trial_budget
+from quintain_runner.engine import trial as trial_module
 from quintain_runner.engine.run import run_evaluation
 from quintain_runner.report.summary import ExitCode
 from support.evaluation_folder import EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient
+
+
+class SpendingClient(FakeClient):
+    """Each grader's session has spent one call when its counters are read after the grader."""
+
+    async def read_session_info(self, token: str) -> Info:
+        if not self.children[token].calls:
+            self.spend(token, 1)
+        return await super().read_session_info(token)
+
 
 JUDGE = {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "judge"}
 
@@ -81,7 +92,7 @@ async def test_over_http_a_run_does_without_reservations_of_single_calls(tmp_pat
 
 
 async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_budget, "RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr(trial_module, "RENEWAL_SECONDS", 0.01)
     renewed = asyncio.Event()
 
     async def slow(request: InvokeRequest) -> str:
@@ -103,6 +114,32 @@ async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, mo
     assert (await run_evaluation(folder.setup())).total.graded == 1
 
 
+async def test_verdicts_that_cannot_be_read_are_no_lack_of_budget(tmp_path: Path) -> None:
+    async def unreadable(request: InvokeRequest) -> str:
+        return "I like it"
+
+    folder = judged(tmp_path, 20, 40)
+    folder.client.answer = unreadable
+    summary = await run_evaluation(folder.setup())
+    assert (summary.exit_code, summary.calls, summary.total.errors) == (ExitCode.ERRORS, 40, 20)
+    assert {row.error.code for row in folder.rows() if row.error} == {"grader_failed"}
+
+
+@pytest.mark.parametrize("max_calls", [4, 8])
+async def test_a_grader_that_has_used_its_own_limit_names_it(tmp_path: Path, max_calls: int) -> None:
+    """Its second call is refused, by its own limit: with the run's budget spent, and with twice as much."""
+    argv = write_script(tmp_path, "judge.py", "raise SystemExit('Max calls exceeded (limit: 1)')")
+    write_evaluation(tmp_path, cases(2), [{"name": "own", "command": argv, "target": {"max_calls": 1}}])
+    client = SpendingClient(answer, max_calls=max_calls)
+    folder = EvaluationFolder(tmp_path, client)
+    summary = await run_evaluation(folder.setup())
+    assert (summary.exit_code, summary.calls, summary.total.errors) == (ExitCode.ERRORS, 4, 2)
+    for row in folder.rows():
+        assert row.error is not None
+        assert row.error.code == "grader_failed"
+        assert "its own limit, target: {max_calls: 1}" in row.error.error
+
+
 @pytest.mark.parametrize("limit", [10, None])
 async def test_a_programs_own_limit_is_reserved_and_without_one_what_it_was_seen_to_use(
     tmp_path: Path, limit: int | None
@@ -118,7 +155,7 @@ async def test_a_programs_own_limit_is_reserved_and_without_one_what_it_was_seen
         held.append(sum(child.reserved > 0 for child in folder.client.children.values()))
         return await folder.client.close_child(token)
 
-    summary = await run_evaluation(replace(folder.setup(), close_session=close, grader_concurrency=2))
+    summary = await run_evaluation(replace(folder.setup(grader_concurrency=2), close_session=close))
     assert folder.client.reserved == 0
     assert summary.total.errors == 0
     if limit is not None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quintain_runner.graders.verdict_parser import GraderError, parse_verdict
-from quintain_runner.results.verdict import Check, Verdict
+from quintain_runner.results.row_content import Check, Verdict
 
 
 def parse(output: object) -> Verdict:
@@ -52,6 +52,11 @@ def test_the_third_shape_has_a_pass_a_reason_and_checks() -> None:
         ({"score": None, "pass": True}, 1.0, True),
         ({"assertions": [{"text": "a", "passed": True}, {"text": "b", "passed": False}]}, 0.5, True),
         ({"hits": ["a"], "misses": ["b", "c", "d"]}, 0.25, False),
+        ({"passed": False}, 0.0, False),
+        ({"score": 1, "passed": False}, 1.0, False),
+        ({"passed": True, "pass": True}, 1.0, True),
+        ({"checks": [{"text": "a", "passed": True}]}, 1.0, True),
+        ({"assertions": [{"text": "a", "pass": True}]}, 1.0, True),
         ({"checks": [{"text": "a", "pass": True, "score": 0.5}, {"text": "b", "pass": False}]}, 0.25, False),
     ],
 )
@@ -94,15 +99,47 @@ def test_json_that_is_no_object_is_an_error(said: object) -> None:
         parse(said)
 
 
-@pytest.mark.parametrize("said", [{}, {"verdict": "good"}, {"checks": []}, {"checks": ["text"]}, {"hits": []}])
+@pytest.mark.parametrize("said", [{}, {"verdict": "good"}, {"checks": []}, {"hits": []}])
 def test_json_without_a_known_field_is_an_error_that_lists_them(said: object) -> None:
-    with pytest.raises(GraderError, match="none of score, pass, checks"):
+    with pytest.raises(GraderError, match="none of score, pass, passed, checks"):
         parse(said)
 
 
-def test_a_pass_that_is_no_boolean_is_an_error() -> None:
-    with pytest.raises(GraderError, match="neither true nor false"):
-        parse({"score": 1, "pass": "yes"})
+@pytest.mark.parametrize("name", ["pass", "passed"])
+def test_a_pass_that_is_no_boolean_is_an_error(name: str) -> None:
+    for said in ({"score": 1, name: "yes"}, {"score": 1, "checks": [{"text": "a", name: 1}]}):
+        with pytest.raises(GraderError, match=f"{name} is neither true nor false"):
+            parse(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ({"score": 1, "checks": [{"text": "a", "ok": True}]}, r"checks\[0\] has none of pass, passed and score"),
+        ({"score": 1, "assertions": [{"text": "a", "passed": None}]}, r"assertions\[0\] has none of pass, passed"),
+        ({"score": 1, "checks": [{"pass": True}]}, r"checks\[0\] is not a check.*pass.*passed"),
+        ({"score": 1, "checks": ["a"]}, r"checks\[0\] is not a check"),
+        ({"score": 1, "checks": {"a": True}}, "checks is not a list"),
+        ({"score": 1, "hits": [{"text": "a"}]}, r"hits\[0\] is not a text"),
+        ({"score": 1, "misses": "a"}, "misses is not a list"),
+        ({"pass": True, "passed": False}, "contradict"),
+        ({"score": 1, "checks": [{"text": "a", "pass": True, "passed": False}]}, r"checks\[0\]\.pass .*contradict"),
+    ],
+)
+def test_what_does_not_say_whether_it_passed_is_an_error_that_names_the_place(said: object, place: str) -> None:
+    with pytest.raises(GraderError, match=place):
+        parse(said)
+
+
+def test_a_check_with_a_score_alone_passes_by_it() -> None:
+    verdict = parse({"checks": [{"text": "a", "score": 0.5}, {"text": "b", "score": 0.4}]})
+    assert (verdict.score, [check.passed for check in verdict.checks]) == (0.45, [True, False])
+
+
+@pytest.mark.parametrize("stdout", [b'{"score": 1, "score": 0}', b'{"checks": [{"text": "a", "pass": 1, "pass": 0}]}'])
+def test_a_key_that_is_given_twice_is_an_error(stdout: bytes) -> None:
+    with pytest.raises(GraderError, match="is given twice"):
+        parse_verdict(stdout)
 
 
 def test_half_a_surrogate_pair_does_not_reach_the_results() -> None:

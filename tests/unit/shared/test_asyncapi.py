@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from quintain import routes
-from quintain.asyncapi.document import asyncapi_document
+from quintain.asyncapi import asyncapi_document
 from quintain.routes import ROUTES, Route
 from quintain.topology import METADATA_TOPOLOGY
 

@@ -43,7 +43,6 @@ def info(**slots: int) -> Info:
 def result(text: str, duration_ms: float = 1.0) -> Result:
     return Result(
         output=[OutputMessage(content=text)],
-        raw_text=text,
         target="a",
         call_count=1,
         max_calls=9,
@@ -121,12 +120,14 @@ async def test_a_group_has_no_more_calls_than_its_size(one: OneTarget) -> None:
     assert one.messages == [["1", "2"], ["3", "4"], ["5"]]
 
 
-async def test_a_call_that_wants_chunks_goes_alone(one: OneTarget) -> None:
+async def test_calls_share_a_message_with_those_that_want_the_same_messages_besides_the_reply(one: OneTarget) -> None:
     one.groups.learn(info(a=64))
     on_chunk: OnChunk = print
-    streamed = one.client.send(InvokeRequest(question="streamed", target="a"), on_chunk=on_chunk)
-    await asyncio.gather(streamed, *one.ask("x", "y"))
-    assert sorted(one.messages) == [["streamed"], ["x", "y"]]
+    streamed = [
+        one.client.send(InvokeRequest(question=name, target="a"), on_chunk=on_chunk) for name in ("first", "second")
+    ]
+    await asyncio.gather(*streamed, *one.ask("x", "y"))
+    assert sorted(one.messages) == [["first", "second"], ["x", "y"]]
 
 
 async def test_calls_of_other_deadlines_go_in_other_messages(one: OneTarget) -> None:

@@ -20,7 +20,7 @@ from quintain.client.connect import connect
 from quintain.client.invoke_message import invoke_routing_key
 from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.clock import Clock
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result, TokenUsage
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import (
     CallsCancelled,
@@ -339,7 +339,7 @@ async def test_a_full_queue_is_asked_again_until_the_deadline(
     if empties:
 
         async def answer(delivery: Delivery) -> None:
-            result = Result(output=[], raw_text="yes", target="tiny", call_count=1, max_calls=9)
+            result = Result(output=[OutputMessage(content="yes")], target="tiny", call_count=1, max_calls=9)
             await send_reply(lone_client.bus, delivery, result)
             await delivery.ack()
 
@@ -366,7 +366,9 @@ async def test_a_request_on_the_wire_is_the_protocols(lone_client: LoneClient) -
     assert 5_029_000 < int(str(headers.pop("x-quintain-deadline"))) < 5_031_000
     assert 4_999_000 < int(str(headers.pop("timestamp_in_ms"))) < 5_001_000
     assert headers.pop("x-quintain-accept") == "group"
-    assert headers.keys() == {"x-quintain-session", "x-quintain-request-id", "x-quintain-protocol"}
+    assert headers.keys() == {
+        "x-quintain-session", "x-quintain-proof", "x-quintain-request-id", "x-quintain-protocol"
+    }  # fmt: skip
     assert (headers["x-quintain-request-id"], headers["x-quintain-protocol"]) == ("mine", 1)
     assert seen.reply_to == lone_client.rpc_client.reply_key
     asking.cancel()
@@ -524,7 +526,8 @@ async def answer_calls(lone_client: LoneClient, calls: int) -> None:
     for _ in range(calls):
         seen = await lone_client.deliveries.get()
         text = InvokeRequest.from_wire(seen.body).question or ""
-        await send_reply(lone_client.bus, seen, Result(output=[], raw_text=text, target="a", call_count=1, max_calls=9))
+        answer = Result(output=[OutputMessage(content=text)], target="a", call_count=1, max_calls=9)
+        await send_reply(lone_client.bus, seen, answer)
 
 
 async def test_a_batch_takes_requests_mappings_and_plain_questions(lone_client: LoneClient) -> None:

@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,22 +16,21 @@ import pytest
 #: The packages whose names are imported when they are asked for.
 PACKAGES = (
     "quintain",
-    "quintain.telemetry",
+    "quintain.observe",
     "quintain_gateway",
-    "quintain_host",
     "quintain_metadata",
-    "quintain_runner",
     "quintain_worker",
 )
 
 
 def offered_to_type_checkers(package: ModuleType) -> dict[str, str]:
-    """Each name of the block that type checkers see, with the module that it is imported from."""
-    tree = ast.parse(inspect.getsource(package))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    return {
-        alias.name: node.module or "" for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    """Each name of the stub, or of the block, that type checkers see, with the module that it is imported from."""
+    stub = Path(inspect.getfile(package)).with_suffix(".pyi")
+    body = ast.parse(stub.read_text() if stub.exists() else inspect.getsource(package)).body
+    if not stub.exists():
+        (block,) = (node for node in body if isinstance(node, ast.If))
+        body = block.body
+    return {alias.name: node.module or "" for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from quintain.contracts import invoke, ledger
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage, content_text
 from quintain.contracts.message import Message
+from quintain.contracts.numbers import NumberModel
 from quintain.contracts.strings import sanitize_request_id
 from quintain.errors import BadRequest
 
@@ -288,6 +291,41 @@ def test_numbers_that_are_not_finite_are_refused_by_name_in_json_and_in_python(
         InvokeRequest.from_wire(text)
     with pytest.raises(ValidationError):
         InvokeRequest.model_validate(json.loads(text))
+
+
+def models_below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for below in model.__subclasses__():
+        yield from (below, *models_below(below))
+
+
+def types_of(schema: dict[str, Any]) -> set[str]:
+    if "enum" in schema or "const" in schema:
+        return set()
+    return {schema.get("type", ""), *(kind for each in schema.get("anyOf", []) for kind in types_of(each))}
+
+
+def test_true_is_no_number_in_any_message_or_configuration() -> None:
+    checked = 0
+    for model in models_below(NumberModel):
+        for name, schema in model.model_json_schema().get("properties", {}).items():
+            if types_of(schema) & {"integer", "number"} and "boolean" not in types_of(schema):
+                checked += 1
+                for validate in (
+                    model.model_validate,
+                    lambda fields, of=model: of.model_validate_json(json.dumps(fields)),
+                ):
+                    with pytest.raises(ValidationError) as caught:
+                        validate({name: True})
+                    assert (name,) in {error["loc"][:1] for error in caught.value.errors()}, (model, name)
+    assert checked > 60
+
+
+def test_a_session_of_true_calls_is_refused_and_other_forms_of_a_number_are_not() -> None:
+    with pytest.raises(BadRequest, match="maxCalls"):
+        session_messages.OpenSession.from_wire(b'{"defaultTarget": "a", "maxCalls": true}')
+    for number in (b"5", b"5.0"):
+        body = b'{"defaultTarget": "a", "maxCalls": ' + number + b"}"
+        assert session_messages.OpenSession.from_wire(body).max_calls == 5
 
 
 def test_a_number_that_became_nan_later_is_not_sent_as_null() -> None:

@@ -52,9 +52,10 @@ def test_another_sessions_token_made_another_proof() -> None:
     assert not proof().matches(SessionToken.mint().sha256)
 
 
-def test_a_message_without_a_target_is_good_for_the_one_that_it_was_forwarded_to() -> None:
+def test_the_proof_of_a_message_without_a_routing_key_names_no_target() -> None:
     mac = make_proof(TOKEN.sha256, **{**CLAIM, "target": ""})  # type: ignore[arg-type]
-    assert proof(mac=mac).matches(TOKEN.sha256)
+    assert not proof(mac=mac).matches(TOKEN.sha256)
+    assert proof(mac=mac).without_target().matches(TOKEN.sha256)
 
 
 @settings(deadline=None)

@@ -40,7 +40,13 @@ def text(key: bytes, value: bytes) -> bytes:
 
 def test_a_text_that_is_no_utf_8_is_read_and_so_is_what_follows_it() -> None:
     properties = read(CORRELATION_ID | REPLY_TO, b"\x02\xff\xfe", b"\x03key")
-    assert (properties.correlation_id, properties.reply_to) == ("\ufffd\ufffd", "key")
+    assert (properties.correlation_id, properties.reply_to) == ("??", "key")
+
+
+def test_a_short_text_that_was_read_can_be_sent_again() -> None:
+    correlation_id = read(CORRELATION_ID, b"\xff" + b"\xc3\xbc" * 100 + b"\xff" * 55).correlation_id
+    assert correlation_id == "ü" * 100 + "?" * 55
+    assert Basic.Properties(correlation_id=correlation_id).marshal()
 
 
 def test_a_text_that_is_utf_8_is_read_as_it_is() -> None:

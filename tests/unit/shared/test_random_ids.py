@@ -31,6 +31,7 @@ def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
         "deadline": 5,
         "problem": None,
         "traceparent": None,
+        "alone": None,
     }
     assert fields.keys() == Admit.model_fields.keys()
     trusted, made = Admit.unchecked(**fields), Admit.model_construct(**fields)  # type: ignore[arg-type]

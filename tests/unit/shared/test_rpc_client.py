@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus, Delivery, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.session import CallsReleased, GetInfo, ReleaseCalls
-from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, Unroutable
+from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, QueueFull, Unroutable
 from quintain.routes import INFO, RELEASE
 from quintain.rpc import reply_queue
 from quintain.rpc.client import RpcClient
@@ -155,6 +157,31 @@ async def test_a_question_that_cannot_be_published_leaves_nothing_pending(rpc_cl
     unknown = RpcRequest(exchange=UNROUTED, key="", type="invoke", body=b"", headers={}, deadline_seconds=5)
     with pytest.raises(BusError):
         await rpc_client.call(unknown)
+    assert rpc_client.in_flight == 0
+
+
+async def test_a_full_queue_is_asked_again_until_the_end_of_the_time(
+    memory: MemoryBroker, rpc_client: RpcClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintain.rpc.client.FULL_QUEUE_RETRY_SECONDS", 0.001)
+    publish, refused = MemoryBus.publish, 3
+
+    async def refuse(bus: MemoryBus, exchange: Exchange, key: str, *args: Any, **options: Any) -> None:
+        nonlocal refused
+        refused -= 1
+        if exchange == METADATA and refused >= 0:
+            raise QueueFull("full")
+        await publish(bus, exchange, key, *args, **options)
+
+    monkeypatch.setattr(MemoryBus, "publish", refuse)
+    asking = start_release(rpc_client, "r1")
+    await send_reply(service.bus, await service.requests.get(), CallsReleased(released=1))
+    assert (await asking).released == 1
+    refused = sys.maxsize
+    with pytest.raises(Overloaded) as overloaded:
+        await start_release(rpc_client, "r2", seconds=0.02)
+    assert (overloaded.value.retryable, overloaded.value.charged) == (True, False)
+    assert METADATA.name in overloaded.value.message
     assert rpc_client.in_flight == 0
 
 

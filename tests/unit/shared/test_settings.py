@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain.settings import ContentSettings, Settings, read_settings
+from quintain.settings import Settings, read_settings
 
 
 def test_an_empty_environment_says_nothing() -> None:
@@ -81,26 +81,9 @@ def test_a_missing_broker_is_named_with_its_mend() -> None:
     assert read_settings({"HOME": "/h", "QUINTAIN_BROKER_URL": "memory://"}).require_broker_url() == "memory://"
 
 
-def test_the_content_store_is_a_folder_or_the_ledgers_database() -> None:
-    assert read_settings({}).contents is None
-    for store in ("/var/lib/contents", "postgresql"):
-        settings = read_settings({"QUINTAIN_CONTENT_STORE": store}).contents
-        assert settings == ContentSettings(store=store, max_bytes=4 * 1024**3)
-    both = {"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "1000"}
-    assert read_settings(both).contents == ContentSettings(store="/c", max_bytes=1000)
-
-
-@pytest.mark.parametrize(
-    ("env", "named"),
-    [
-        ({"QUINTAIN_CONTENT_STORE": "relative/folder"}, "QUINTAIN_CONTENT_STORE is"),
-        ({"QUINTAIN_CONTENT_STORE": "file:///c"}, "QUINTAIN_CONTENT_STORE is"),
-        ({"QUINTAIN_CONTENT_STORE_BYTES": "1000"}, "QUINTAIN_CONTENT_STORE is not"),
-        ({"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "0"}, "QUINTAIN_CONTENT_STORE_BYTES"),
-        ({"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "4 GiB"}, "QUINTAIN_CONTENT_STORE_BYTES"),
-        ({"QUINTAIN_CONTENT_STORE": "/c", "QUINTAIN_CONTENT_STORE_BYTES": "9" * 16}, "QUINTAIN_CONTENT_STORE_BYTES"),
-    ],
-)
-def test_a_wrong_content_store_is_named(env: dict[str, str], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        read_settings(env)
+def test_sessions_are_kept_for_ever_or_for_days() -> None:
+    assert read_settings({}).retention_days is None
+    assert read_settings({"QUINTAIN_RETENTION_DAYS": "30"}).retention_days == 30
+    for wrong in ("2", "-30", "30 d", "9" * 6):
+        with pytest.raises(ConfigError, match="QUINTAIN_RETENTION_DAYS"):
+            read_settings({"QUINTAIN_RETENTION_DAYS": wrong})

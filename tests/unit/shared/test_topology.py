@@ -8,7 +8,6 @@ from quintain.routes import ADMIT, AMEND, HEARTBEAT, INFO, INVOKE, LIST, OPEN, R
 from quintain.topology import (
     EVALUATOR_TOPOLOGY,
     METADATA_TOPOLOGY,
-    POISON_LOCK_TOPOLOGY,
     POISON_TOPOLOGY,
     Queue,
     Topology,
@@ -73,7 +72,7 @@ def test_the_metadata_services_queues_are_the_protocols() -> None:
         "quintain.ledger.heartbeat": {"x-queue-type": "quorum"},
         "quintain.ledger.settle": {"x-queue-type": "quorum"},
         "quintain.metadata.dead": {"x-queue-type": "quorum"},
-        "quintain.poison": {"x-queue-type": "quorum"},
+        "quintain.poison": {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000},
     }
 
 
@@ -84,23 +83,14 @@ def test_every_route_of_the_metadata_service_is_bound_to_one_queue(route: object
     assert len(bound) == 1
 
 
-def test_the_poison_queues_lock_is_one_message_that_expires_in_a_minute() -> None:
-    (queue,) = POISON_LOCK_TOPOLOGY.queues
-    assert (queue.name, queue.arguments) == (
-        "quintain.poison.turn",
-        {
-            "x-queue-type": "classic",
-            "x-max-length": 1,
-            "x-overflow": "reject-publish",
-            "x-message-ttl": 60_000,
-            "x-expires": 600_000,
-        },
-    )
-
-
 def test_what_is_bound_is_declared() -> None:
-    operators = (POISON_TOPOLOGY, POISON_LOCK_TOPOLOGY)
-    for topology in (METADATA_TOPOLOGY, EVALUATOR_TOPOLOGY, *operators, target_topology("a"), reply_topology("q", "k")):
+    for topology in (
+        METADATA_TOPOLOGY,
+        EVALUATOR_TOPOLOGY,
+        POISON_TOPOLOGY,
+        target_topology("a"),
+        reply_topology("q", "k"),
+    ):
         for bound in topology.bindings:
             assert bound.exchange in topology.exchanges
             assert bound.queue in topology.queues

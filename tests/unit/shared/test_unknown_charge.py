@@ -22,7 +22,7 @@ from quintain.rpc.client import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import target_queue, target_topology
 
-ANSWER = Result(output=[OutputMessage(content="yes")], raw_text="yes", target="a", call_count=1, max_calls=2)
+ANSWER = Result(output=[OutputMessage(content="yes")], target="a", call_count=1, max_calls=2)
 
 
 @dataclass

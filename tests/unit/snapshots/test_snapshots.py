@@ -18,7 +18,7 @@ import pytest
 import typer.main
 
 from quintain import errors, topology
-from quintain.asyncapi.document import asyncapi_document
+from quintain.asyncapi import asyncapi_document
 from quintain.config.schema import config_schema
 from quintain.contracts.admin import TargetPause, WorkerList
 from quintain.contracts.discovery import ServiceCard
@@ -26,12 +26,12 @@ from quintain.contracts.dlq import PoisonMessage, PoisonMessageList
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.session import Info, SessionList, SessionOpened
 from quintain.errors import Fault, QuintainError
+from quintain.fleet.fleet_figures import FleetFigures
 from quintain.settings import read_log_settings, read_settings, read_trace_settings
 from quintain.topology import Topology
 from quintain_cli import console
 from quintain_cli.__main__ import app
 from quintain_cli.fleet.doctor_checks import DoctorReport
-from quintain_cli.fleet.fleet_view import FleetView
 from quintain_cli.lazy_command import LazyCommand
 from quintain_cli.run.preflight import CheckReport
 from quintain_gateway.http import errors as http_errors
@@ -42,7 +42,7 @@ from quintain_metadata.ledger.migrations import MIGRATIONS
 from quintain_runner.report.comparison import Comparison
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.row import Row
-from quintain_runner.spec.json_schema import evaluation_schema
+from quintain_runner.spec.evaluation import evaluation_schema
 from support.metric_names import service_metrics
 from support.snapshots import fields_of_model, hold, without_prose
 
@@ -61,7 +61,7 @@ PRINTED = {
     "invoke": Result,
     "session list": SessionList,
     "session open": SessionOpened,
-    "status": FleetView,
+    "status": FleetFigures,
     "status of one service": ServiceCard,
     "target pause": TargetPause,
     "a row of results.jsonl": Row,

@@ -76,9 +76,3 @@ def test_by_path_finds_the_one_tag_with_this_path_and_refuses_two(monkeypatch: p
     package("more_bots", monkeypatch, "bots")
     with pytest.raises(ConfigError, match="my_bots:USER"):
         controller_side().unresolved_tags(descriptor, by_path=True)
-
-
-def test_a_host_of_an_earlier_release_names_no_locations(monkeypatch: pytest.MonkeyPatch) -> None:
-    bots = package("bots_here", monkeypatch)
-    earlier = described(bots).model_copy(update={"tag_locations": []})
-    assert controller_side().unresolved_tags(earlier) == ["root", "root/user", "root/tools"]

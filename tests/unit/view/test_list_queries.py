@@ -9,9 +9,9 @@ from itertools import product
 import apsw
 import pytest
 
-from quintain_view.index.filters import SortOrder, TrialFilter
-from quintain_view.index.reader import IndexReader
-from quintain_view.index.writer import index_path, update_index
+from quintain_view.filters import SortOrder, TrialFilter
+from quintain_view.index_reader import IndexReader
+from quintain_view.index_writer import index_path, update_index
 from support.results_folder import graded_row, write_results
 
 FILTERS = ["", "show=failed", "show=passed&show=failed", "show=stale", "grader=same", "target=bot", "min=0", "max=0.5"]
@@ -58,6 +58,6 @@ def test_no_list_is_sorted_when_it_is_read(index: apsw.Connection, query: str, o
 def test_words_are_looked_for_once(
     index: apsw.Connection, query: str, is_common: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintain_view.index.reader.COMMON_TEXTS", 0 if is_common else 1_000)
+    monkeypatch.setattr("quintain_view.index_reader.COMMON_TEXTS", 0 if is_common else 1_000)
     for order in SortOrder:
         assert sum("MATCH" in sql for sql, _ in statements(index, query, order)) == 1

@@ -6,7 +6,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from quintain_view.server.responses import event_stream
+from quintain_view.responses import event_stream
 
 
 class _Ended(Exception):
@@ -17,8 +17,8 @@ class _Ended(Exception):
 async def test_a_page_that_changes_all_the_time_is_told_so_after_a_pause(
     monkeypatch: pytest.MonkeyPatch, pause_seconds: float, told: int
 ) -> None:
-    monkeypatch.setattr("quintain_view.server.responses.POLL_SECONDS", 0)
-    monkeypatch.setattr("quintain_view.server.responses.CHANGE_SECONDS", pause_seconds)
+    monkeypatch.setattr("quintain_view.responses.POLL_SECONDS", 0)
+    monkeypatch.setattr("quintain_view.responses.CHANGE_SECONDS", pause_seconds)
     versions = ["1", "2", "2", "3"]
 
     async def on_poll() -> None:

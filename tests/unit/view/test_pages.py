@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import ChatMessage
-from quintain.web.text import visible
+from quintain.web import visible
 from quintain_runner.results.row import RowError
 from quintain_runner.results.row_content import RowCase
-from quintain_view.html_report.writer import write_html_report
-from quintain_view.labels.agreement import agreement
-from quintain_view.labels.notes import Note, NoteKey, append_note, read_notes
-from quintain_view.pages.case_page import case_page
-from quintain_view.pages.conversation import shown_message
-from quintain_view.pages.text import shown, word_difference
+from quintain_view.case_page import case_page
+from quintain_view.html_report import write_html_report
+from quintain_view.labels import Note, NoteKey, agreement, append_note, read_notes
+from quintain_view.run_page import difference_plot
+from quintain_view.text import shown, shown_message, word_difference
 from support.hostile_rows import HOSTILE, hostile_row
 from support.results_folder import errored_row, graded_row, write_results
+
+BOTH = ("bot", "other")
 
 
 class _Tags(HTMLParser):
@@ -51,6 +52,14 @@ def test_hostile_text_makes_no_tag_no_attribute_and_no_control_character(tmp_pat
     assert re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html) == []
     assert "{{ 7*7 }}" in html
     assert "⟦U+202E⟧right" in html
+
+
+def test_a_p_below_what_is_shown_is_not_shown_as_0(tmp_path: Path) -> None:
+    rows = [graded_row(f"{number}", float(target == "bot"), target=target) for number in range(30) for target in BOTH]
+    report = write_results(tmp_path / "run", rows, targets=BOTH)
+    plot = difference_plot(report.analysis)
+    assert plot is not None
+    assert ["p < 0.001" in line.summary for line in plot.lines] == [True]
 
 
 def test_a_report_of_many_cases_has_those_that_matter_and_says_so(tmp_path: Path) -> None:

@@ -9,24 +9,22 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.trajectory import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
-from quintain_view.html_report.trajectories import read_trajectories
-from quintain_view.html_report.writer import write_html_report
-from quintain_view.pages.trajectory_page import (
+from quintain_view.html_report import read_trajectories, write_html_report
+from quintain_view.reading import ContentMissing
+from quintain_view.render import ServedLinks, render
+from quintain_view.trajectory_files import (
+    TRAJECTORIES_PER_PAGE,
+    list_trajectories,
+    read_trajectory,
+    trajectory_version,
+)
+from quintain_view.trajectory_page import (
     STEPS_PER_PAGE,
     RunState,
     TrajectoryPage,
     TrajectoryRecord,
     trajectory_page,
 )
-from quintain_view.reading.content import ContentMissing
-from quintain_view.reading.trajectories import (
-    TRAJECTORIES_PER_PAGE,
-    list_trajectories,
-    read_trajectory,
-    trajectory_version,
-)
-from quintain_view.rendering.links import ServedLinks
-from quintain_view.rendering.render import render
 from support.hostile_rows import HOSTILE
 from support.results_folder import graded_row, write_results
 
@@ -218,8 +216,8 @@ def test_a_folder_with_trajectories_only_is_a_file_too(tmp_path: Path) -> None:
 def test_a_file_is_bounded_and_has_the_trajectories_that_did_not_end_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintain_view.html_report.trajectories.MAX_TRAJECTORIES", 3)
-    monkeypatch.setattr("quintain_view.html_report.trajectories.MAX_CHARACTERS", 25_000)
+    monkeypatch.setattr("quintain_view.html_report.MAX_TRAJECTORIES", 3)
+    monkeypatch.setattr("quintain_view.html_report.MAX_CHARACTERS", 25_000)
     long = [trajectory_line("send", number, request="x" * 9_000) for number in range(1, 5)]
     write_lines(tmp_path, *long, trajectory_line("end", 9, error="it broke"), name="a.jsonl")
     for name in "bcde":

@@ -10,11 +10,9 @@ import pytest
 
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.results.row_content import RowCase
-from quintain_view.index.filters import SortOrder, TrialFilter, TrialState
-from quintain_view.index.reader import open_index
-from quintain_view.index.rows import RowMoved, read_rows
-from quintain_view.index.worst import worst_answers
-from quintain_view.index.writer import IndexProgress, update_index, update_index_step
+from quintain_view.filters import SortOrder, TrialFilter, TrialState
+from quintain_view.index_reader import RowMoved, open_index, read_rows, worst_answers
+from quintain_view.index_writer import IndexProgress, update_index, update_index_step
 from support.results_folder import errored_row, graded_row
 
 
@@ -118,9 +116,9 @@ def test_common_and_rare_words_find_the_same(folder: Path, monkeypatch: pytest.M
         "q=nothing",
     )
     rare = {query: found(folder, query) for query in queries}
-    monkeypatch.setattr("quintain_view.index.reader.COMMON_TEXTS", 0)
+    monkeypatch.setattr("quintain_view.index_reader.COMMON_TEXTS", 0)
     assert {query: found(folder, query) for query in rare} == rare
-    monkeypatch.setattr("quintain_view.index.reader.MAX_NAMED_WORDS", 0)
+    monkeypatch.setattr("quintain_view.index_reader.MAX_NAMED_WORDS", 0)
     assert {query: found(folder, query) for query in rare} == rare
     assert rare["q=l"] == rare["q=zür"] == ["low"]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts.group import REPLY_GROUP_TYPE, decode_group
+from quintain.contracts.group import MAX_GROUP_BYTES, REPLY_GROUP_TYPE, decode_group
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, Settle, SettleBatch
 from quintain.contracts.message import Message
@@ -25,7 +25,6 @@ from quintain.errors import (
     Unroutable,
 )
 from quintain.topology import REPLY, Exchange
-from quintain_worker.delivery import completion as module
 from quintain_worker.delivery.completion import Completion, Reply
 from support.quick import timings
 
@@ -182,7 +181,7 @@ async def test_a_call_that_is_cancelled_is_settled_and_not_sent_again(
 async def test_a_large_settle_goes_alone_and_the_others_around_it_together(
     bus: ScriptedBus, completion: Completion
 ) -> None:
-    sizes = (0, 0, module.MAX_BATCHED_BYTES, 0, 0, 0)
+    sizes = (0, 0, MAX_GROUP_BYTES, 0, 0, 0)
     await asyncio.gather(*(completion.settle(settle(str(number), size)) for number, size in enumerate(sizes)))
     assert bus.batches == [2, 1, 3]
     assert [said for said in bus.said if said.endswith("confirmed")] == [f"settle {n} confirmed" for n in range(6)]

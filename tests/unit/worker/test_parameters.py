@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from quintain.config import CommandTarget, MockTarget, PythonTarget
+from quintain.apis.translation import DEFAULT_VALUES
+from quintain.config import CommandTarget, MockTarget, OpenAITarget, PythonTarget
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from quintain.errors import ConfigError, UnsupportedParameter
 from quintain.settings import environment
 from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.models import openai as openai_module
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import DEFAULT_VALUES
 from support.documented_table import assert_documented
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
@@ -143,7 +142,7 @@ async def test_the_table_in_the_docs_is_what_the_providers_received(
     command = build_provider("c", CommandTarget(provider="command", command=[sys.executable, "-c", ""]), context)
     function = build_provider("f", PythonTarget(provider="python", callable="seen_settings:answer"), context)
     with monkeypatch.context() as patch:
-        patch.setattr(openai_module, "_OPENAI_HOSTS", ("127.0.0.1",))
+        patch.setattr(OpenAITarget, "is_vendors_host", property(lambda _: True))
         models = [(CHAT, CHAT.provider(server.url))]
     models += [(wire, wire.provider(server.url)) for wire in WIRES]
     rows = []
@@ -184,7 +183,7 @@ async def test_what_is_ignored_on_request_is_named(server: ModelServer, wire: Wi
     settings = {"modalities": ["audio"], "best_guess": 1, "unsupported": "ignore", "temperature": 0.5}
     async with closing(wire.provider(server.url)) as provider:
         answer = await ask(provider, settings)
-    assert answer.ignored == ("modalities", "best_guess")
+    assert sorted(answer.ignored) == ["best_guess", "modalities"]
     assert server.requests[0].body["temperature"] == 0.5
     assert not {"modalities", "best_guess", "unsupported"} & server.requests[0].body.keys()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import AnthropicTarget, MockTarget
+from quintain.config import AnthropicTarget, MockTarget, OpenAITarget, PydanticAITarget
 from quintain.errors import ConfigError
 from quintain_worker.providers.factory import ProviderContext, build_provider
 
@@ -15,15 +15,18 @@ CONTEXT = ProviderContext(Path.cwd(), {})
 
 
 def test_a_provider_whose_extra_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "quintain_worker.providers.models.anthropic", raising=False)
+    monkeypatch.delitem(sys.modules, "quintain_worker.providers.pydantic_ai", raising=False)
     # None is how the interpreter knows that a module cannot be imported.
-    monkeypatch.setitem(sys.modules, "anthropic", None)
-    with pytest.raises(ConfigError, match=r"pip install 'quintain\[anthropic\]'"):
-        build_provider("judge", AnthropicTarget(provider="anthropic", model="m"), CONTEXT)
+    monkeypatch.setitem(sys.modules, "pydantic_ai", None)
+    with pytest.raises(ConfigError, match=r"pip install 'quintain\[pydantic-ai\]'"):
+        build_provider("judge", PydanticAITarget(provider="pydantic-ai", model="mistral:m"), CONTEXT)
 
 
-def test_a_provider_without_an_extra_needs_no_model_library(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_provider_without_an_extra_needs_no_model_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("pydantic_ai", "openai", "anthropic", "httpx2"):
         monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, "quintain_worker.providers.mock", raising=False)
+    for module in [name for name in sys.modules if name.startswith("quintain_worker.providers.m")]:
+        monkeypatch.delitem(sys.modules, module)
     build_provider("it", MockTarget(provider="mock"), CONTEXT)
+    for target in (OpenAITarget(provider="openai", model="m"), AnthropicTarget(provider="anthropic", model="m")):
+        await build_provider("it", target, CONTEXT).close()

@@ -31,18 +31,18 @@ def image(url: object, **fields: object) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
-async def answer_of(server: ModelServer, wire: Wire, message: dict[str, object]) -> None:
-    provider = wire.provider(server.url)
+async def answer_of(server: ModelServer, wire: Wire, message: dict[str, object], **target: object) -> None:
+    provider = wire.provider(server.url, **target)
     try:
         await provider.answer(InvokeRequest.model_validate({"messages": [message]}), timeout_seconds=10)
     finally:
         await provider.close()
 
 
-async def sent(server: ModelServer, wire: Wire, *parts: dict[str, object]) -> object:
+async def sent(server: ModelServer, wire: Wire, *parts: dict[str, object], **target: object) -> object:
     """The content that the provider was sent for these parts of a user's message."""
     server.set_responses(ScriptedResponse(body=wire.answer("A cat.")))
-    await answer_of(server, wire, {"role": "user", "content": list(parts)})
+    await answer_of(server, wire, {"role": "user", "content": list(parts)}, **target)
     body: dict[str, Any] = server.requests[0].body
     return body["input" if wire is RESPONSES else "messages"][0]["content"]
 
@@ -74,7 +74,7 @@ async def test_the_worker_fetches_no_url(server: ModelServer, wire: Wire) -> Non
     async with model_server() as elsewhere:
         elsewhere.set_responses(ScriptedResponse(body=b"a cat", headers={"content-type": "image/png"}))
         url = elsewhere.url.replace("http://", "https://")
-        assert url in str(await sent(server, wire, image(f"{url}/x.png")))
+        assert url in str(await sent(server, wire, image(f"{url}/x.png"), image_urls="any"))
         assert elsewhere.connections == 0
 
 
@@ -109,29 +109,46 @@ async def test_an_image_that_is_none_is_refused_by_name(
     assert message.startswith(f"messages[0].content[1].{field}")
 
 
-@pytest.mark.parametrize(
-    ("part", "says"),
-    [
-        ({"type": "image_url", "image_url": "https://example.org/x.png"}, "image_url: "),
-        ({"type": "image_url"}, "Missing required field: image_url"),
-        (image(5), "image_url.url: "),
-        (image(IN_PLACE, size=3), "image_url.size: "),
-        ({"type": "input_audio", "input_audio": {}}, "this target takes text, image_url and file parts only"),
-        ({"type": "text"}, "this target takes text, image_url and file parts only"),
-    ],
-)
-@wires
+#: Parts that the chat API may have, and no other.
+OTHER_PARTS: list[tuple[dict[str, object], str]] = [
+    ({"type": "image_url", "image_url": "https://example.org/x.png"}, ".image_url: "),
+    ({"type": "image_url"}, ".image_url: "),
+    (image(5), ".image_url: "),
+    (image(IN_PLACE, size=3), ".image_url.size: "),
+    ({"type": "input_audio", "input_audio": {}}, ": this target takes text, image_url and file parts only"),
+    ({"type": "text"}, ": this target takes text, image_url and file parts only"),
+    ({"type": "text", "text": "q", "priority": 1}, ".priority: "),
+]
+
+
+@pytest.mark.parametrize(("part", "says"), OTHER_PARTS)
+@pytest.mark.parametrize("wire", [RESPONSES, ANTHROPIC], ids=lambda wire: wire.name)
 async def test_other_parts_are_refused_by_name(
     server: ModelServer, wire: Wire, part: dict[str, object], says: str
 ) -> None:
     message = await refusal_message(server, wire, {"role": "user", "content": [part]})
-    assert message.startswith(f"messages[0].content[0]: {says}")
+    assert message.startswith(f"messages[0].content[0]{says}")
+
+
+@pytest.mark.parametrize("part", [part for part, _ in OTHER_PARTS])
+async def test_the_chat_api_gets_every_part_as_it_was_written(server: ModelServer, part: dict[str, object]) -> None:
+    assert await sent(server, CHAT, part) == [part]
+
+
+async def test_anthropic_gets_no_empty_text(server: ModelServer) -> None:
+    parts = [{"type": "text", "text": ""}, {"type": "text", "text": "What?"}]
+    assert await sent(server, ANTHROPIC, *parts) == [parts[1]]
+    server.requests.clear()
+    message = await refusal_message(server, ANTHROPIC, {"role": "user", "content": parts[:1]})
+    assert message.startswith("messages[0].content: ")
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])
 @wires
 async def test_only_the_user_shows_images(server: ModelServer, wire: Wire, role: str) -> None:
-    message = await refusal_message(server, wire, {"role": role, "toolCallId": None, "content": [image(ELSEWHERE)]})
+    message = await refusal_message(
+        server, wire, {"role": role, "toolCallId": "c" if role == "tool" else None, "content": [image(ELSEWHERE)]}
+    )
     assert message == "messages[0].content[0]: this target takes text parts only here"
 
 
@@ -156,7 +173,9 @@ async def test_a_pdf_reaches_every_provider_in_its_own_words(server: ModelServer
     assert (responses["type"], responses["file_data"]) == ("input_file", PDF)
     server.requests.clear()
     source = {"type": "base64", "media_type": "application/pdf", "data": DATA}
-    assert as_list(await sent(server, ANTHROPIC, part)) == [{"type": "document", "source": source}]
+    assert as_list(await sent(server, ANTHROPIC, part)) == [
+        {"type": "document", "source": source, "title": "paper.pdf"}
+    ]
 
 
 def as_list(content: object) -> list[Any]:
@@ -164,19 +183,24 @@ def as_list(content: object) -> list[Any]:
     return content
 
 
-@wires
+OTHER_FILES = [
+    file(),
+    file(file_url="https://example.org/a.pdf"),
+    file(file_data=""),
+    file(file_data="no URL"),
+    file(file_data=IN_PLACE),
+    file(file_data="data:application/pdf;base64,no base64"),
+    file(file_data="data:text/html;base64,aGk="),
+]
+
+
 @pytest.mark.parametrize(
-    "part",
+    ("wire", "part"),
     [
-        file(),
-        file(file_id="file_1"),
-        file(file_url="https://example.org/a.pdf"),
-        file(file_data=""),
-        file(file_data="no URL"),
-        file(file_data=IN_PLACE),
-        file(file_data="data:application/pdf;base64,no base64"),
-        file(file_data="data:text/html;base64,aGk="),
+        (CHAT, file(file_id="file_1")),
+        *((wire, part) for wire in (RESPONSES, ANTHROPIC) for part in [*OTHER_FILES, file(file_id="file_1")]),
     ],
+    ids=lambda value: value.name if isinstance(value, Wire) else "",
 )
 async def test_a_file_that_is_no_pdf_in_the_message_is_refused_by_name(
     server: ModelServer, wire: Wire, part: dict[str, object]
@@ -186,6 +210,11 @@ async def test_a_file_that_is_no_pdf_in_the_message_is_refused_by_name(
     assert isinstance(refused.value.fault, BadRequest)
     assert refused.value.fault.message.startswith("messages[0].content[0]")
     assert (refused.value.billing, server.requests) == (Billing.UNBILLED, [])
+
+
+@pytest.mark.parametrize("part", OTHER_FILES)
+async def test_the_chat_api_gets_every_file_in_the_message(server: ModelServer, part: dict[str, object]) -> None:
+    assert await sent(server, CHAT, part) == [part]
 
 
 def asking(url: str) -> InvokeRequest:

@@ -107,7 +107,7 @@ async def test_a_conversation_arrives_byte_for_byte_and_so_does_the_answer(serve
         return text if wire is CHAT else [{"type": "text", "text": text}]
 
     turns = [
-        {"role": "user", "content": said(f"1{TRICKY}")},
+        {"role": "user", "content": f"1{TRICKY}"},
         {"role": "assistant", "content": said(f"2{TRICKY}")},
         {"role": "user", "content": [{"type": "text", "text": "3"}, {"type": "text", "text": TRICKY}]},
     ]
@@ -127,7 +127,8 @@ async def test_the_responses_api_gets_the_conversation_byte_for_byte_too(server:
         {"role": "system", "content": f"s{TRICKY}"},
         {"role": "user", "content": TRICKY},
     ]
-    assert sorted(body) == ["input", "model", "stream"]
+    assert sorted(body) == ["input", "model", "store"]
+    assert body["store"] is False
 
 
 @pytest.mark.parametrize(("wire", "model"), [(CHAT, "o3"), (CHAT, "gpt-5.6"), (ANTHROPIC, "claude-opus-4-8")])
@@ -272,7 +273,6 @@ async def test_calls_run_side_by_side(server: ModelServer, wire: Wire) -> None:
 async def test_a_deadline_ends_the_call_in_doubt_and_closes_the_connection(server: ModelServer, wire: Wire) -> None:
     server.set_responses(ScriptedResponse(body=wire.answer("Fine.")), ScriptedResponse(stall=True))
     provider = wire.provider(server.url)
-    # The libraries import much of themselves at a process's first call, which may outlast the deadline unsent.
     await provider.answer(QUESTION, timeout_seconds=10)
     with pytest.raises(ProviderFailure) as caught:
         await provider.answer(QUESTION, timeout_seconds=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import threading
@@ -13,7 +14,8 @@ import pytest
 
 from quintain.config import PythonTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
-from quintain.errors import BadRequest, ConfigError, ProviderFailed, TimedOut
+from quintain.errors import BadRequest, ConfigError, ProviderFailed, TargetUnavailable, TimedOut
+from quintain_worker.providers.checks import check_program
 from quintain_worker.providers.factory import ProviderContext, build_provider
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.providers.python_callable import PythonProvider
@@ -138,11 +140,15 @@ async def test_functions_run_in_threads_as_many_as_the_target_may_have_in_flight
         ("def run(r): raise RuntimeError('the key is canary')", "it: the function raised RuntimeError"),
         ("async def run(r): raise TimeoutError('canary')", "it: the function raised TimeoutError"),
         ("def run(r): raise SystemExit('canary')", "it: the function raised SystemExit"),
-        ("def run(): return 'canary'", "it: the function raised TypeError"),
+        ("def run(r): return None + len('canary')", "it: the function raised TypeError"),
+        ("def run(r): return 'canary'.nothing", "it: the function raised AttributeError"),
         ("def run(r): return {'canary': 1}", "it: the function returned dict, not str or ProviderAnswer"),
         ("async def run(r):\n    yield 'a'\n    yield 5", "it: the function yielded int, not str"),
         ("async def run(r):\n    yield 'a'\n    raise KeyError('canary')", "it: the function raised KeyError"),
-        ("def run(r): yield 'canary'", "it: the function returned generator, not str or ProviderAnswer"),
+        (
+            "def run(r): return (word for word in 'canary')",
+            "it: the function returned generator, not str or ProviderAnswer",
+        ),
     ],
 )
 async def test_what_a_function_does_wrong_is_charged_and_told_by_its_class_alone(
@@ -152,6 +158,66 @@ async def test_what_a_function_does_wrong_is_charged_and_told_by_its_class_alone
     assert isinstance(failed.fault, ProviderFailed)
     assert (failed.fault.message, failed.fault.charged) == (says, True)
     assert (failed.billing, failed.retryable) == (Billing.BILLED, False)
+
+
+TEXT_USES = ["prompt.upper()", "'a ' + prompt", "prompt[0]", "str(len(prompt))"]
+
+
+@pytest.mark.parametrize("use", [*TEXT_USES, "__import__('re').sub('a', 'b', prompt)"])
+@pytest.mark.parametrize(
+    "kind", ["def run(prompt): return", "async def run(prompt): return", "async def run(prompt):\n yield"]
+)
+async def test_a_function_that_takes_its_request_for_text_is_told_so_uncharged(
+    folder: Path, kind: str, use: str
+) -> None:
+    failed = await failure(make_provider(folder, f"{kind} {use}"))
+    assert isinstance(failed.fault, TargetUnavailable)
+    assert "InvokeRequest" in failed.fault.message
+    assert (failed.billing, failed.fault.charged, failed.retryable) == (Billing.UNBILLED, False, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_wrong"),
+    [
+        *((f"def run(prompt):\n  return {use}", True) for use in TEXT_USES),
+        ("async def run(prompt): return f'You asked: {prompt}'", True),
+        ("def run(request): return request.question.upper()", False),
+        ("def run(request): return request.model_dump_json()", False),
+        ("def run(request): return ask(request)", False),
+        ("def run(prompt):\n  prompt = prompt.question\n  return prompt.upper()", False),
+        ("def run(prompt): return prompt.upper() if isinstance(prompt, str) else prompt.question", False),
+        ("run = print", False),
+        ("class Bot:\n  def __call__(self, request): return ''\nrun = Bot()", False),
+    ],
+)
+def test_check_finds_a_function_that_takes_its_request_for_text(folder: Path, code: str, *, is_wrong: bool) -> None:
+    (folder / "bot_text.py").write_text(code)
+    target = PythonTarget(provider="python", callable="bot_text:run")
+    warnings = check_program("it", target, ProviderContext(folder, {}))
+    assert ["targets.it.callable" in warning for warning in warnings] == ([True] if is_wrong else [])
+
+
+@pytest.mark.parametrize(
+    ("code", "is_wrong"),
+    [
+        ("def run(): return ''", True),
+        ("def run(prompt, history): return ''", True),
+        ("def run(*, prompt): return ''", True),
+        ("def run(prompt: str): return prompt.upper()", True),
+        ("def run(prompt: 'str'): return prompt.upper()", True),
+        ("def run(messages: list[dict] | None): return ''", True),
+        ("def run(prompt): yield ''", True),
+        ("from quintain.contracts.invoke import InvokeRequest\ndef run(request: InvokeRequest, x=1): return ''", False),
+        ("from __future__ import annotations\ndef run(request: 'unknown'): return ''", False),
+        ("from typing import Any\ndef run(request: Any): return ''", False),
+        ("import pydantic\ndef run(request: pydantic.BaseModel | str): return ''", False),
+        ("def run(*anything): return ''", False),
+        ("run = str", False),
+    ],
+)
+def test_a_signature_that_cannot_take_a_request_stops_the_start(folder: Path, code: str, *, is_wrong: bool) -> None:
+    with pytest.raises(ConfigError, match=r"targets\.it\.callable: bot_") if is_wrong else contextlib.nullcontext():
+        make_provider(folder, code)
 
 
 async def test_a_function_may_judge_its_own_failure(folder: Path) -> None:

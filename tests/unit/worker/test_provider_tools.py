@@ -201,8 +201,7 @@ async def test_calls_go_to_anthropic_as_objects_and_their_answers_in_one_message
     body = await sent(server, ANTHROPIC, messages=TALK, settings={"tools": TOOLS})
 
     def returned(call_id: str, text: str) -> dict[str, object]:
-        said = [{"type": "text", "text": text}]
-        return {"type": "tool_result", "tool_use_id": call_id, "content": said, "is_error": False}
+        return {"type": "tool_result", "tool_use_id": call_id, "content": text}
 
     assert body["messages"][1:4] == [
         {
@@ -217,24 +216,44 @@ async def test_calls_go_to_anthropic_as_objects_and_their_answers_in_one_message
     ]
 
 
+def offers(*functions: dict[str, Any], **settings: object) -> dict[str, object]:
+    return {"tools": [{"type": "function", "function": function} for function in functions], **settings}
+
+
+NAMELESS = offers(WEATHER, {"name": ""})
+WITH_MORE = offers({"name": "f", "x": 1})
+CUSTOM = {"tools": [{"type": "custom", "custom": {"name": "f"}}]}
+ALL_WIRES = (CHAT, RESPONSES, ANTHROPIC)
+
+
 @pytest.mark.parametrize(
-    ("settings", "field"),
+    ("on", "settings", "field"),
     [
-        ({"toolChoice": "auto"}, "settings.toolChoice: there are no settings.tools"),
-        ({"tools": []}, "settings.tools: it is empty"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "settings.tools[0]: "),
-        ({"tools": [TOOLS[0], {"type": "function", "function": {"name": ""}}]}, "settings.tools[1]: function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "settings.tools[0]: function.x"),
-        ({"tools": TOOLS, "toolChoice": "any"}, "settings.toolChoice: write none, auto, required"),
-        ({"tools": TOOLS, "toolChoice": {"type": "allowed_tools"}}, "settings.toolChoice: write none"),
-        ({"tools": TOOLS, "toolChoice": names("other")}, "settings.toolChoice: it names none of settings.tools"),
+        (ALL_WIRES, {"toolChoice": "auto"}, "settings.toolChoice: there are no settings.tools"),
+        (ALL_WIRES, {"tools": []}, "settings.tools: it is empty"),
+        ((ANTHROPIC,), CUSTOM, "settings.tools[0]: "),
+        ((RESPONSES, ANTHROPIC), NAMELESS, "settings.tools[1]: "),
+        ((RESPONSES, ANTHROPIC), WITH_MORE, "settings.tools[0].function.x: "),
+        ((RESPONSES, ANTHROPIC), offers(CLOCK, toolChoice="any"), "settings.toolChoice: write none, auto, required"),
+        (
+            (RESPONSES, ANTHROPIC),
+            offers(CLOCK, toolChoice={"type": "allowed_tools"}),
+            "settings.toolChoice: write none",
+        ),
+        ((RESPONSES, ANTHROPIC), offers(CLOCK, toolChoice=names("other")), "settings.toolChoice: it names none of "),
     ],
 )
-@wires
 async def test_tools_that_no_provider_takes_are_refused_by_name(
-    server: ModelServer, wire: Wire, settings: dict[str, object], field: str
+    server: ModelServer, on: tuple[Wire, ...], settings: dict[str, object], field: str
 ) -> None:
-    assert (await refusal_message(server, wire, question="q", settings=settings)).startswith(field)
+    for wire in on:
+        assert (await refusal_message(server, wire, question="q", settings=settings)).startswith(field)
+
+
+@pytest.mark.parametrize("settings", [CUSTOM, NAMELESS, WITH_MORE, offers(CLOCK, toolChoice="any")])
+async def test_the_chat_api_gets_tools_as_they_were_written(server: ModelServer, settings: dict[str, object]) -> None:
+    body = await sent(server, CHAT, question="q", settings=settings)
+    assert (body["tools"], body.get("tool_choice")) == (settings["tools"], settings.get("toolChoice"))
 
 
 CALL = {"id": "call_1", "name": "weather", "arguments": "{}"}

@@ -1,14 +1,15 @@
-"""An answer nested so deeply that it can be written and not be read: a fault of its own call, and of no other."""
+"""Answers that cannot be sent: nested so deeply that they can be written and not be read, or too large."""
 
 from __future__ import annotations
 
 import pytest
+from pydantic_core import to_json
 
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, AttemptOutcome, Settle, SettleBatch
-from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES, MAX_CONTENT_BYTES
+from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import ProviderFailed, ReplyTooLarge
-from quintain_worker.delivery.response import CallTiming, response_of
+from quintain_worker.delivery.response import CallResponse, CallTiming, response_of
 from quintain_worker.delivery.retry import AttemptResult
 from quintain_worker.providers.provider import ProviderAnswer
 
@@ -31,10 +32,45 @@ def test_what_is_answered_can_be_read_in_a_batch_of_settles(depth: int, carried:
     assert SettleBatch.from_wire(batch.to_wire()) == batch
 
 
-@pytest.mark.parametrize(("session_limit", "limit"), [(None, DEFAULT_REPLY_BYTES), (MAX_CONTENT_BYTES, MAX_BODY_BYTES)])
-def test_a_reply_is_one_message_however_large_the_requests_may_be(session_limit: int | None, limit: int) -> None:
-    ending = AttemptResult(tries=1, answer=ProviderAnswer(text="x" * (limit // 2)))
+def response_with(text: str, session_limit: int | None) -> CallResponse:
+    ending = AttemptResult(tries=1, answer=ProviderAnswer(text=text))
     grant = Admission(attempt_id="t", attempt=1, max_body_bytes=session_limit)
-    said = response_of(ending, grant, CallTiming(target="a", duration_ms=1, queued_ms=0))
+    return response_of(ending, grant, CallTiming(target="a", duration_ms=1, queued_ms=0))
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "ü", "\U0001f600"])
+def test_an_answer_of_the_documented_size_is_sent_and_its_text_once(character: str) -> None:
+    # 1 kB is for the other fields.
+    text = character * ((DEFAULT_REPLY_BYTES - 1000) // (len(to_json(character)) - 2))
+    said = response_with(text, None)
+    assert isinstance(said.answer, Result)
+    assert len(to_json(text)) < len(said.wire) <= DEFAULT_REPLY_BYTES
+    assert said.answer.raw_text == text
+
+
+@pytest.mark.parametrize(
+    ("session_limit", "limit"),
+    [
+        (None, DEFAULT_REPLY_BYTES),
+        (DEFAULT_REPLY_BYTES + 5000, DEFAULT_REPLY_BYTES + 5000),
+        (MAX_BODY_BYTES, MAX_BODY_BYTES),
+    ],
+)
+def test_a_session_says_how_large_an_answer_may_be_up_to_a_message(session_limit: int | None, limit: int) -> None:
+    assert isinstance(response_with("x" * (limit - 1000), session_limit).answer, Result)
+    said = response_with("x" * limit, session_limit)
     assert isinstance(said.answer, ReplyTooLarge)
     assert (said.outcome, str(limit) in said.answer.message) == (AttemptOutcome.CHARGED, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "contents"), [("Paris", ["Let me see", "Paris"]), ("", ["Let me see"]), ("Let me see", ["Let me see"])]
+)
+def test_the_text_of_an_answer_is_that_of_its_last_message(text: str, contents: list[str]) -> None:
+    answer = ProviderAnswer(text=text, output=[OutputMessage(content="Let me see")])
+    said = response_of(
+        AttemptResult(tries=1, answer=answer), Admission(attempt_id="t", attempt=1), CallTiming("a", 1, 0)
+    )
+    assert isinstance(said.answer, Result)
+    assert [message.content for message in said.answer.output] == contents
+    assert said.answer.raw_text == contents[-1]

@@ -20,6 +20,7 @@ from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_me
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import CHAT
 from support.quick import timings
+from support.raw_client import text_of
 
 ResultBody = dict[str, object]
 
@@ -157,7 +158,7 @@ async def test_a_throttled_target_is_left_alone_by_every_worker_until_its_pause_
     assert len(deployment.server.requests) == 1
     answers = await asyncio.gather(first, *others)
     assert 2.4 < loop.time() - began < 5
-    assert [each["rawText"] for each in answers] == ["Yes"] * 5
+    assert [text_of(each) for each in answers] == ["Yes"] * 5
     assert answers[0]["attempts"] == 2
     await deployment.wait_for_counters(callCount=5, running=0, refunded=0, inDoubt=0, committed=5)
 
@@ -173,14 +174,14 @@ async def test_a_call_whose_pause_is_too_long_to_hold_is_given_back_and_made_lat
     asking = deployment.start_call("r1")
     await deployment.wait_for_counters(callCount=0, running=0, refunded=1)
     answer = await asking
-    assert (answer["rawText"], answer["callCount"], answer["attempts"]) == ("Yes", 1, 2)
+    assert (text_of(answer), answer["callCount"], answer["attempts"]) == ("Yes", 1, 2)
     await deployment.wait_for_counters(callCount=1, running=0, refunded=0, committed=1)
 
 
 async def test_duplicates_of_a_running_call_cost_one_and_ask_the_model_once(deployment: Deployment) -> None:
     deployment.server.set_responses(ScriptedResponse(body=CHAT.answer("Yes")))
     answers = await asyncio.gather(*(deployment.start_call("r1") for _ in range(4)))
-    assert [each["rawText"] for each in answers] == ["Yes"] * 4
+    assert [text_of(each) for each in answers] == ["Yes"] * 4
     assert sorted(bool(each["replayed"]) for each in answers) == [False, True, True, True]
     assert len(deployment.server.requests) == 1
     await deployment.wait_for_counters(callCount=1, running=0, committed=1)

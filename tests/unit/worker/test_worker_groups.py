@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,10 @@ from quintain.contracts.group import (
 from quintain.contracts.ledger import Admission, Admit
 from quintain.routes import ACCEPT_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.group_delivery import split_replies
+from quintain.rpc.groups import ReplyGroups
 from quintain.topology import INVOKE, Exchange, target_queue
+from quintain_worker.delivery.streaming import ChunkSender
+from quintain_worker.providers.provider import JOIN_SECONDS
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, running_worker
@@ -58,7 +64,7 @@ async def send_group(
         content_type=GROUP_CONTENT_TYPE,
         correlation_id="the group",
         reply_to=evaluator.reply_key,
-        headers={TOKEN_HEADER: evaluator.token, PROTOCOL_HEADER: 2, **(headers or {})},
+        headers={TOKEN_HEADER: evaluator.token, PROTOCOL_HEADER: 1, **(headers or {})},
     )
     await evaluator.bus.publish(INVOKE, "a", envelope)
 
@@ -93,6 +99,54 @@ async def test_replies_that_are_ready_together_travel_together_to_a_caller_that_
         assert evaluator.replies.empty()
 
 
+async def test_chunks_of_several_calls_travel_together() -> None:
+    published: asyncio.Queue[Envelope] = asyncio.Queue()
+
+    async def publish(_exchange: object, _key: str, envelope: Envelope) -> None:
+        await published.put(envelope)
+
+    bus: Any = SimpleNamespace(publish=publish)
+    deliveries: list[Any] = [SimpleNamespace(reply_to="k", correlation_id=name) for name in "ab"]
+    groups = ReplyGroups(bus, 1000)
+    senders = [ChunkSender(bus, each, "r", first_attempt=0, groups=groups) for each in deliveries]
+    for sender in senders:
+        sender.add(1, "text")
+    envelope = await next_item(published)
+    assert (envelope.type, envelope.persistent, envelope.expiration_ms) == (REPLY_GROUP_TYPE, False, 1000)
+    items = decode_group(envelope.body)
+    assert [(item.correlation_id, item.type) for item in items] == [("a", "chunk"), ("b", "chunk")]
+    assert {json.loads(item.body)["delta"] for item in items} == {"text"}
+    for sender in senders:
+        await sender.close()
+    assert published.empty()
+
+
+async def test_pieces_are_sent_at_once_and_then_joined() -> None:
+    deltas: list[str] = []
+
+    async def publish(_exchange: object, _key: str, envelope: Envelope, **_options: float) -> None:
+        deltas.append(json.loads(envelope.body)["delta"])
+
+    bus: Any = SimpleNamespace(publish=publish)
+    delivery: Any = SimpleNamespace(reply_to="k", correlation_id="c")
+    for groups in (None, ReplyGroups(bus, 1000)):
+        deltas.clear()
+        sender = ChunkSender(bus, delivery, "r", first_attempt=0, groups=groups)
+        sender.add(1, "first ")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert deltas == ["first "]
+        began = time.monotonic()
+        for number in range(20):
+            sender.add(1, f"{number} ")
+            await asyncio.sleep(0.004)
+        await asyncio.sleep(2 * JOIN_SECONDS)
+        joins = (time.monotonic() - began) / JOIN_SECONDS
+        await sender.close()
+        assert "".join(deltas) == "first " + "".join(f"{number} " for number in range(20))
+        assert len(deltas) <= joins + 2
+
+
 async def test_a_broken_item_is_a_fault_and_the_others_go_on(
     ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
@@ -125,8 +179,7 @@ async def test_a_broken_item_is_a_fault_and_the_others_go_on(
         ([call_item("x"), call_item("y", **{TOKEN_HEADER: "another"})], {}, None),
         ([call_item("x"), GroupItem("c-y", QUESTION, {}, "result")], {}, None),
         ([call_item(str(n)) for n in range(65)], {}, None),
-        ([call_item("x")], {PROTOCOL_HEADER: 1}, None),
-        ([call_item("x")], {PROTOCOL_HEADER: 3}, None),
+        ([call_item("x")], {PROTOCOL_HEADER: 2}, None),
         ([], {}, b"\x00\x00\x00\x01"),
         ([], {}, QUESTION),
     ],

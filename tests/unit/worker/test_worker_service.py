@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 
 import pytest
 
 from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker
+from quintain.contracts.group import MAX_GROUP_BYTES
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
 from quintain.contracts.limits import MAX_BODY_BYTES
-from quintain.errors import BadRequest, BudgetExhausted, ProviderFailed, Throttled
+from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, target_queue
-from quintain_worker.delivery import completion, response
+from quintain_worker.delivery import response
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.service.worker import Worker
@@ -141,7 +143,7 @@ async def test_a_refusal_is_passed_on_and_calls_nobody(
 async def test_a_stored_answer_is_passed_on_and_calls_nobody(
     ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
 ) -> None:
-    kept = Result(output=[OutputMessage(content="kept")], raw_text="kept", target="a", call_count=1, max_calls=1)
+    kept = Result(output=[OutputMessage(content="kept")], target="a", call_count=1, max_calls=1)
     ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, replay=kept)
     await evaluator.send_request()
     assert await next_result(evaluator) == kept
@@ -273,45 +275,6 @@ async def test_what_is_wrong_with_a_request_is_left_to_the_ledger_to_refuse_afte
     assert gated_provider.requests.empty()
 
 
-REFERENCE = b'{"sha256": "%s", "size": 5000000}' % (b"0" * 64)
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "sentence"),
-    [
-        (b'{"question": "x"}', {PROTOCOL_HEADER: 2}, "sha256"),
-        (REFERENCE.replace(b"0", b"g", 1), {PROTOCOL_HEADER: 2}, "sha256"),
-        (b'{"sha256": "%s", "size": 268435457}' % (b"0" * 64), {PROTOCOL_HEADER: 2}, "size"),
-        (REFERENCE, {PROTOCOL_HEADER: 1}, f"{PROTOCOL_HEADER}: an invoke_content has version 2"),
-        (REFERENCE, {}, f"{PROTOCOL_HEADER}: an invoke_content has version 2"),
-    ],
-)
-async def test_a_reference_that_is_none_is_left_to_the_ledger_to_refuse(
-    ledger: FakeLedgerService,
-    gated_provider: GatedProvider,
-    worker: Worker,
-    evaluator: FakeEvaluator,
-    body: bytes,
-    headers: dict[str, str | int | float | bool | None],
-    sentence: str,
-) -> None:
-    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=ask.problem)
-    await evaluator.send_request(body=body, headers=headers, type="invoke_content")
-    fault = await next_fault(evaluator)
-    assert (fault.code, sentence in fault.error) == ("bad_request", True)
-    assert gated_provider.requests.empty()
-
-
-async def test_the_ledger_admits_the_whole_body_of_a_reference(
-    ledger: FakeLedgerService, worker: Worker, evaluator: FakeEvaluator
-) -> None:
-    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=FaultReply.from_fault(BadRequest()))
-    await evaluator.send_request(body=REFERENCE, headers={PROTOCOL_HEADER: 2}, type="invoke_content")
-    await next_fault(evaluator)
-    admit = await next_item(ledger.admits)
-    assert (admit.body_sha256, admit.body_bytes, admit.problem) == ("0" * 64, 5_000_000, None)
-
-
 async def test_a_sentence_that_quotes_the_caller_is_no_burden_to_its_neighbours(
     ledger: FakeLedgerService, worker: Worker, evaluator: FakeEvaluator
 ) -> None:
@@ -396,10 +359,8 @@ async def test_an_answer_larger_than_a_reply_may_be_is_charged(
     evaluator: FakeEvaluator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(response, "DEFAULT_REPLY_BYTES", 1000)
-    gated_provider.outcome = ProviderAnswer(
-        text="ü" * 400
-    )  # 400 characters, and 1,600 bytes: the text is in a result twice
+    monkeypatch.setattr(response, "DEFAULT_REPLY_BYTES", 800)
+    gated_provider.outcome = ProviderAnswer(text="ü" * 400)  # 800 bytes, beside what else a result has
     await evaluator.send_request()
     fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
     assert (fault.code, fault.charged, settle.outcome) == ("reply_too_large", True, AttemptOutcome.CHARGED)
@@ -408,9 +369,10 @@ async def test_an_answer_larger_than_a_reply_may_be_is_charged(
 async def test_large_results_are_settled_alone_and_small_ones_together(
     ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
 ) -> None:
-    for size, batches in ((completion.MAX_BATCHED_BYTES, [1] * 5), (10, [5])):
+    for size, batches in ((MAX_GROUP_BYTES // 2, [1] * 5), (10, [5])):
         gated_provider.open.clear()
-        gated_provider.outcome = ProviderAnswer(text="x" * size)
+        # Hexadecimal digits are compressed to a half, and a text is in a result twice.
+        gated_provider.outcome = ProviderAnswer(text=random.Random(1).randbytes(size).hex())
         for number in range(5):
             await evaluator.send_request(f"c{number}")
             await gated_provider.requests.get()

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from quintain.client.client import Client
 from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.contracts.invoke import FaultReply, InvokeRequest
+from quintain.contracts.json_text import parse_json
 from quintain.errors import BusError, Fault
 from quintain.rpc.server import log_defect
 from quintain_gateway.apis.agentv.wire import (
@@ -40,7 +41,6 @@ from quintain_gateway.http.endpoint import (
     Api,
     FleetGateway,
     cancel_on_disconnect,
-    parse_json,
     unreachable_fault,
     verify_token_on_body_error,
 )

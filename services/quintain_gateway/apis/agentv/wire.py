@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, computed_field
 
 from quintain.contracts.invoke import FaultReply, InvokeRequest, OutputMessage, Result
 from quintain.contracts.message import Message, describe_validation_error
@@ -50,9 +50,15 @@ class AgentVInfo(Info):
 
 
 class AgentVResult(Result):
-    """The result of a call. ``output`` and ``outputMessages`` hold the same messages."""
+    """The result of a call. ``outputMessages`` are the messages of ``output`` again."""
 
     output_messages: list[OutputMessage]
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
+    @property
+    def raw_text(self) -> str:
+        """The answer's text."""
+        return super().raw_text
 
 
 class AgentVBatchItem(Message):

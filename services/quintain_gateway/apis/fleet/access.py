@@ -13,10 +13,10 @@ from quintain.bus.base import Bus
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.errors import BusError, Unauthorized
-from quintain.monitor.fleet_figures import FleetFigures
-from quintain.monitor.watch import FleetWatch
+from quintain.fleet.fleet_figures import FleetFigures
+from quintain.fleet.watch import FleetWatch
 from quintain.rpc.client import RpcClient
-from quintain.web.pages import is_same_text
+from quintain.web import is_same_text
 
 #: The watch ends when nobody has looked for so long, in seconds; a page that is open looks all the time.
 IDLE_SECONDS = 30.0
@@ -89,7 +89,7 @@ class FleetAccess:
         self._looked_at = time.monotonic()
         async with self._lock:
             watch = self._watch or await self._start_watch()
-        await watch.wait_known(FIRST_STATE_SECONDS)
+        await watch.wait_state(FIRST_STATE_SECONDS)
         if watch.is_refused:
             # The token was changed: nobody who came with the old one may look any more.
             async with self._lock:

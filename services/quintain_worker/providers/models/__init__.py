@@ -1,1 +1,1 @@
-"""Model providers: OpenAI and Anthropic, over pydantic-ai."""
+"""Model providers: OpenAI's and Anthropic's APIs, and the servers that speak them, over HTTP."""

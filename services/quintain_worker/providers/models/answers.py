@@ -1,206 +1,177 @@
-"""Converts the model library's response into a `ProviderAnswer`, and streams its text."""
+"""Reads chat completions: the neutral form of every model's answer, whole and in pieces.
+
+What a provider sends may have any shape: what cannot be read as it should is left out, or the whole is unreadable.
+"""
 
 from __future__ import annotations
 
-from pydantic_ai.messages import (
-    ModelResponse,
-    ModelResponseStreamEvent,
-    PartDeltaEvent,
-    PartStartEvent,
-    TextPart,
-    TextPartDelta,
-    ThinkingPart,
-    ThinkingPartDelta,
-    ToolCallPart,
-    ToolCallPartDelta,
-)
-from pydantic_ai.usage import RequestUsage
+from collections.abc import Iterable, Iterator
 
+from quintain.apis.chat import pieces_of
+from quintain.apis.translation import Json, count_of, objects, text_of
 from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
-from quintain.contracts.invoke import JsonObject, OutputMessage, Reasoning, TokenUsage, ToolCall
+from quintain.contracts.invoke import OutputMessage, Reasoning, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
-from quintain_worker.providers.models.capabilities import ApiCapabilities
-from quintain_worker.providers.provider import OnText, ProviderAnswer
-
-#: The id that the model library gives to reasoning that only the provider reads.
-REDACTED_ID = "redacted_thinking"
+from quintain_worker.providers.provider import Delta, ProviderAnswer
 
 
-def answer_of(response: ModelResponse, capabilities: ApiCapabilities) -> ProviderAnswer:
-    """Convert the model library's response into an answer.
-
-    Tool calls, reasoning, a refusal and log probabilities are part of its output.
-    """
-    text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
-    refusal = _refusal(response)
+def read_answer(chat: Json) -> ProviderAnswer:
+    """Read a chat completion with one choice. Raises `ValueError` for one without a message."""
+    choices = objects(chat.get("choices"))
+    message = choices[0].get("message") if choices else None
+    if not isinstance(message, dict):
+        raise ValueError("no message")  # noqa: TRY004 -- a wrong value
+    refusal = _text(message.get("refusal")) or None
     # A refusal is the model's answer: evaluations need its text.
-    text = text or refusal or ""
-    calls = [_tool_call(part, capabilities) for part in response.parts if isinstance(part, ToolCallPart)]
-    message = OutputMessage(
+    text = text_of(message.get("content")) or refusal or ""
+    calls = [_tool_call(call) for call in objects(message.get("tool_calls"))]
+    logprobs = choices[0].get("logprobs")
+    output = OutputMessage(
         content=replace_surrogates(text),
         tool_calls=calls or None,
-        reasoning=[_reasoning(part) for part in response.parts if isinstance(part, ThinkingPart)] or None,
+        reasoning=_reasoning(message) or None,
         refusal=None if refusal is None else replace_surrogates(refusal),
-        logprobs=_logprobs(response),
+        logprobs=objects(logprobs.get("content")) or None if isinstance(logprobs, dict) else None,
     )
     return ProviderAnswer(
         text=text,
-        output=None if message == OutputMessage(content=message.content) else [message],
-        token_usage=_usage(response.usage),
-        model=response.model_name,
-        finish_reason=_finish_reason(response, has_tool_calls=bool(calls)),
+        output=None if output == OutputMessage(content=output.content) else [output],
+        token_usage=read_usage(chat.get("usage")),
+        model=_text(chat.get("model")) or None,
+        finish_reason=_finish_reason(choices[0], has_calls=bool(calls), is_refusal=refusal is not None),
     )
 
 
-def is_refusal(answer: ProviderAnswer) -> bool:
-    """Whether the answer's text is the model's refusal to answer."""
-    return any(message.refusal == message.content for message in answer.output or [])
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
-def _refusal(response: ModelResponse) -> str | None:
-    refusal = _details(response).get("refusal")
-    return refusal if isinstance(refusal, str) else None
+def _tool_call(call: Json) -> ToolCall:
+    function = call.get("function")
+    fields = function if isinstance(function, dict) else {}
+    return ToolCall(
+        id=_text(call.get("id")),
+        name=_text(fields.get("name")),
+        arguments=replace_surrogates(_text(fields.get("arguments"))),
+    )
 
 
-def _reasoning(part: ThinkingPart) -> Reasoning:
-    if part.signature is not None and not part.content:
-        return Reasoning(redacted=part.signature)
-    return Reasoning(text=replace_surrogates(part.content), signature=part.signature)
-
-
-def _logprobs(response: ModelResponse) -> list[JsonObject] | None:
-    """Return the log probabilities of the text's tokens: of the whole answer, or of each of its parts."""
-    holders = [
-        _details(response),
-        *(part.provider_details or {} for part in response.parts if isinstance(part, TextPart)),
+def _reasoning(message: Json) -> list[Reasoning]:
+    blocks = objects(message.get("thinking_blocks"))
+    if not blocks:
+        text = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
+        return [Reasoning(text=replace_surrogates(text))] if text else []
+    return [
+        Reasoning(redacted=_text(block["data"]))
+        if block.get("data") is not None
+        else Reasoning(
+            text=replace_surrogates(_text(block.get("thinking"))), signature=_text(block.get("signature")) or None
+        )
+        for block in blocks
     ]
-    found = [holder["logprobs"] for holder in holders if isinstance(holder.get("logprobs"), list)]
-    return [token for logprobs in found for token in logprobs] or None
+
+
+def _finish_reason(choice: Json, *, has_calls: bool, is_refusal: bool) -> str | None:
+    reason = _text(choice.get("finish_reason")) or None
+    if is_refusal and reason == "stop":
+        return "content_filter"
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def read_usage(usage: object) -> TokenUsage | None:
+    """Read the token counts of a chat completion; None where there are none, or they are impossible."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    if prompt is None and completion is None:
+        return None
+    prompt_details, completion_details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    return TokenUsage(
+        input=prompt or 0,
+        output=completion or 0,
+        cached=_detail(prompt_details, "cached_tokens") or None,
+        cache_write=_detail(prompt_details, "cache_write_tokens") or None,
+        reasoning=_detail(completion_details, "reasoning_tokens"),
+    )
+
+
+def _detail(details: object, name: str) -> int | None:
+    return count_of(details.get(name)) if isinstance(details, dict) else None
+
+
+#: The fields of a choice that adds nothing but a text.
+_TEXT_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
+
+
+def join_texts(chunks: Iterable[Json]) -> list[Json]:
+    """Return the chunks of a chat completion, neighbours that only add to one text as one chunk: most are such."""
+    joined: list[Json] = []
+    last: Json | None = None
+    for chunk in chunks:
+        choice = _text_choice(chunk)
+        if choice is not None and last is not None and choice.get("index") == last.get("index"):
+            choice["delta"]["content"] = last["delta"]["content"] + choice["delta"]["content"]
+            joined[-1] |= chunk if None not in chunk.values() else _without_null(chunk)
+        else:
+            joined.append(chunk)
+        last = choice
+    return joined
+
+
+def _text_choice(chunk: Json) -> Json | None:
+    """Return the only choice of a chunk that adds nothing but a text."""
+    try:
+        (choice,) = chunk["choices"]
+        ((name, text),) = choice["delta"].items()
+        is_text = name == "content" and isinstance(text, str) and choice.keys() <= _TEXT_FIELDS
+        is_only_text = is_text and choice.get("finish_reason") is None and choice.get("logprobs") is None
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return choice if is_only_text else None
+
+
+def _without_null(chunk: Json) -> Json:
+    return {name: value for name, value in chunk.items() if value is not None}
 
 
 class StreamedPieces:
-    """Passes the text, the tool calls and the reasoning of a streamed answer to a callback, piece by piece.
+    """Reads the chunks of a chat completion: its text, its tool calls and its reasoning, piece by piece.
 
-    A surrogate pair that is split over two events is joined first.
+    A surrogate pair that is split over two chunks is joined first.
     """
 
-    def __init__(self, on_text: OnText) -> None:
-        self._on_text = on_text
-        self._has_text = False
-        #: The first half of a surrogate pair, by the index of its part; that of the text is None.
-        self._high_surrogates: dict[int | None, str] = {}
-        #: The calls by the index of their part among all parts.
-        self._calls: dict[int, int] = {}
-        #: The pieces of reasoning by the index of their part, and those of which text was passed on.
-        self._reasoning: dict[int, int] = {}
-        self._has_reasoning_text = set[int]()
+    def __init__(self) -> None:
+        #: The first half of a surrogate pair, by what it is a part of.
+        self._high_surrogates: dict[object, str] = {}
+        #: The calls of which the id was passed on; some servers repeat it in each chunk.
+        self._started: set[int] = set()
 
-    def add(self, event: ModelResponseStreamEvent) -> None:
-        """Pass on the piece that this event adds; many events add none."""
-        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
-            self._emit_text(self._whole(None, event.part.content))
-        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
-            self._emit_text(self._whole(None, event.delta.content_delta))
-        elif isinstance(event, PartStartEvent) and isinstance(event.part, ToolCallPart):
-            self._start_call(event.index, event.part)
-        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, ToolCallPartDelta):
-            self._continue_call(event.index, event.delta)
-        elif isinstance(event, PartStartEvent) and isinstance(event.part, ThinkingPart):
-            self._reasoning.setdefault(event.index, len(self._reasoning))
-            self._add_reasoning(event.index, event.part.content, event.part.signature, part_id=event.part.id)
-        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, ThinkingPartDelta):
-            self._add_reasoning(event.index, event.delta.content_delta, event.delta.signature_delta)
+    def feed(self, chunk: Json) -> Iterator[Delta]:
+        """Yield the pieces of a chunk. A refusal is none: only the end of the answer shows that its text is one."""
+        for kind, at, piece, fields in pieces_of(chunk):
+            text = self._whole((kind, at), piece)
+            if kind == "thinking":
+                redacted, signature = fields.get("data"), fields.get("signature") or None
+                if text or redacted or signature:
+                    yield ReasoningChunk(index=at, text=text, signature=signature, redacted=redacted)
+            elif kind == "call":
+                if at not in self._started:
+                    self._started.add(at)
+                    yield ToolCallChunk(index=at, id=_text(fields["id"]), name=_text(fields["name"]), arguments=text)
+                elif text:
+                    yield ToolCallChunk(index=at, arguments=text)
+            elif kind == "text" and text:
+                yield text
 
-    def finish(self, text: str) -> None:
-        """Pass on the rest of the answer's ``text``: all of it where nothing was streamed."""
-        rest = self._high_surrogates.pop(None, "")
-        self._emit_text(rest if rest or self._has_text else text)
+    def end(self) -> Iterator[Delta]:
+        """Yield what is left of the text: half of a character, replaced."""
+        if rest := self._high_surrogates.pop(("text", 0), ""):
+            yield replace_surrogates(rest)
 
-    def _start_call(self, part_index: int, part: ToolCallPart) -> None:
-        call = self._calls.setdefault(part_index, len(self._calls))
-        arguments = self._whole(part_index, part.args) if isinstance(part.args, str) else ""
-        self._on_text(
-            ToolCallChunk(
-                index=call, id=part.tool_call_id, name=part.tool_name, arguments=replace_surrogates(arguments)
-            )
-        )
-
-    def _continue_call(self, part_index: int, delta: ToolCallPartDelta) -> None:
-        call = self._calls.get(part_index)
-        # Arguments that come as an object, whole, are in the final answer.
-        if call is not None and isinstance(delta.args_delta, str):
-            arguments = self._whole(part_index, delta.args_delta)
-            if arguments:
-                self._on_text(ToolCallChunk(index=call, arguments=replace_surrogates(arguments)))
-
-    def _add_reasoning(
-        self, part_index: int, content: str | None, signature: str | None, part_id: str | None = None
-    ) -> None:
-        index = self._reasoning.get(part_index)
-        if index is None:
-            return
-        if part_id == REDACTED_ID:
-            self._on_text(ReasoningChunk(index=index, redacted=signature))
-            return
-        text = self._whole(part_index, content or "")
-        if text:
-            self._has_reasoning_text.add(index)
-        # A signature without text is known to be one only at the end.
-        signature = (signature or None) if index in self._has_reasoning_text else None
-        if text or signature:
-            self._on_text(ReasoningChunk(index=index, text=replace_surrogates(text), signature=signature))
-
-    def _whole(self, part_index: int | None, piece: str) -> str:
+    def _whole(self, key: object, piece: str) -> str:
         """Return the piece behind a half of a surrogate pair that waited, without one that begins at its end."""
-        piece = self._high_surrogates.pop(part_index, "") + piece
-        if "\ud800" <= piece[-1:] <= "\udbff":
-            self._high_surrogates[part_index] = piece[-1:]
-            piece = piece[:-1]
-        return piece
-
-    def _emit_text(self, text: str) -> None:
-        if text:
-            self._has_text = True
-            self._on_text(replace_surrogates(text))
-
-
-def is_complete(response: ModelResponse) -> bool:
-    """Whether the stream reached the end of the answer.
-
-    Every API sends a finish reason there. For some transports a connection that closed early looks like an end, and the
-    library then invents a reason, which is not in ``provider_details``.
-    """
-    details = _details(response)
-    return "finish_reason" in details or "refusal" in details
-
-
-def _details(response: ModelResponse) -> dict[str, object]:
-    return response.provider_details or {}
-
-
-def _tool_call(part: ToolCallPart, capabilities: ApiCapabilities) -> ToolCall:
-    arguments = part.args
-    if not isinstance(arguments, str) or not (arguments or capabilities.allows_text_arguments):
-        # The arguments are a JSON object; while streaming they come as text, and empty ones as no text.
-        arguments = part.args_as_json_str()
-    return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=replace_surrogates(arguments))
-
-
-def _finish_reason(response: ModelResponse, *, has_tool_calls: bool) -> str | None:
-    raw_reason = _details(response).get("finish_reason")
-    if response.finish_reason == "tool_call" or (has_tool_calls and raw_reason == "completed"):
-        # OpenAI's chat API says "tool_calls". Its Responses API has no such reason and reports "completed".
-        return "tool_calls"
-    reason = response.finish_reason or raw_reason
-    return None if reason is None else str(reason)
-
-
-def _usage(usage: RequestUsage) -> TokenUsage | None:
-    if not usage.has_values():
-        return None
-    return TokenUsage(
-        input=usage.input_tokens,
-        output=usage.output_tokens,
-        cached=usage.cache_read_tokens or None,
-        reasoning=usage.details.get("reasoning_tokens"),
-    )
+        text = self._high_surrogates.pop(key, "") + piece
+        if "\ud800" <= text[-1:] <= "\udbff":
+            self._high_surrogates[key] = text[-1:]
+            text = text[:-1]
+        return replace_surrogates(text)

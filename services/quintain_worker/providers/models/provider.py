@@ -1,148 +1,172 @@
-"""The model provider: one API request per try, with request and answer unchanged."""
+"""The provider of models: each try is one request to OpenAI's or Anthropic's API, or to a server that speaks them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
-import functools
-import ssl
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import httpx2
-from pydantic_ai.direct import model_request, model_request_stream
-from pydantic_ai.messages import ModelMessage
-from pydantic_ai.models import Model
-from pydantic_ai.profiles import ModelProfile
-from pydantic_ai.settings import ModelSettings
+import aiohttp
 
+from quintain.apis.events import DONE, EventReader, error_in, parse_event, parse_json
+from quintain.apis.translation import Json
 from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import ConfigError
-from quintain_worker.providers.models.answers import StreamedPieces, answer_of, is_complete, is_refusal
-from quintain_worker.providers.models.capabilities import ApiCapabilities
-from quintain_worker.providers.models.failures import FailureReader, StreamInterrupted
-from quintain_worker.providers.models.messages import ignored_reasoning, messages_of
-from quintain_worker.providers.models.settings import settings_of
-from quintain_worker.providers.provider import OnText, ProviderAnswer, ProviderFailure
-
-#: API key for servers that need none: the libraries require one.
-PLACEHOLDER_API_KEY = "no-key-is-set"
-
-#: Sends prompts and returns answers byte for byte. By default the library puts a zero-width joiner into chat-template
-#: tokens such as ``<|im_start|>`` for models it takes for open-weight ones (and removes it from answers), removes the
-#: text between ``<think>`` tags from an answer, and drops leading whitespace of some models' streams.
-VERBATIM_PROFILE = ModelProfile(
-    may_tokenize_special_tokens_in_content=False,
-    thinking_tags=("\x00quintain: no tag\x00", "\x00quintain: no end tag\x00"),
-    ignore_streamed_leading_whitespace=False,
+from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
+from quintain.http_client import ConnectionLost, HttpClient, NotSent
+from quintain_worker.providers.factory import ProviderContext
+from quintain_worker.providers.models.answers import join_texts
+from quintain_worker.providers.models.bodies import read_body, read_stream
+from quintain_worker.providers.models.failures import (
+    CONNECTION_LOST,
+    NOT_SENT,
+    NOT_WRITABLE,
+    SERVER_ERROR,
+    STREAM_INTERRUPTED,
+    TIMED_OUT,
+    UNREADABLE,
+    FailureReader,
 )
+from quintain_worker.providers.models.replies import ProviderReply
+from quintain_worker.providers.models.requests import PATHS, ProviderCall, RequestBuilder
+from quintain_worker.providers.provider import ApiProvider, Billing, OnText, ProviderAnswer, ProviderFailure
 
-_CONNECT_SECONDS = 10.0
-_KEEPALIVE_SECONDS = 60.0
+#: The version of Anthropic's API, which its requests name.
+ANTHROPIC_VERSION = "2023-06-01"
 
+#: How long an idle connection is kept, in seconds.
+KEEPALIVE_SECONDS = 60.0
 
-@dataclass(slots=True)
-class _HttpTry:
-    """One try: whether the library handed an HTTP request to the client. Until then no byte was sent."""
-
-    is_sent: bool = False
-
-
-#: The try of the current task, for the HTTP client's hook.
-_current_try: ContextVar[_HttpTry] = ContextVar("current_try")
-
-
-async def _note_request(_: httpx2.Request) -> None:
-    _current_try.get(_HttpTry()).is_sent = True
+#: How long the end of a stream's connection is waited for once its answer is complete, in seconds: a connection whose
+#: end was read can be used again.
+END_SECONDS = 0.25
 
 
-def http_client(max_concurrency: int, base_url: str) -> httpx2.AsyncClient:
-    """Create the HTTP client of one target, with keep-alive connections.
-
-    There is no read timeout, because each call has its own deadline. Redirects are not followed: they could send the
-    API key to another server.
-    """
-    return httpx2.AsyncClient(
-        verify=_tls_context(needs_certificates=not base_url.startswith("http://")),
-        timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-        limits=httpx2.Limits(
-            max_connections=None, max_keepalive_connections=max_concurrency, keepalive_expiry=_KEEPALIVE_SECONDS
-        ),
-        follow_redirects=False,
-        event_hooks={"request": [_note_request]},
-    )
-
-
-@functools.cache
-def _tls_context(*, needs_certificates: bool) -> ssl.SSLContext:
-    """The TLS context that clients share: reading the certificates takes 50 ms of processor time.
-
-    Without them, where a target's URL is ``http://``, it trusts no server.
-    """
-    return httpx2.create_ssl_context() if needs_certificates else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: ProviderContext) -> ModelProvider:
+    """Create the provider of a model. Raises `ConfigError` for settings that its API lacks."""
+    requests = RequestBuilder(target)
+    try:
+        requests.check_defaults()
+    except BadRequest as fault:
+        raise ConfigError(f"targets.{name}.{fault.message}") from None
+    key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+    if isinstance(target, AnthropicTarget):
+        headers["anthropic-version"] = ANTHROPIC_VERSION
+    # Calls are bounded by the slots of their target, and connections by the calls.
+    client = HttpClient(target.url, headers, context.env, keepalive_seconds=KEEPALIVE_SECONDS)
+    return ModelProvider(target, requests, client)
 
 
-class ModelProvider:
-    """Sends each call to a model as one API request; the library's own retries are off."""
+class ModelProvider(ApiProvider):
+    """Sends each call to a model as one HTTP request."""
 
-    def __init__(
-        self,
-        name: str,
-        target: OpenAITarget | AnthropicTarget,
-        model: Model,
-        client: httpx2.AsyncClient,
-        capabilities: ApiCapabilities,
-    ) -> None:
-        """Create the provider of the target with this name. Raises `ConfigError` for settings that its API lacks."""
-        self._model, self._client = model, client
-        self._capabilities = dataclasses.replace(capabilities, allows_image_urls=target.image_urls == "pass")
-        self._defaults = target.default_settings
+    def __init__(self, target: OpenAITarget | AnthropicTarget, requests: RequestBuilder, client: HttpClient) -> None:
+        self._model, self._requests, self._client = target.model, requests, client
         self._failures = FailureReader(target)
-        try:
-            settings_of(None, self._defaults, capabilities)
-        except ProviderFailure as failure:
-            raise ConfigError(f"targets.{name}.{failure.fault.message}") from None
+
+    def check(self, request: ApiRequest) -> None:
+        """Check what a caller asks of the provider. Raises `BadRequest`, which names the field."""
+        self._requests.check(request)
 
     async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Request the model's answer within ``timeout_seconds``, streamed if ``on_text`` is given.
 
         Raises `ProviderFailure`.
         """
-        settings, ignored = settings_of(request.settings, self._defaults, self._capabilities)
-        messages = messages_of(request, self._capabilities)
-        settings["request_timeout"] = timeout_seconds
-        http_try = _HttpTry()
-        _current_try.set(http_try)
         try:
-            if on_text is not None:
-                answer = await self._answer_streamed(messages, settings, on_text)
+            if isinstance(request, ApiRequest):
+                call = self._requests.of_api_request(request)
+                reply = ProviderReply(call.api, request.api, on_text)
             else:
-                response = await model_request(self._model, messages, model_settings=settings)
-                answer = answer_of(response, self._capabilities)
-        except Exception as error:
-            # An unexpected response body can make the library raise anything. Not chained, because its message quotes
-            # the body.
-            raise self._failures.failure_of(error, is_sent=http_try.is_sent) from None
-        return dataclasses.replace(answer, ignored=(*ignored, *ignored_reasoning(request, self._capabilities)))
+                call = self._requests.of_conversation(request)
+                reply = ProviderReply(call.api, None, on_text)
+            body = call.encode(self._model, stream=on_text is not None)
+        except BadRequest as fault:
+            raise ProviderFailure(fault, Billing.UNBILLED) from None
+        except ValueError:
+            # A number that became NaN after it was checked.
+            raise self._failures.of_error(NOT_WRITABLE) from None
+        try:
+            await self._exchange(call, body, reply, timeout_seconds, stream=on_text is not None)
+            return dataclasses.replace(reply.answer(), ignored=call.ignored)
+        except NotSent as error:
+            raise self._failures.of_error(NOT_SENT, detail=str(error)) from None
+        except ConnectionLost as error:
+            raise self._failures.of_error(CONNECTION_LOST, detail=str(error)) from None
+        except TimeoutError:
+            raise self._failures.of_error(TIMED_OUT) from None
+        except ReplyTooLarge as fault:
+            raise ProviderFailure(fault, Billing.BILLED) from None
+        except (ValueError, TypeError, AttributeError, LookupError):
+            # An answer of another shape than its API's. Not chained: its text is the model's.
+            raise self._failures.of_error(UNREADABLE) from None
 
     async def close(self) -> None:
         """Close the HTTP connections."""
-        await self._client.aclose()
+        await self._client.close()
 
-    async def _answer_streamed(
-        self, messages: list[ModelMessage], settings: ModelSettings, on_text: OnText
-    ) -> ProviderAnswer:
-        streamed_pieces = StreamedPieces(on_text)
-        async with model_request_stream(self._model, messages, model_settings=settings) as stream:
-            async for event in stream:
-                streamed_pieces.add(event)
-            response = stream.get()
-        if not is_complete(response):
-            raise StreamInterrupted
-        answer = answer_of(response, self._capabilities)
-        if not is_refusal(answer):
-            # A refusal is not streamed: only the end of the answer shows that its text is one.
-            streamed_pieces.finish(answer.text)
-        return answer
+    async def _exchange(
+        self, call: ProviderCall, body: bytes, reply: ProviderReply, timeout_seconds: float, *, stream: bool
+    ) -> None:
+        async with self._client.request("POST", PATHS[call.api], body, call.headers, timeout_seconds) as response:
+            if response.status != 200:
+                raise await self._status_failure(response) from None
+            if stream:
+                await self._read_stream(response, reply)
+                return
+            whole = parse_json(await read_body(response))
+            if not isinstance(whole, dict):
+                raise ValueError("an answer is a JSON object")  # noqa: TRY004 -- a wrong value
+            if (error := error_in(whole)) is not None:
+                raise self._failures.of_error(SERVER_ERROR, error)
+            reply.set_whole(whole)
+
+    async def _status_failure(self, response: aiohttp.ClientResponse) -> ProviderFailure:
+        raw = await read_body(response)
+        try:
+            body = parse_json(raw)
+        except ValueError:
+            body = raw.decode(errors="replace")
+        return self._failures.of_status(response.status, response.headers, body)
+
+    async def _read_stream(self, response: aiohttp.ClientResponse, reply: ProviderReply) -> None:
+        reader = EventReader()
+        async for data in read_stream(response):
+            if self._feed(reply, reader.feed(data)):
+                break
+        else:
+            self._feed(reply, reader.end())
+        if not reply.is_complete:
+            raise self._failures.of_error(STREAM_INTERRUPTED)
+        if not response.content.is_eof():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await response.content.readany()
+
+    def _feed(self, reply: ProviderReply, texts: Iterator[str]) -> bool:
+        """Pass events on; returns whether the stream has ended."""
+        chunks: list[Json] = []
+        is_done, may_join = False, reply.may_join_texts
+        try:
+            for text in texts:
+                if is_done := text == DONE:
+                    break
+                event = parse_event(text)
+                if ("error" in event or "type" in event) and (error := error_in(event)) is not None:
+                    raise self._failures.of_error(STREAM_INTERRUPTED, error)
+                if may_join:
+                    chunks.append(event)
+                    continue
+                reply.feed(event)
+                if reply.has_ended:
+                    return True
+        finally:
+            # Also what came before garbage.
+            for chunk in join_texts(chunks):
+                reply.feed(chunk)
+        return is_done

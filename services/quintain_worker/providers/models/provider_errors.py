@@ -1,4 +1,4 @@
-"""Reads a provider's own words from the model library's exceptions: bounded, and with secrets masked.
+"""Reads a provider's own words from an error that it sent: bounded, and with secrets masked.
 
 Error bodies may repeat keys. The target's own key is masked in every form it is sent in, and so is everything that
 looks like a secret. What a provider answers to a key that it does not accept is about the key: of that only the code is
@@ -11,8 +11,6 @@ import base64
 import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
-
-from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 
 from quintain.config.references import redact_secrets
 from quintain.contracts.strings import replace_surrogates
@@ -33,18 +31,14 @@ _CREDENTIAL = re.compile(
 _HTTP_UNAUTHORIZED = 401
 
 
-def read_provider_error(error: Exception, secrets: Iterable[str]) -> ProviderError | None:
-    """Return what the provider wrote about this failure; None if it wrote nothing that can be read."""
-    if not isinstance(error, ModelAPIError):
+def read_provider_error(status: int | None, body: object, secrets: Iterable[str]) -> ProviderError | None:
+    """Return what the provider wrote about a failure; None if it wrote nothing that can be read.
+
+    ``body`` is its JSON, or its text; ``status`` is None for an error inside an answer that had begun.
+    """
+    fields = _error_object(body)
+    if fields is None:
         return None
-    body = _error_object(error.body)
-    if body is None and error.body is None and error.provider_error_code is not None:
-        # An error inside an answer of status 200: the library keeps its code and puts the message behind it.
-        body = {"message": error.message.removeprefix(f"{error.provider_error_code}: ")}
-    status = error.status_code if isinstance(error, ModelHTTPError) and not error.in_stream else None
-    if body is None and error.provider_error_code is None:
-        return None
-    fields = body or {}
     variants = tuple(_variants(secrets))
 
     def name(value: object) -> str | None:
@@ -53,8 +47,8 @@ def read_provider_error(error: Exception, secrets: Iterable[str]) -> ProviderErr
 
     found = ProviderError(
         status=status,
-        code=name(fields.get("code")) or name(error.provider_error_code),
-        type=name(fields.get("type")) or name(error.provider_error_type),
+        code=name(fields.get("code")),
+        type=name(fields.get("type")),
         parameter=name(fields.get("param")),
         message=None if status == _HTTP_UNAUTHORIZED else _message(fields, variants),
     )

@@ -1,1 +1,0 @@
-"""The endpoint of Anthropic's messages API."""

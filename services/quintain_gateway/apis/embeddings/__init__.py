@@ -1,1 +1,0 @@
-"""The endpoint of OpenAI's embeddings API."""

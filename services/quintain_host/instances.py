@@ -1,0 +1,226 @@
+"""Loads the target factory ``module:name``, and runs each instance in a thread of its own, with its own event loop.
+
+A target may block its loop, hold the GIL or not be thread-safe; therefore the host's connection, heartbeats and leases
+run on another thread. An exception of the target never ends this thread or the host: a `BaseException` that is not an
+`Exception` is raised as a `RuntimeError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quintain.config.callables import load_callable
+from quintain.config.fingerprint import dependency_digests, fingerprint_of, import_digests, module_digests
+from quintain.errors import ConfigError
+from quintain.target.codec import Codec
+from quintain.target.type_registry import types_of_target
+
+Returned = TypeVar("Returned")
+
+#: How long a cancelled coroutine may take to end, in seconds; then it is no longer waited for.
+CANCEL_WAIT_SECONDS = 2.0
+
+#: How long a closed thread may take to end, in seconds; it is a daemon thread, and is left behind after that.
+JOIN_SECONDS = 2.0
+
+
+class InstanceThread:
+    """One thread with one event loop, running until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._submit_lock = threading.Lock()
+        self._is_closed = False
+        self._ended: Future[None] = Future()
+        self._ended.set_running_or_notify_cancel()  # nobody may cancel it
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
+        self._thread.start()
+
+    async def call(self, function: Callable[[], Returned]) -> Returned:
+        """Call a function on the instance's thread and return its result; raises what it raises."""
+
+        async def call_function() -> Returned:
+            return function()
+
+        return await self.run(call_function())
+
+    async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
+        """Run a coroutine on the instance's thread and return its result.
+
+        If the caller is cancelled, the coroutine is cancelled too and waited for, up to `CANCEL_WAIT_SECONDS`. Raises
+        what the coroutine raises, and `RuntimeError` once the thread is closed.
+        """
+        result: asyncio.Future[Returned] = asyncio.get_running_loop().create_future()
+        submitted = _SubmittedCoroutine(coroutine, result)
+        with self._submit_lock:
+            # Under the lock, a coroutine is submitted either before the loop is stopped, and is started, or not at all.
+            if self._is_closed:
+                coroutine.close()
+                raise RuntimeError("The target's thread is closed")
+            self.loop.call_soon_threadsafe(submitted.start)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            if result.cancelled():
+                raise RuntimeError("The target cancelled its own task") from None
+            self.loop.call_soon_threadsafe(submitted.cancel)
+            await asyncio.wait([result], timeout=CANCEL_WAIT_SECONDS)
+            raise
+        finally:
+            # The caller no longer waits: a result that comes later is dropped.
+            result.cancel()
+
+    async def close(self) -> bool:
+        """Cancel what runs and stop the thread. Returns whether it ended within `JOIN_SECONDS`; a blocked thread is
+        left behind.
+        """
+        with self._submit_lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self.loop.call_soon_threadsafe(self.loop.stop)
+        ended = asyncio.wrap_future(self._ended)
+        await asyncio.wait([ended], timeout=JOIN_SECONDS)
+        return not ended.cancel()
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            try:
+                self._close_loop()
+            finally:
+                self._ended.set_result(None)
+
+    def _close_loop(self) -> None:
+        pending = asyncio.all_tasks(self.loop)
+        for task in pending:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+class _SubmittedCoroutine:
+    """A coroutine submitted to the instance's loop, with the future of the caller's loop that receives its result."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], result: asyncio.Future[Any]) -> None:
+        self._coroutine, self._result = coroutine, result
+        self._caller_loop = result.get_loop()
+        self._task: asyncio.Task[Any] | None = None
+
+    def start(self) -> None:
+        """Start the coroutine as a task; runs on the instance's loop."""
+        self._task = asyncio.get_running_loop().create_task(_convert_base_exceptions(self._coroutine))
+        self._task.add_done_callback(self._on_task_done)
+
+    def cancel(self) -> None:
+        """Cancel the task if it was started; runs on the instance's loop."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        # A task that was cancelled before its first step never awaited the coroutine; closing it avoids a warning.
+        self._coroutine.close()
+        # The caller's loop may be closed if the host has ended meanwhile.
+        with contextlib.suppress(RuntimeError):
+            self._caller_loop.call_soon_threadsafe(self._set_result, task)
+
+    def _set_result(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._result.done():
+            return
+        if task.cancelled():
+            self._result.cancel()
+        elif error is not None:
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(task.result())
+
+
+async def _convert_base_exceptions(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
+    """Await the coroutine; raise `SystemExit` and other non-`Exception` errors as `RuntimeError`."""
+    try:
+        return await coroutine
+    except asyncio.CancelledError:
+        raise
+    except SystemExit as exit_error:
+        raise RuntimeError(f"The target called exit({exit_error.code!r})") from None
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"The target raised {type(error).__name__}: {error}") from error
+
+
+#: Creates one new instance of a target: a class, or a function without arguments.
+InstanceFactory = Callable[[], Any]
+
+#: The attributes that the Target interface requires of an instance.
+_TARGET_INTERFACE = (
+    "config_specs",
+    "set_config",
+    "query_specs",
+    "query",
+    "security_domain",
+    "get_controllables",
+    "get_observables",
+    "run",
+    "reset_ephemeral_state",
+    "teardown",
+)
+
+
+def load_factory(path: str, folder: Path) -> InstanceFactory:
+    """Import the factory that ``module:factory`` names; ``folder`` is searched first. Raises `ConfigError`."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{path!r} names no factory: write it as module:factory, such as bots:SupportBot")
+    return load_callable(path, folder, kind="factory")
+
+
+def factory_fingerprint(path: str, folder: Path, depends_on: Iterable[str] = ()) -> str:
+    """The fingerprint of a factory: of its name, and of the bytes of its module, of what that imports from its own
+    folders, and of the files of ``depends_on``.
+
+    It is to be read when the factory is imported. Raises `ConfigError` where a file cannot be read.
+    """
+    digest, imports = module_digests(path, folder)
+    return fingerprint_of([path, digest, dependency_digests(depends_on, folder), *import_digests(imports.files)])
+
+
+def require_target(instance: Any, path: str) -> None:
+    """Raise `ConfigError`, listing the missing attributes, unless the instance has the Target interface."""
+    missing = [name for name in _TARGET_INTERFACE if not hasattr(type(instance), name)]
+    if missing:
+        raise ConfigError(
+            f"{path} made a {type(instance).__name__}, which is not a Target: it lacks {', '.join(missing)}"
+        )
+
+
+async def probe_factory(factory: InstanceFactory, path: str, boot_seconds: float) -> None:
+    """Create one instance, describe it and tear it down, within ``boot_seconds``.
+
+    So errors of the factory show when the host starts, and what it imports is imported before the first lease. Raises
+    `ConfigError`.
+    """
+    instance_thread = InstanceThread("probe")
+    try:
+        async with asyncio.timeout(boot_seconds):
+            instance = await instance_thread.call(factory)
+            require_target(instance, path)
+            await instance_thread.call(lambda: Codec(types_of_target(type(instance))).describe(instance))
+            await instance_thread.run(instance.teardown())
+    except ConfigError:
+        raise
+    except Exception as error:
+        # A constructor may raise anything; its message is shown to the user who starts the host.
+        words = str(error) or f"not within {boot_seconds:g} s; --boot-timeout-seconds is the limit"
+        raise ConfigError(f"{path} made no target: {type(error).__name__}: {words}") from error
+    finally:
+        await instance_thread.close()

@@ -1,0 +1,230 @@
+"""What the page of a case shows: what was asked, and each answer beside the others. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quintain.web import visible
+from quintain_runner.results.row import CheckRow, GraderRow, Row
+from quintain_view.index_schema import Outcome, outcome_of
+from quintain_view.text import (
+    ShownMessage,
+    ShownText,
+    TextSpan,
+    json_text,
+    shown,
+    shown_message,
+    shown_messages,
+    word_difference,
+)
+
+OUTCOME_WORDS = {
+    Outcome.PASSED: "passed",
+    Outcome.FAILED: "failed",
+    Outcome.ERROR: "error",
+    Outcome.IN_DOUBT: "in doubt",
+}
+
+#: The variables that a copied command reads; no page and no file holds a token.
+_CURL = (
+    'curl "$QUINTAIN_GATEWAY_URL/invoke" -H "Authorization: Bearer $QUINTAIN_SESSION_TOKEN" '
+    "-H 'Content-Type: application/json' -d {body}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCheck:
+    """One check of a verdict."""
+
+    passed: bool
+    text: str
+    score: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeCall:
+    """A call that a grader made, as ``calls.jsonl`` has it; ``fields`` are its names and values."""
+
+    title: str
+    fields: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownVerdict:
+    """What one grader said of an answer."""
+
+    name: str
+    outcome: str
+    score: float | None
+    reason: ShownText | None
+    error: ShownText | None
+    checks: list[ShownCheck]
+    details: ShownText | None
+    calls: int
+    judge_calls: list[JudgeCall]
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAnswer:
+    """One trial of a case: its answer, and what graders said."""
+
+    column: str
+    repeat: int
+    outcome: str
+    score: float | None
+    text: ShownText | None
+    messages: list[ShownMessage]
+    difference: list[TextSpan]
+    verdicts: list[ShownVerdict]
+    error: ShownText | None
+    facts: list[tuple[str, str]]
+    stale: list[str]
+    content_omitted: bool
+    curl: str | None
+    ask_again: str
+    raw: ShownText
+    raw_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CasePage:
+    """The page of one case."""
+
+    case_id: str
+    question: ShownText | None
+    system_prompt: ShownText | None
+    messages: list[ShownMessage]
+    expected: ShownText | None
+    answers: list[ShownAnswer]
+    grade_again: str
+
+
+def case_page(
+    case_id: str,
+    rows: Sequence[Row],
+    *,
+    evaluation: str,
+    folder: str,
+    calls: Mapping[str, list[JudgeCall]] | None = None,
+) -> CasePage:
+    """The page of a case with these rows.
+
+    ``evaluation`` and ``folder`` are the paths of the evaluation file and of the results. ``calls`` are those that
+    graders made, by the request id or the session id that a verdict names.
+    """
+    case = next((row.case for row in rows if row.case is not None), None)
+    expected = None if case is None or case.expected is None else json_text(case.expected)
+    return CasePage(
+        case_id=visible(case_id),
+        question=None if case is None or case.question is None else shown(case.question),
+        system_prompt=None if case is None or case.system_prompt is None else shown(case.system_prompt),
+        messages=[] if case is None else shown_messages(case.messages or ()),
+        expected=None if expected is None else shown(expected),
+        answers=[_shown_answer(row, expected, _Commands(evaluation, folder), calls or {}) for row in rows],
+        grade_again=_Commands(evaluation, folder).grade_again,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """The commands that a page offers for a case."""
+
+    evaluation: str
+    folder: str
+
+    @property
+    def grade_again(self) -> str:
+        return visible(shlex.join(["quintain", "rescore", self.folder]))
+
+    def ask_again(self, row: Row) -> str:
+        """A row that failed is asked again in its folder; a row with an answer only in another one."""
+        folder = self.folder if outcome_of(row) is Outcome.ERROR else f"{self.folder}-again"
+        words = ["quintain", "run", self.evaluation, "--output", folder, "--target", row.target, "--case", row.case_id]
+        return visible(shlex.join(words))
+
+
+def _shown_answer(
+    row: Row, expected: str | None, commands: _Commands, calls: Mapping[str, list[JudgeCall]]
+) -> ShownAnswer:
+    messages = row.answer.messages if row.answer is not None else None
+    return ShownAnswer(
+        column=visible(row.column),
+        repeat=row.repeat,
+        outcome=OUTCOME_WORDS[outcome_of(row)],
+        score=row.score,
+        text=None if row.output is None else shown(row.output),
+        messages=[shown_message(message) for message in messages or ()],
+        difference=[] if row.output is None or expected is None else word_difference(expected, row.output),
+        verdicts=[_shown_verdict(name, grader, calls) for name, grader in row.graders.items()],
+        error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
+        facts=[(name, visible(value)) for name, value in _facts(row)],
+        stale=[visible(reason) for reason in row.stale or ()],
+        content_omitted=row.content_omitted,
+        curl=_curl(row),
+        ask_again=commands.ask_again(row),
+        raw=shown(json.dumps(json.loads(row.to_line()), indent=2, ensure_ascii=False)),
+        raw_id=f"{row.column}#{row.repeat}",
+    )
+
+
+def _facts(row: Row) -> Iterator[tuple[str, str]]:
+    yield "duration", f"{row.duration_ms:,.0f} ms"
+    yield "tokens", f"{row.token_usage.input:,} in, {row.token_usage.output:,} out"
+    yield "calls", f"{row.calls}"
+    if row.tries > 1:
+        yield "tries", f"{row.tries}"
+    answer = row.answer
+    if answer is not None:
+        optional = {"model": answer.model, "finish reason": answer.finish_reason, "request id": answer.request_id}
+        yield from ((name, value) for name, value in optional.items() if value)
+    if row.target_fingerprint is not None:
+        yield "target's fingerprint", row.target_fingerprint
+    if row.error is not None and row.error.provider_error is not None:
+        yield "provider's error", json.dumps(dataclasses.asdict(row.error.provider_error), ensure_ascii=False)
+
+
+def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeCall]]) -> ShownVerdict:
+    named = [call for key in (grader.request_id, grader.session_id) if key is not None for call in calls.get(key, ())]
+    outcome = "error" if grader.error is not None else "passed" if grader.passed else "failed"
+    return ShownVerdict(
+        name=visible(name),
+        outcome=outcome,
+        score=grader.score,
+        reason=None if grader.reason is None else shown(grader.reason),
+        error=None if grader.error is None else shown(grader.error),
+        checks=[_shown_check(check) for check in grader.checks],
+        details=None if grader.details is None else shown(json_text(grader.details)),
+        calls=grader.calls,
+        judge_calls=named or list(_unread_calls(grader)),
+        weight=grader.weight,
+    )
+
+
+def _unread_calls(grader: GraderRow) -> Iterator[JudgeCall]:
+    """The calls of a grader by what its verdict says of them, where no list of calls is at hand."""
+    ids = {"request id": grader.request_id, "session": grader.session_id}
+    named = [(name, visible(value)) for name, value in ids.items() if value is not None]
+    if named:
+        yield JudgeCall("call" if grader.calls == 1 else f"{grader.calls} calls", named)
+
+
+def _shown_check(check: CheckRow) -> ShownCheck:
+    notes = [text for text in (check.reason, check.evidence) if text]
+    return ShownCheck(check.passed, shown(check.text, 2_000).text, check.score, shown(" · ".join(notes), 4_000).text)
+
+
+def _curl(row: Row) -> str | None:
+    """The call of this trial as a command line; None if the row does not hold what was asked."""
+    case = row.case
+    if case is None or (case.question is None and not case.messages):
+        return None
+    body = {"target": row.target, "evalCaseId": row.case_id, **json.loads(case.to_wire())}
+    body.pop("expected", None)
+    # ASCII: what a reader cannot see in the page must not be pasted into a terminal.
+    return _CURL.format(body=shlex.quote(json.dumps(body)))

@@ -1,0 +1,295 @@
+"""Reads lists, counts and places of rows from the index of a results folder, and the rows at these places."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+from pydantic import ValidationError
+
+from quintain_runner.results.row import Row
+from quintain_runner.results.store import RESULTS_FILE_NAME
+from quintain_view.filters import SortOrder, SqlCondition, TrialFilter, TrialState
+from quintain_view.index_schema import (
+    TEXT_ROW_BITS,
+    ColumnCounts,
+    CountsByColumn,
+    Outcome,
+    all_rows,
+    first_values,
+    question_text,
+)
+from quintain_view.index_writer import index_path
+
+#: A count of cases stops here: a list says "more than".
+MAX_COUNTED_CASES = 1_000
+
+#: Words that more texts have are common.
+COMMON_TEXTS = 5_000
+
+#: So many words of the index that begin as a word of the filter are looked for by themselves.
+MAX_NAMED_WORDS = 16
+
+_VOCABULARY = "CREATE VIRTUAL TABLE IF NOT EXISTS temp.trial_word USING fts5vocab(main, trial_text, row)"
+_BEGINNING = "SELECT term FROM temp.trial_word WHERE term >= ? AND term < ? LIMIT ?"
+
+#: The words of a filter are looked for once, in the order of the cases.
+_WORDS = f"SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ? ORDER BY rowid"
+
+
+class TrialEntry(NamedTuple):
+    """One trial of the index, and where its row stands in the results."""
+
+    case_no: int
+    column_no: int
+    repeat: int
+    outcome: Outcome
+    score: float | None
+    duration_ms: float
+    input_tokens: int
+    output_tokens: int
+    cost: float
+    disagreement: float
+    stale: bool
+    counts: bool
+    offset: int
+    length: int
+
+
+class CaseEntry(NamedTuple):
+    """One case of a list: its number in the index, its id and the beginning of its question."""
+
+    case_no: int
+    case_id: str
+    question: str
+
+
+class IndexReader:
+    """The index of one folder, open for reading. Use `open_index`."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self.columns: dict[str, int] = {
+            name: number
+            for number, name in all_rows(connection, "SELECT column_no, name FROM result_column ORDER BY 1")
+        }
+        self.graders: dict[str, int] = {name: bit for bit, name in all_rows(connection, "SELECT bit, name FROM grader")}
+
+    def list_cases(self, trial_filter: TrialFilter, *, offset: int, limit: int) -> list[CaseEntry]:
+        """The cases with a trial that passes the filter, in its order, from this place on."""
+        return [self.case(number) for number in self._case_numbers(trial_filter, offset, offset + limit)]
+
+    def count_cases(self, trial_filter: TrialFilter) -> int:
+        """How many cases pass the filter; at most `MAX_COUNTED_CASES` + 1."""
+        if trial_filter.is_narrowed:
+            return len(self._case_numbers(trial_filter, 0, MAX_COUNTED_CASES + 1))
+        # Cases are numbered without gaps.
+        return int(all_rows(self._connection, "SELECT coalesce(max(case_no), 0) FROM case_text")[0][0])
+
+    def list_page(self, trial_filter: TrialFilter, *, offset: int, limit: int) -> tuple[list[CaseEntry], int]:
+        """`list_cases` and `count_cases`, with one pass over the index for both."""
+        if not trial_filter.is_narrowed:
+            return self.list_cases(trial_filter, offset=offset, limit=limit), self.count_cases(trial_filter)
+        numbers = self._case_numbers(trial_filter, 0, max(offset + limit, MAX_COUNTED_CASES + 1))
+        listed = [self.case(number) for number in numbers[offset : offset + limit]]
+        return listed, min(len(numbers), MAX_COUNTED_CASES + 1)
+
+    def case(self, case_no: int) -> CaseEntry:
+        """The case of this number."""
+        sql = "SELECT case_no, case_id, question FROM case_text WHERE case_no = ?"
+        return CaseEntry(*all_rows(self._connection, sql, (case_no,))[0])
+
+    def find_case(self, case_id: str) -> CaseEntry | None:
+        """The case with this id; None if there is none."""
+        sql = "SELECT case_no, case_id, question FROM case_text WHERE case_id = ?"
+        found = all_rows(self._connection, sql, (case_id.encode(errors="replace").decode(),))
+        return CaseEntry(*found[0]) if found else None
+
+    def trials_of(self, case_no: int) -> list[TrialEntry]:
+        """The trials of a case, by column and repeat."""
+        sql = (
+            "SELECT case_no, column_no, repeat, outcome, score, duration_ms, input_tokens, output_tokens, cost, "
+            "disagreement, stale, counts, offset, length FROM trial WHERE case_no = ?"
+        )
+        return [
+            TrialEntry(*values)._replace(outcome=Outcome(values[3]), stale=bool(values[10]), counts=bool(values[11]))
+            for values in all_rows(self._connection, sql, (case_no,))
+        ]
+
+    def column_counts(self) -> dict[str, ColumnCounts]:
+        """The counts of each column, in the order of their numbers."""
+        stored = all_rows(self._connection, "SELECT value FROM meta WHERE name = 'counts'")
+        return CountsByColumn(stored[0][0] if stored else None).by_name(self.columns)
+
+    def _case_numbers(self, trial_filter: TrialFilter, begin: int, end: int) -> list[int]:
+        """The numbers of the cases in the list from one place to another."""
+        if not trial_filter.is_narrowed and trial_filter.order is SortOrder.CASE:
+            sql = "SELECT case_no FROM case_text WHERE case_no > ? ORDER BY case_no LIMIT ?"
+            return [number for (number,) in all_rows(self._connection, sql, (begin, end - begin))]
+        # A case stands where its first trial stands: trials are read in their order until there are enough cases.
+        numbers: dict[int, None] = {}
+        for number in self._ordered_numbers(trial_filter):
+            numbers[number] = None
+            if len(numbers) >= end:
+                break
+        return list(numbers)[begin:]
+
+    def _ordered_numbers(self, trial_filter: TrialFilter) -> Iterator[int]:
+        """The case of each trial that passes the filter, in its order; a case may come several times."""
+        conditions = trial_filter.conditions(self.columns, self.graders)
+        words = trial_filter.word_list
+        if not words:
+            return self._select(trial_filter, conditions, self._index_of(trial_filter))
+        found = first_values(self._connection, _WORDS, (self._word_query(words),))
+        if trial_filter == TrialFilter(words=trial_filter.words):
+            return found
+        first = list(itertools.islice(found, COMMON_TEXTS + 1))
+        if len(first) <= COMMON_TEXTS:
+            # Their trials are looked up one after the other.
+            of_cases = SqlCondition("case_no IN (SELECT value FROM json_each(?))", (json.dumps(sorted({*first})),))
+            with_cases = [SqlCondition.all_of([condition, of_cases]) for condition in conditions]
+            return self._select(trial_filter, with_cases, "")
+        listed = self._select(trial_filter, conditions, self._index_of(trial_filter))
+        if trial_filter.order is SortOrder.CASE:
+            return _in_both(listed, itertools.chain(first, found))
+        cases = {*first, *found}
+        return (number for number in listed if number in cases)
+
+    def _word_query(self, words: Iterable[str]) -> str:
+        """The query for texts that have a word with each of these beginnings."""
+        self._connection.execute(_VOCABULARY)
+        return " AND ".join(map(self._beginning_query, words))
+
+    def _beginning_query(self, word: str) -> str:
+        """The words of the index that begin so, where they are few; else the query for the beginning itself.
+
+        The text index reads the texts of a word one after the other, as far as they are asked for. For a beginning it
+        first makes one list of the texts of all words that have it.
+        """
+        if word.isascii():
+            begin = word.lower()
+            found = all_rows(self._connection, _BEGINNING, (begin, f"{begin}\U0010ffff", MAX_NAMED_WORDS + 1))
+            terms = [str(term) for (term,) in found]
+            if 0 < len(terms) <= MAX_NAMED_WORDS and all(term.isascii() for term in terms):
+                return "(" + " OR ".join(f'"{term}"' for term in terms) + ")"
+        return f'"{word}"*'
+
+    def _select(self, trial_filter: TrialFilter, conditions: Sequence[SqlCondition], index: str) -> Iterator[int]:
+        order = f"ORDER BY {trial_filter.sort_columns}"
+        lists = [
+            first_values(self._connection, f"SELECT case_no FROM trial {index} WHERE {one.sql} {order}", one.values)
+            for one in conditions
+        ]
+        return heapq.merge(*lists) if len(lists) > 1 else lists[0]
+
+    def _index_of(self, trial_filter: TrialFilter) -> str:
+        """The index that has the order of the list and all that a filter needs.
+
+        SQLite would take one that fits the condition, and sort what it finds: half a million trials, where the first
+        few in the order are enough.
+        """
+        name = trial_filter.index_name
+        # While an index is being made, it has no orders yet.
+        if name and not all_rows(self._connection, "SELECT 1 FROM sqlite_schema WHERE name = ?", (name,)):
+            return ""
+        return f"INDEXED BY {name}" if name else ""
+
+
+def _in_both(listed: Iterable[int], found: Iterator[int]) -> Iterator[int]:
+    """The numbers that both have; both rise."""
+    last = 0
+    for number in listed:
+        while last < number:
+            last = next(found, sys.maxsize)
+        if last == number:
+            yield number
+
+
+@contextmanager
+def open_index(folder: Path) -> Iterator[IndexReader | None]:
+    """Open the index of a folder for reading; None if there is none yet. Closed at the end of the block."""
+    try:
+        connection = apsw.Connection(str(index_path(folder)), flags=apsw.SQLITE_OPEN_READWRITE)
+    except apsw.CantOpenError:
+        yield None
+        return
+    try:
+        connection.set_busy_timeout(1_000)
+        with connection:  # one snapshot for all that is read
+            yield IndexReader(connection) if _has_tables(connection) else None
+    finally:
+        connection.close()
+
+
+def _has_tables(connection: apsw.Connection) -> bool:
+    return bool(connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'trial'").fetchall())
+
+
+class RowMoved(Exception):
+    """The results are not what the index says: they were compacted, replaced or cut since."""
+
+
+def read_rows(folder: Path, places: Iterable[tuple[int, int]], case_id: str | None = None) -> list[Row]:
+    """The rows at these places, each an offset and a length, all of the case ``case_id`` if that is given.
+
+    Raises `RowMoved` if another row, or none, stands there.
+    """
+    rows: list[Row] = []
+    try:
+        with (folder / RESULTS_FILE_NAME).open("rb") as file:
+            for offset, length in places:
+                file.seek(offset)
+                rows.append(Row.model_validate_json(file.read(length)))
+    except (OSError, ValidationError):
+        raise RowMoved from None
+    if case_id is not None and any(row.case_id.encode(errors="replace").decode() != case_id for row in rows):
+        raise RowMoved
+    return rows
+
+
+def rows_of_case(folder: Path, index: IndexReader, case: CaseEntry) -> list[Row]:
+    """The rows of a case of the index, by column and repeat. Raises `RowMoved`."""
+    places = [(trial.offset, trial.length) for trial in index.trials_of(case.case_no)]
+    return read_rows(folder, places, case.case_id)
+
+
+class WorstAnswer(NamedTuple):
+    """An answer that failed; a text is None if the row does not hold it. The texts are as models wrote them."""
+
+    case_id: str
+    column: str
+    score: float | None
+    question: str | None
+    expected: str | None
+    answer: str | None
+
+
+def worst_answers(folder: Path, count: int = 3) -> list[WorstAnswer]:
+    """The failed answers with the lowest scores, one of each case; none without an index that fits the results."""
+    lowest = TrialFilter(states=(TrialState.FAILED,), order=SortOrder.SCORE)
+    worst: list[WorstAnswer] = []
+    with open_index(folder) as index:
+        if index is None:
+            return []
+        for case in index.list_cases(lowest, offset=0, limit=count):
+            failed = [trial for trial in index.trials_of(case.case_no) if trial.outcome is Outcome.FAILED]
+            trial = min(failed, key=lambda one: 0.0 if one.score is None else one.score)
+            try:
+                (row,) = read_rows(folder, [(trial.offset, trial.length)], case.case_id)
+            except RowMoved:
+                return []
+            worst.append(_worst_answer(row))
+    return worst
+
+
+def _worst_answer(row: Row) -> WorstAnswer:
+    expected = None if row.case is None else row.case.expected
+    shown = expected if expected is None or isinstance(expected, str) else json.dumps(expected, ensure_ascii=False)
+    return WorstAnswer(row.case_id, row.column, row.score, question_text(row) or None, shown, row.output)

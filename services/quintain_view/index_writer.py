@@ -1,0 +1,278 @@
+"""Makes the index of a results folder, and continues it as the results grow.
+
+The index notes how far it has read and the hash of the last line it read. If the results are not what they were (a run
+compacts them at its end, or somebody cut them), the index is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+from pydantic import ValidationError
+
+from quintain.errors import QuintainError
+from quintain_runner.report.run_report import RunFile
+from quintain_runner.results.row import Row
+from quintain_runner.results.store import RESULTS_FILE_NAME
+from quintain_view.index_schema import (
+    FILE_NAME,
+    MAX_GRADER_BITS,
+    MAX_QUESTION_CHARACTERS,
+    ORDER_INDEXES,
+    SCHEMA_VERSION,
+    TABLES,
+    TEXT_ROW_BITS,
+    CountedTrial,
+    CountsByColumn,
+    IndexEntry,
+    all_rows,
+    entry_of,
+    question_text,
+    searched_text,
+)
+
+#: How many bytes of results one step reads: about a second of work.
+STEP_BYTES = 16_000_000
+
+#: How long a step waits for another process that writes the same index.
+_BUSY_TIMEOUT_MS = 5_000
+
+_COUNTED_TRIAL = "SELECT outcome, score, stale, counts FROM trial WHERE case_no = ? AND column_no = ? AND repeat = ?"
+
+_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 16)})"
+
+
+class IndexProgress(NamedTuple):
+    """How much of the results is in the index. ``unreadable_lines`` are no rows of this version."""
+
+    indexed_bytes: int = 0
+    total_bytes: int = 0
+    rows: int = 0
+    unreadable_lines: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every whole line is in the index."""
+        return self.indexed_bytes >= self.total_bytes
+
+
+def index_path(folder: Path) -> Path:
+    """The index of a results folder."""
+    return folder / FILE_NAME
+
+
+def update_index(folder: Path, run: RunFile | None = None) -> IndexProgress:
+    """Bring the index of a folder up to date with its results; for large results this takes about 30 µs for each row.
+
+    Raises `QuintainError` if the folder cannot be written to.
+    """
+    while not (progress := update_index_step(folder, run)).is_complete:
+        pass
+    return progress
+
+
+def update_index_step(folder: Path, run: RunFile | None = None, *, max_bytes: int = STEP_BYTES) -> IndexProgress:
+    """Read up to ``max_bytes`` of the results that are not in the index yet.
+
+    ``run`` gives the order of the columns, and prices. Raises `QuintainError` if the folder cannot be written to.
+    """
+    results = folder / RESULTS_FILE_NAME
+    try:
+        if not results.is_file():
+            return IndexProgress()
+        # Whoever may read the results may read their index, and nobody else.
+        os.close(os.open(index_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, results.stat().st_mode & 0o777))
+        with closing(apsw.Connection(str(index_path(folder)))) as connection, results.open("rb") as file:
+            connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+            connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
+            with _immediate(connection):
+                return _IndexWriter(connection, run).step(file.fileno(), max_bytes)
+    except (apsw.Error, OSError) as error:
+        raise QuintainError(
+            f"{index_path(folder)}: the index cannot be written ({error}); make room in the folder, allow writing "
+            "there, or remove the file: it is made again from the results"
+        ) from None
+
+
+class _immediate:  # noqa: N801 -- a context manager
+    """A transaction that takes the write lock at its beginning."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, error_type: object, *_: object) -> None:
+        self._connection.execute("COMMIT" if error_type is None else "ROLLBACK")
+
+
+class _IndexWriter:
+    """One step of writing, in one transaction."""
+
+    def __init__(self, connection: apsw.Connection, run: RunFile | None) -> None:
+        self._connection, self._run = connection, run
+        self._columns: dict[str, int] = {}
+        self._graders: dict[str, int] = {}
+        self._case_count = 0
+        self._counts = CountsByColumn()
+
+    def step(self, results: int, max_bytes: int) -> IndexProgress:
+        prices = _prices_of(self._run)
+        is_priced_anew = bool(prices) and prices != self._meta("prices")
+        if self._meta("schema") != SCHEMA_VERSION or is_priced_anew or not self._is_continued(results):
+            self._create()
+            self._set_meta("prices", prices)
+        self._columns = {str(name): int(number) for number, name in self._all("SELECT * FROM result_column")}
+        self._graders = {str(name): int(bit) for bit, name in self._all("SELECT * FROM grader")}
+        self._case_count = self._number("SELECT coalesce(max(case_no), 0) FROM case_text")
+        self._counts = CountsByColumn(self._meta("counts"))
+        for name in () if self._run is None else self._run.configuration.columns:
+            self._column_no(name)
+        begin, size = int(self._meta("offset") or 0), os.fstat(results).st_size
+        block = os.pread(results, max_bytes, begin)
+        while (end := block.rfind(b"\n") + 1) == 0 and begin + len(block) < size:
+            # A line longer than a step.
+            block += os.pread(results, max_bytes, begin + len(block))
+        self._add_lines(block[:end], begin)
+        total = begin + end if begin + len(block) >= size else size
+        progress = IndexProgress(begin + end, total, int(self._meta("rows") or 0), int(self._meta("unreadable") or 0))
+        if progress.is_complete:
+            self._finish()
+        return progress
+
+    def _create(self) -> None:
+        for kind, name in self._all(
+            "SELECT type, name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'trial_text_%' "
+            "AND name NOT LIKE 'sqlite_%'"
+        ):
+            self._connection.execute(f'DROP {kind} "{name}"')
+        self._connection.execute(TABLES)
+        self._set_meta("schema", SCHEMA_VERSION)
+
+    def _is_continued(self, results: int) -> bool:
+        """Whether the results still begin with what was read of them, by the last line read."""
+        offset, length = int(self._meta("offset") or 0), int(self._meta("last_line_length") or 0)
+        last_line = os.pread(results, length, offset - length)
+        return not offset or _digest(last_line) == self._meta("last_line")
+
+    def _add_lines(self, block: bytes, begin: int) -> None:
+        if not block:
+            return
+        rows = unreadable = 0
+        last = b""
+        for line, offset in _lines(block, begin):
+            last = line
+            try:
+                row = Row.model_validate_json(line)
+            except ValidationError:
+                unreadable += bool(line.strip())
+                continue
+            self._add_row(row, offset, len(line))
+            rows += 1
+        self._set_meta("offset", begin + len(block))
+        self._set_meta("rows", int(self._meta("rows") or 0) + rows)
+        self._set_meta("unreadable", int(self._meta("unreadable") or 0) + unreadable)
+        self._set_meta("counts", self._counts.to_text())
+        self._set_meta("last_line", _digest(last))
+        self._set_meta("last_line_length", len(last))
+
+    def _add_row(self, row: Row, offset: int, length: int) -> None:
+        case_no, entry = self._case_no(row), entry_of(row)
+        column_no = self._column_no(row.column)
+        for superseded in self._all(_COUNTED_TRIAL, (case_no, column_no, row.repeat)):
+            self._counts.add(column_no, CountedTrial(*superseded), times=-1)
+        self._counts.add(column_no, CountedTrial(entry.outcome, entry.score, entry.stale, entry.counts))
+        self._connection.execute(
+            _INSERT_TRIAL,
+            (
+                *(case_no, column_no, row.repeat, int(entry.outcome), entry.score, entry.score_key),
+                *(entry.duration_ms, entry.input_tokens, entry.output_tokens, self._cost(row, entry)),
+                *(entry.disagreement, self._grader_bits(entry), entry.stale, entry.counts, offset, length),
+            ),
+        )
+        text_row = case_no << TEXT_ROW_BITS | (offset & ((1 << TEXT_ROW_BITS) - 1))
+        self._connection.execute(
+            "INSERT INTO trial_text (rowid, words) VALUES (?, ?)", (text_row, _storable(searched_text(row)))
+        )
+
+    def _case_no(self, row: Row) -> int:
+        case_id = _storable(row.case_id)
+        found = self._all("SELECT case_no FROM case_text WHERE case_id = ?", (case_id,))
+        if found:
+            return int(found[0][0])
+        self._case_count += 1
+        question = _storable(" ".join(question_text(row)[: 2 * MAX_QUESTION_CHARACTERS].split()))
+        self._connection.execute(
+            "INSERT INTO case_text VALUES (?, ?, ?)", (self._case_count, case_id, question[:MAX_QUESTION_CHARACTERS])
+        )
+        return self._case_count
+
+    def _column_no(self, name: str) -> int:
+        if name not in self._columns:
+            self._columns[name] = len(self._columns)
+            self._connection.execute("INSERT INTO result_column VALUES (?, ?)", (self._columns[name], _storable(name)))
+        return self._columns[name]
+
+    def _grader_bits(self, entry: IndexEntry) -> int:
+        bits = 0
+        for name in entry.failed_graders:
+            if name not in self._graders and len(self._graders) < MAX_GRADER_BITS:
+                self._graders[name] = len(self._graders)
+                self._connection.execute("INSERT INTO grader VALUES (?, ?)", (self._graders[name], _storable(name)))
+            bits |= 1 << self._graders[name] if name in self._graders else 0
+        return bits
+
+    def _cost(self, row: Row, entry: IndexEntry) -> float:
+        """The cost of the target's tokens in US dollars; 0 where no price is known yet."""
+        cost = None if self._run is None or self._run.cost is None else self._run.cost.targets.get(row.target)
+        if cost is None or cost.price is None:
+            return 0.0
+        return float(cost.price.of(row.token_usage))
+
+    def _finish(self) -> None:
+        for name, definition in ORDER_INDEXES.items():
+            self._connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON trial {definition}")
+
+    def _all(self, sql: str, values: tuple[str | int, ...] = ()) -> list[tuple[Any, ...]]:
+        return all_rows(self._connection, sql, values)
+
+    def _number(self, sql: str) -> int:
+        return int(self._all(sql)[0][0])
+
+    def _meta(self, name: str) -> Any:
+        if not self._all("SELECT 1 FROM sqlite_schema WHERE name = 'meta'"):
+            return None
+        found = self._all("SELECT value FROM meta WHERE name = ?", (name,))
+        return found[0][0] if found else None
+
+    def _set_meta(self, name: str, value: int | str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+def _lines(block: bytes, begin: int) -> Iterator[tuple[bytes, int]]:
+    """Each line of the block with its line end, and its offset in the file."""
+    lines = [line + b"\n" for line in block.split(b"\n")[:-1]]
+    return zip(lines, itertools.accumulate((len(line) for line in lines), initial=begin), strict=False)
+
+
+def _prices_of(run: RunFile | None) -> str:
+    """The known prices of a run as one text; they are known when the run has ended."""
+    targets = {} if run is None or run.cost is None else run.cost.targets
+    return " ".join(f"{name}={cost.price.model_dump_json()}" for name, cost in sorted(targets.items()) if cost.price)
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.blake2b(line, digest_size=16).hexdigest()
+
+
+def _storable(text: str) -> str:
+    """The text as SQLite can hold it: half of a surrogate pair is replaced."""
+    return text.encode(errors="replace").decode()

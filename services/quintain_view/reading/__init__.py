@@ -1,1 +1,0 @@
-"""Reads what pages show: from the record of a run, its results, its index and its notes."""

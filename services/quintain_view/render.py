@@ -1,0 +1,149 @@
+"""Renders the pages of runs as HTML, for a server or a single file: their addresses, and the templates."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from typing import Protocol
+from urllib.parse import quote, urlencode
+
+import jinja2
+
+from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, template_environment, to_html
+from quintain_view.comparison import CHANGE_WORDS
+from quintain_view.run_page import BAR_AREA_HEIGHT, SORT_WORDS, STATE_WORDS, WIDTH
+
+
+class PageLinks(Protocol):
+    """Where the pages of a run are found; None for what cannot be reached from here."""
+
+    is_served: bool
+
+    def runs(self) -> str | None:
+        """The list of runs."""
+
+    def run(self, name: str, query: str = "") -> str | None:
+        """A run, with filters."""
+
+    def case(self, name: str, case_id: str, query: str = "") -> str | None:
+        """A case of a run; ``query`` is the list in which it stands."""
+
+    def raw(self, name: str, case_id: str, trial: str) -> str | None:
+        """The stored row of a trial."""
+
+    def compare(self, before: str, after: str, query: str = "") -> str | None:
+        """Two runs, case by case."""
+
+    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str | None:
+        """The recorded runs of hosted targets of a folder, or one of them."""
+
+
+class ServedLinks:
+    """The addresses of the server."""
+
+    is_served = True
+
+    def runs(self) -> str:
+        """See `PageLinks`."""
+        return "/"
+
+    def run(self, name: str, query: str = "") -> str:
+        """See `PageLinks`."""
+        return _with_query(f"/run/{quote(name, safe='')}", query)
+
+    def case(self, name: str, case_id: str, query: str = "") -> str:
+        """See `PageLinks`."""
+        case_query = urlencode({"id": case_id.encode(errors="replace").decode()})
+        return _with_query(f"{self.run(name)}/case", "&".join(part for part in (case_query, query) if part))
+
+    def raw(self, name: str, case_id: str, trial: str) -> str:
+        """See `PageLinks`."""
+        ids = {"id": case_id.encode(errors="replace").decode(), "trial": trial.encode(errors="replace").decode()}
+        return f"{self.run(name)}/raw?{urlencode(ids)}"
+
+    def compare(self, before: str, after: str, query: str = "") -> str:
+        """See `PageLinks`."""
+        return _with_query(f"{self.run(after)}/compare/{quote(before, safe='')}", query)
+
+    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str:
+        """See `PageLinks`."""
+        path = f"{self.run(name)}/trajectories" + (f"/{quote(file, safe='')}" if file else "")
+        return _with_query(path, "" if page is None else urlencode({"page": page}))
+
+
+class FileLinks:
+    """The places within one file that holds one or more runs.
+
+    ``cases`` are the cases in it, by run and id, ``trajectories`` the recorded runs of hosted targets, by run and file.
+    """
+
+    is_served = False
+
+    def __init__(
+        self, cases: dict[tuple[str, str], str], runs: dict[str, str], trajectories: dict[tuple[str, str], str]
+    ) -> None:
+        self._cases, self._runs, self._trajectories = cases, runs, trajectories
+
+    def runs(self) -> str | None:
+        """See `PageLinks`."""
+        return None
+
+    def run(self, name: str, query: str = "") -> str | None:
+        """A list with filters is not in the file."""
+        return None if query or name not in self._runs else f"#{self._runs[name]}"
+
+    def case(self, name: str, case_id: str, query: str = "") -> str | None:
+        """The case's part of the file; None if the file leaves it out."""
+        place = self._cases.get((name, case_id))
+        return None if place is None else f"#{place}"
+
+    def raw(self, name: str, case_id: str, trial: str) -> None:
+        """A file holds no rows beside those that it shows."""
+
+    def compare(self, before: str, after: str, query: str = "") -> None:
+        """A file holds no comparison."""
+
+    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str | None:
+        """The trajectory's part of the file; None if the file leaves it out."""
+        place = self._trajectories.get((name, file))
+        return None if place is None else f"#{place}"
+
+
+def _with_query(path: str, query: str) -> str:
+    return f"{path}?{query}" if query else path
+
+
+def file_policy() -> str:
+    """What a single file may load: nothing; its own style sheet and script are known by their hashes."""
+    return (
+        f"default-src 'none'; script-src '{_hash(static_file(SCRIPT_NAME))}'; "
+        f"style-src '{_hash(static_file(STYLE_NAME))}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def render(template: str, **values: object) -> str:
+    """Render the template of this name as HTML."""
+    return to_html(_environment(), template, **values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = template_environment("quintain_view")
+    environment.filters["score"] = _score
+    environment.globals.update(
+        state_words=STATE_WORDS,
+        sort_words=SORT_WORDS,
+        change_words=CHANGE_WORDS,
+        plot_width=WIDTH,
+        bar_height=BAR_AREA_HEIGHT,
+    )
+    return environment
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else f"{score:.2f}"
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,150 @@
+"""What the list of runs shows. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from quintain.web import visible
+from quintain_runner.cost import dollars
+from quintain_runner.report.run_report import RunFile
+from quintain_runner.statistics.formatting import format_share_interval
+
+EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """A run by its name in addresses, with its record; ``problem`` says why it has none.
+
+    A folder that has only the trajectories of hosted targets has neither. ``counted`` are the graded and the passed
+    trials of a run that has not ended, as its rows have them: the record is older.
+    """
+
+    name: str
+    folder: str
+    run: RunFile | None
+    problem: str = ""
+    counted: tuple[int, int] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a run that has not ended."""
+        return self.run is not None and self.run.ended_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """One line of the list."""
+
+    name: str
+    folder: str
+    status: str
+    targets: list[str]
+    more_targets: int
+    trials: str
+    pass_rate: str
+    interval: str
+    cost: str
+    duration: str
+    started_at: str
+    changes: str
+    earlier: str | None
+    problem: str
+    has_run: bool = True
+
+
+#: How many targets a line of the list names.
+MAX_NAMED_TARGETS = 6
+
+
+def run_list(sources: Iterable[RunSource]) -> list[RunLine]:
+    """The lines of the list, the newest run first; what is no run stands at the end with its reason."""
+    ordered = sorted(
+        sources, key=lambda source: (source.run.started_at if source.run else "", source.name), reverse=True
+    )
+    lines = []
+    for number, source in enumerate(ordered):
+        earlier = next((other for other in ordered[number + 1 :] if _is_same_evaluation(source, other)), None)
+        lines.append(_run_line(source, earlier))
+    return lines
+
+
+def status_of(run: RunFile) -> str:
+    """The status of a run in a word or two."""
+    if run.ended_at is None:
+        return "not ended"
+    return EXIT_WORDS.get(-1 if run.exit_code is None else run.exit_code, "ended")
+
+
+def _is_same_evaluation(source: RunSource, other: RunSource) -> bool:
+    return source.run is not None and other.run is not None and source.run.name == other.run.name
+
+
+def _run_line(source: RunSource, earlier: RunSource | None) -> RunLine:
+    run = source.run
+    if run is None:
+        status = "not readable" if source.problem else "trajectories"
+        return RunLine(
+            *(source.name, visible(source.folder), status, [], 0, "", "", "", "", "", "", "", None),
+            problem=visible(source.problem),
+            has_run=False,
+        )
+    totals, targets = run.totals, run.configuration.targets
+    graded, passed = source.counted or (totals.graded, totals.passed)
+    return RunLine(
+        name=source.name,
+        folder=visible(source.folder),
+        status=status_of(run),
+        targets=[visible(target) for target in targets[:MAX_NAMED_TARGETS]],
+        more_targets=max(0, len(targets) - MAX_NAMED_TARGETS),
+        trials=f"{graded:,}/{totals.trials:,}",
+        pass_rate=f"{100 * passed / graded:.0f} %" if graded else "-",
+        interval=_interval(run) if source.counted is None else "-",
+        cost="-" if run.cost is None or run.cost.usd is None else dollars(run.cost.usd, at_least=run.cost.at_least),
+        duration=_duration(run),
+        started_at=run.started_at[:16].replace("T", " "),
+        changes="" if earlier is None or earlier.run is None else _changes(earlier.run, run),
+        earlier=None if earlier is None else earlier.name,
+        problem="",
+    )
+
+
+def _interval(run: RunFile) -> str:
+    """The 95 % interval of the pass rate of the run's only column; of several there is none in the record."""
+    columns = run.configuration.columns
+    statistics = None if run.statistics is None or len(columns) != 1 else run.statistics.targets.get(columns[0])
+    return format_share_interval(None if statistics is None else statistics.row)
+
+
+def _duration(run: RunFile) -> str:
+    try:
+        ended = datetime.fromisoformat(run.ended_at or "")
+        seconds = round((ended - datetime.fromisoformat(run.started_at)).total_seconds())
+    except (ValueError, TypeError):
+        return "-"
+    minutes, seconds = divmod(max(0, seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
+def _changes(before: RunFile, after: RunFile) -> str:
+    """What differs between two runs of one evaluation: datasets, graders, targets, and the pass rate."""
+    was, now = before.configuration, after.configuration
+    changed = [
+        word
+        for word, is_changed in (
+            ("dataset", was.identity.dataset != now.identity.dataset),
+            ("graders", was.identity.graders != now.identity.graders),
+            ("targets", was.targets != now.targets),
+            ("prompts", was.prompts != now.prompts),
+            ("targets' configuration", before.fingerprints.targets != after.fingerprints.targets),
+        )
+        if is_changed
+    ]
+    text = f"changed: {', '.join(changed)}" if changed else "same configuration"
+    if before.totals.graded and after.totals.graded:
+        difference = after.totals.passed / after.totals.graded - before.totals.passed / before.totals.graded
+        text += f"; pass rate {100 * difference:+.0f} points"
+    return text

@@ -1,0 +1,367 @@
+"""The server of `quintain view`: pages of results folders on a port of this machine, for the holder of its token."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from quintain.errors import ConfigError, QuintainError
+from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
+from quintain.web import STATIC_TYPES, static_file, visible
+from quintain_runner.report.run_report import read_run
+from quintain_view.access import AccessCheck, AccessKeys
+from quintain_view.filters import TrialFilter
+from quintain_view.folders import UNRECORDED_TEXT, IndexKeeper, RunFolders, is_unrecorded, results_state
+from quintain_view.index_reader import RowMoved
+from quintain_view.index_writer import IndexProgress
+from quintain_view.labels import Note, append_note, read_agreements
+from quintain_view.reading import (
+    ContentMissing,
+    NotIndexed,
+    neighbors,
+    read_case_page,
+    read_case_rows,
+    read_compare_page,
+    read_run_page,
+    trial_id,
+    with_counts,
+)
+from quintain_view.responses import (
+    LINKS,
+    POLL_SECONDS,
+    event_stream,
+    page_number,
+    page_response,
+    requested_folder,
+    to_number,
+    version_of,
+)
+from quintain_view.run_list import RunSource, run_list
+from quintain_view.trajectory_files import (
+    has_trajectories,
+    list_trajectories,
+    list_version,
+    read_trajectory,
+    trajectory_version,
+)
+from quintain_view.trajectory_page import STATE_NOTES, trajectory_page
+
+
+@asynccontextmanager
+async def serve_view(paths: Sequence[Path], *, port: int = 0) -> AsyncIterator[str]:
+    """Serve the results folders of these paths while the block runs; yields the address to open, with its token.
+
+    ``port`` 0 takes a free one. Raises `ConfigError` if the port is in use or a path is a file.
+
+    Example::
+
+        async with serve_view([Path("runs")]) as address:
+            print(address)  # http://127.0.0.1:41234/#token=...
+            await asyncio.Event().wait()
+    """
+    folders, keys, keeper = RunFolders(paths), AccessKeys(), IndexKeeper()
+    folders.check()
+    listener = open_listener(LOOPBACK, port)
+    app = build_app(folders, keys, keeper)
+    try:
+        # Streams have no end of their own: no grace period.
+        async with serve_uvicorn(listener, app, "view", timeout_graceful_shutdown=0):
+            yield f"{url_of('http', LOOPBACK, listener)}/#token={keys.token}"
+    finally:
+        await keeper.close()
+
+
+_MAX_FORM_BYTES = 100_000
+
+#: The version of a run whose record cannot be read.
+_UNRECORDED_VERSION = version_of(None)
+
+_ContentT = TypeVar("_ContentT")
+
+
+def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASGIApp:
+    """The application, behind the check of who may read."""
+    pages = _Pages(folders, keeper)
+    app = Starlette(
+        routes=[
+            Route("/", pages.runs),
+            Route("/events", pages.list_events),
+            Route("/static/{name}", _static),
+            Route("/run/{name}", pages.run),
+            Route("/run/{name}/events", pages.run_events),
+            Route("/run/{name}/case", pages.case),
+            Route("/run/{name}/raw", pages.raw),
+            Route("/run/{name}/notes", pages.note, methods=["POST"]),
+            Route("/run/{name}/compare/{before}", pages.compare),
+            *TrajectoryPages(folders).routes,
+        ],
+        exception_handlers={
+            HTTPException: _http_problem,
+            QuintainError: _problem,
+            ContentMissing: _problem,
+            _NotRecorded: _not_recorded,
+            NotIndexed: _not_indexed,
+            RowMoved: _not_indexed,
+        },
+    )
+    return AccessCheck(app, keys)
+
+
+class _NotRecorded(Exception):
+    """The run has only begun: it has no record, and there is nothing to show of it."""
+
+
+class _Pages:
+    def __init__(self, folders: RunFolders, keeper: IndexKeeper) -> None:
+        self._folders, self._keeper = folders, keeper
+
+    async def runs(self, _: Request) -> Response:
+        seen = await asyncio.to_thread(self._list_version)
+        sources = await asyncio.to_thread(self._folders.sources)
+        await asyncio.gather(*(self._keeper.ensure(Path(source.folder)) for source in sources if source.is_open))
+        lines = run_list(await asyncio.to_thread(lambda: [with_counts(source) for source in sources]))
+        paths = ", ".join(visible(str(path)) for path in self._folders.paths)
+        return await page_response("runs.html", runs=lines, folders=paths, seen=seen)
+
+    async def run(self, request: Request) -> Response:
+        name, folder = await self._requested_run(request)
+        progress = await self._keeper.ensure(folder)
+        seen = await asyncio.to_thread(_run_version, folder, progress)
+        trial_filter = TrialFilter.from_query(request.query_params.multi_items())
+        page = await asyncio.to_thread(
+            functools.partial(read_run_page, folder, trial_filter, progress, page=page_number(request))
+        )
+        agreements = await asyncio.to_thread(read_agreements, folder)
+        return await page_response(
+            "run.html",
+            page=page,
+            name=name,
+            seen=seen,
+            agreements=agreements,
+            problem=self._keeper.problems.get(folder),
+            has_trajectories=has_trajectories(folder),
+        )
+
+    async def case(self, request: Request) -> Response:
+        name, folder = await self._requested_run(request)
+        progress = await self._keeper.ensure(folder)
+        seen = await asyncio.to_thread(_run_version, folder, progress)
+        case_id = request.query_params.get("id", "")
+        page, notes = await self._read(folder, functools.partial(read_case_page, folder, case_id))
+        trial_filter = TrialFilter.from_query(request.query_params.multi_items())
+        place = to_number(request.query_params.get("at", ""), -1)
+        before, after = await asyncio.to_thread(neighbors, folder, trial_filter, place)
+
+        def address(neighbor: str | None, at: int) -> str | None:
+            return None if neighbor is None else LINKS.case(name, neighbor, trial_filter.to_query(at=at))
+
+        return await page_response(
+            "case.html",
+            page=page,
+            name=name,
+            seen=seen,
+            title=visible(name),
+            raw_case_id=case_id,
+            notes=notes,
+            trial_filter=trial_filter,
+            before=address(before, place - 1),
+            after=address(after, place + 1),
+        )
+
+    async def raw(self, request: Request) -> Response:
+        _, folder = await requested_folder(self._folders, request)
+        await self._keeper.ensure(folder)
+        rows = await self._read(folder, functools.partial(read_case_rows, folder, request.query_params.get("id", "")))
+        wanted = request.query_params.get("trial")
+        for row in rows:
+            if trial_id(row) == wanted:
+                # ASCII: nothing in it moves a terminal's cursor or turns the direction of text.
+                return PlainTextResponse(json.dumps(json.loads(row.to_line()), indent=2))
+        raise ContentMissing("This case has no such row")
+
+    async def note(self, request: Request) -> Response:
+        name, folder = await requested_folder(self._folders, request)
+        form = await _form(request)
+        case_id, trial = form.get("id", ""), form.get("trial", "")
+        rows = await self._read(folder, functools.partial(read_case_rows, folder, case_id))
+        row = next((row for row in rows if trial_id(row) == trial), None)
+        if row is None:
+            raise ContentMissing("This case has no such row")
+        try:
+            note = Note(
+                case_id=case_id,
+                column=row.column,
+                repeat=row.repeat,
+                passed={"true": True, "false": False}.get(form.get("pass", "")),
+                text=form.get("text", ""),
+            )
+        except ValidationError:
+            raise HTTPException(413) from None
+        await asyncio.to_thread(append_note, folder, note)
+        return RedirectResponse(request.headers.get("referer") or LINKS.case(name, case_id), 303)
+
+    async def compare(self, request: Request) -> Response:
+        name, folder = await self._requested_run(request)
+        before, earlier = await self._requested_run(request, "before")
+        for each in (earlier, folder):
+            await self._keeper.ensure(each)
+        query = request.query_params
+        target, change = query.get("target", ""), query.get("change", "")
+        read = functools.partial(
+            read_compare_page, (before, name), (earlier, folder), target, change, page=page_number(request)
+        )
+        page = await asyncio.to_thread(read)
+
+        def page_query(*, page: int) -> str:
+            return urlencode({"target": target, "change": change, "page": page})
+
+        return await page_response("compare.html", page=page, names=(before, name), query=page_query)
+
+    async def list_events(self, request: Request) -> Response:
+        return event_stream(request, self._list_version)
+
+    async def run_events(self, request: Request) -> Response:
+        _, folder = await requested_folder(self._folders, request)
+
+        async def on_poll() -> None:
+            await self._keeper.ensure(folder, wait_seconds=POLL_SECONDS)
+
+        return event_stream(request, lambda: _run_version(folder, self._keeper.progress_of(folder)), on_poll)
+
+    async def _requested_run(self, request: Request, parameter: str = "name") -> tuple[str, Path]:
+        """The run that a request's address names, and its folder. Raises `ContentMissing` and `_NotRecorded`."""
+        name, folder = await requested_folder(self._folders, request, parameter)
+        if await asyncio.to_thread(is_unrecorded, folder):
+            raise _NotRecorded(name)
+        return name, folder
+
+    def _list_version(self) -> str:
+        sources = self._folders.sources()
+        return version_of(
+            [
+                (source.name, source.run and (source.run.ended_at, source.run.totals), self._open_state(source))
+                for source in sources
+            ]
+        )
+
+    def _open_state(self, source: RunSource) -> object:
+        """What changes while a run has not ended: its rows, and how far their index is."""
+        folder = Path(source.folder)
+        return (results_state(folder), self._keeper.progress_of(folder)) if source.is_open else None
+
+    async def _read(self, folder: Path, read: Callable[[], _ContentT]) -> _ContentT:
+        """Read rows; if they are not where the index says, make the index anew first."""
+        try:
+            return await asyncio.to_thread(read)
+        except RowMoved:
+            self._keeper.forget(folder)
+            await self._keeper.ensure(folder, wait_seconds=2)
+            return await asyncio.to_thread(read)
+
+
+def _run_version(folder: Path, progress: IndexProgress | None) -> str:
+    try:
+        run = read_run(folder)
+    except QuintainError:
+        return _UNRECORDED_VERSION
+    return version_of((results_state(folder), run.ended_at, progress))
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_FORM_BYTES:
+            raise HTTPException(413)
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in STATIC_TYPES:
+        raise HTTPException(404)
+    return Response(static_file(name), media_type=STATIC_TYPES[name])
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    is_missing = isinstance(error, ContentMissing | ConfigError)
+    text = error.message if isinstance(error, QuintainError) else str(error)
+    title = "Not found" if is_missing else "This cannot be shown"
+    return await page_response("problem.html", 404 if is_missing else 500, title=title, text=visible(text))
+
+
+async def _not_recorded(_: Request, error: Exception) -> Response:
+    events = f"{LINKS.run(str(error))}/events?seen={_UNRECORDED_VERSION}"
+    return await page_response("problem.html", 503, title="Not yet", text=UNRECORDED_TEXT, events=events)
+
+
+async def _not_indexed(_: Request, __: Exception) -> Response:
+    text = "The results of this run are being read. Load this page again in a moment."
+    return await page_response("problem.html", 503, title="Not yet", text=text)
+
+
+async def _http_problem(_: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return await page_response("problem.html", status, title=f"{status}", text="This address has no page for that.")
+
+
+class TrajectoryPages:
+    """The endpoints of trajectories."""
+
+    def __init__(self, folders: RunFolders) -> None:
+        self._folders = folders
+        self.routes = [
+            Route("/run/{name}/trajectories", self.list),
+            Route("/run/{name}/trajectories/events", self.list_events),
+            Route("/run/{name}/trajectories/{file}", self.trajectory),
+            Route("/run/{name}/trajectories/{file}/events", self.trajectory_events),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        """The recorded runs of hosted targets in a folder, the newest first."""
+        name, folder = await requested_folder(self._folders, request)
+        page = page_number(request)
+        seen = version_of(await asyncio.to_thread(list_version, folder))
+        entries, has_next = await asyncio.to_thread(functools.partial(list_trajectories, folder, page=page))
+        return await page_response(
+            "trajectories.html", name=name, entries=entries, page=page, has_next=has_next, seen=seen
+        )
+
+    async def trajectory(self, request: Request) -> Response:
+        """One run in two lanes."""
+        name, folder = await requested_folder(self._folders, request)
+        file = request.path_params["file"]
+        seen = version_of(await asyncio.to_thread(trajectory_version, folder, file))
+        record = await asyncio.to_thread(read_trajectory, folder, file)
+        wanted = to_number(request.query_params.get("page", ""), 0)
+        page = await asyncio.to_thread(trajectory_page, record, int(time.time() * 1000), wanted or None)
+        return await page_response(
+            "trajectory.html", name=name, page=page, file=file, seen=seen, note=STATE_NOTES[page.state]
+        )
+
+    async def list_events(self, request: Request) -> Response:
+        """The stream of the list."""
+        _, folder = await requested_folder(self._folders, request)
+        return event_stream(request, lambda: version_of(list_version(folder)))
+
+    async def trajectory_events(self, request: Request) -> Response:
+        """The stream of one run."""
+        _, folder = await requested_folder(self._folders, request)
+        file = request.path_params["file"]
+        return event_stream(request, lambda: version_of(trajectory_version(folder, file)))

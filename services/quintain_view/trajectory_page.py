@@ -1,0 +1,291 @@
+"""What the pages of trajectories show: the runs of hosted targets, and one run in two lanes. No I/O.
+
+A trajectory is read line by line from a file that a target and a controller filled with their texts, that may grow, and
+that may end anywhere. Whatever it holds, a page can be made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from quintain.contracts.trajectory import TrajectoryLine, TrajectoryStart
+from quintain.web import visible
+from quintain_view.text import ShownText, one_line, shown
+
+STEPS_PER_PAGE = 200
+
+
+class RunState(StrEnum):
+    """How a recorded run is: ``STOPPED`` is one whose record has no end, and no writer."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+STATE_NOTES = {
+    RunState.RUNNING: "",
+    RunState.ENDED: "",
+    RunState.FAILED: "",
+    RunState.STOPPED: "The record has no end: its controller ended before the run did, or could not write further.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRecord:
+    """A file of a trajectory as far as it could be read; ``unreadable`` counts lines that are none."""
+
+    name: str
+    start: TrajectoryStart | None
+    lines: Sequence[TrajectoryLine]
+    is_written: bool
+    unreadable: int = 0
+
+    @property
+    def state(self) -> RunState:
+        """How the run is."""
+        if not self.lines or self.lines[-1].kind != "end":
+            return RunState.RUNNING if self.is_written else RunState.STOPPED
+        return RunState.FAILED if "error" in self.lines[-1].texts else RunState.ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryEntry:
+    """One line of the list of trajectories."""
+
+    name: str
+    target: str
+    title: str
+    started_at: str
+    state: RunState
+    error: str
+    took: str
+    size: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedText:
+    """A text of an event or a reply. ``left_out`` is how many of its characters were not recorded."""
+
+    name: str
+    text: ShownText
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """The controller's reply: its class, its texts, and how long the target waited for it."""
+
+    title: str
+    took: str
+    texts: list[NamedText]
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row of the two lanes: what the target sent, and the controller's reply to it.
+
+    ``beside`` counts the events that awaited replies when this one was sent. ``waits_since`` is the time from which an
+    event without a reply waits, in milliseconds since the epoch, in a run that goes on. A reply to no event of the
+    record has no ``title``.
+    """
+
+    kind: str
+    at: str
+    title: str = ""
+    type: str = ""
+    tag: str = ""
+    texts: list[NamedText] | None = None
+    beside: int = 0
+    reply: StepReply | None = None
+    waits_since: int | None = None
+    waited: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryPage:
+    """A run in two lanes, with ``step_count`` rows on all its pages.
+
+    ``waiting`` are all events of the run that await a reply now, also those of other pages.
+    """
+
+    name: str
+    target: str
+    title: str
+    started_at: str
+    facts: list[tuple[str, str]]
+    state: RunState
+    error: ShownText | None
+    took: str
+    waiting: list[Step]
+    steps: list[Step]
+    step_count: int
+    unreadable: int
+    skipped: int
+    page: int
+    pages: int
+
+
+def trajectory_entry(record: TrajectoryRecord, size: int) -> TrajectoryEntry:
+    """The line of a list for a record, of whose lines only the last is needed; ``size`` is its file's, in bytes."""
+    last = record.lines[-1] if record.lines else None
+    start = record.start
+    return TrajectoryEntry(
+        name=record.name,
+        target=visible(start.target) if start else "-",
+        title=one_line(start.title) if start else "",
+        started_at=_shown_time(start),
+        state=record.state,
+        error=one_line(last.texts.get("error", "")) if last is not None and last.kind == "end" else "",
+        took=_seconds(last.ms) if last is not None and record.state is not RunState.RUNNING else "",
+        size=f"{max(1, size // 1000):,} kB",
+    )
+
+
+def trajectory_page(record: TrajectoryRecord, now_ms: int, page: int | None = None) -> TrajectoryPage:
+    """A run in two lanes at this time, in milliseconds since the epoch. Without ``page`` it is the last of a run that
+    goes on, else the first.
+    """
+    start, last = record.start, record.lines[-1] if record.lines else None
+    is_running = record.state is RunState.RUNNING
+    steps = _steps(record.lines, _started_ms(start) if is_running else None, now_ms)
+    pages = max(1, -(-len(steps) // STEPS_PER_PAGE))
+    number = min(pages, page or (pages if is_running else 1))
+    ended = last if last is not None and last.kind == "end" else None
+    error = None if ended is None else ended.texts.get("error")
+    return TrajectoryPage(
+        name=record.name,
+        target=visible(start.target) if start else "an unknown target",
+        title=one_line(start.title) if start else "",
+        started_at=_shown_time(start),
+        facts=_facts(start, steps),
+        state=record.state,
+        error=None if error is None else shown(error),
+        took="" if last is None or is_running else _seconds(last.ms),
+        waiting=[step for step in steps if step.waits_since is not None],
+        steps=steps[(number - 1) * STEPS_PER_PAGE : number * STEPS_PER_PAGE],
+        step_count=len(steps),
+        unreadable=record.unreadable,
+        skipped=0 if ended is None else ended.skipped,
+        page=number,
+        pages=pages,
+    )
+
+
+def _steps(lines: Iterable[TrajectoryLine], started_ms: int | None, now_ms: int) -> list[Step]:
+    """The rows in the order of their events; a reply stands beside its event."""
+    lines = list(lines)
+    sent = {line.seq for line in lines if line.kind == "send"}
+    replies: dict[int | None, TrajectoryLine] = {}
+    stray: set[int] = set()
+    for line in lines:
+        if line.kind == "reply":
+            if line.seq in sent and line.seq not in replies:
+                replies[line.seq] = line
+            else:
+                stray.add(id(line))
+    waiting: set[int | None] = set()
+    steps = []
+    for line in lines:
+        if line.kind == "send":
+            steps.append(_sent_step(line, replies.get(line.seq), len(waiting), started_ms, now_ms))
+            waiting.add(line.seq)
+        elif line.kind == "reply":
+            waiting.discard(line.seq)
+            if id(line) in stray:
+                steps.append(Step(kind="reply", at=_seconds(line.ms), reply=_reply(line, line.ms)))
+        elif line.kind in {"emit", "log", "limit"}:
+            steps.append(_plain_step(line))
+    return steps
+
+
+def _sent_step(
+    line: TrajectoryLine, reply: TrajectoryLine | None, beside: int, started_ms: int | None, now_ms: int
+) -> Step:
+    since = None if reply is not None or started_ms is None else started_ms + int(line.ms)
+    return Step(
+        kind="send",
+        at=_seconds(line.ms),
+        title=visible(line.name) or visible(line.type),
+        type=visible(line.type),
+        tag=_tag(line.tag),
+        texts=_texts(line),
+        beside=beside,
+        reply=None if reply is None else _reply(reply, line.ms),
+        waits_since=since,
+        waited="" if since is None else f"{max(0, now_ms - since) // 1000} s",
+    )
+
+
+def _plain_step(line: TrajectoryLine) -> Step:
+    return Step(
+        kind=line.kind,
+        at=_seconds(line.ms),
+        title=visible(line.name) or visible(line.type),
+        type=visible(line.type),
+        tag=_tag(line.tag),
+        texts=_texts(line),
+    )
+
+
+def _reply(line: TrajectoryLine, sent_ms: float) -> StepReply:
+    return StepReply(
+        title=visible(line.type) or ("an error" if "error" in line.texts else "a reply"),
+        took=_seconds(max(0.0, line.ms - sent_ms)),
+        texts=_texts(line),
+        is_error="error" in line.texts,
+    )
+
+
+def _texts(line: TrajectoryLine) -> list[NamedText]:
+    named = []
+    for name, text in line.texts.items():
+        whole = _plain(text) if name == "content" and name not in line.shortened else text
+        left_out = max(0, line.shortened.get(name, 0) - len(text))
+        named.append(NamedText(visible(name), shown(whole), left_out))
+    return named
+
+
+def _plain(text: str) -> str:
+    """The content of an observation, which is JSON text: a string as it is."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, str) else text
+
+
+def _tag(path: Sequence[str]) -> str:
+    return visible("/".join(reversed(path)))
+
+
+def _facts(start: TrajectoryStart | None, steps: Sequence[Step]) -> list[tuple[str, str]]:
+    events = sum(step.kind == "send" for step in steps)
+    counts = [("events", f"{events:,}"), ("replies", f"{sum(step.reply is not None for step in steps):,}")]
+    counts.append(("observations", f"{sum(step.kind == 'emit' for step in steps):,}"))
+    known: Mapping[str, str] = {} if start is None else {"host": start.host_id, "lease": start.lease_id}
+    return [*counts, *((name, visible(value)) for name, value in known.items() if value)]
+
+
+def _seconds(milliseconds: float) -> str:
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    minutes, seconds = divmod(milliseconds / 1000, 60)
+    return f"{int(minutes):,} min {seconds:04.1f} s" if minutes else f"{seconds:.2f} s"
+
+
+def _started_ms(start: TrajectoryStart | None) -> int | None:
+    try:
+        return None if start is None else int(datetime.fromisoformat(start.started_at).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _shown_time(start: TrajectoryStart | None) -> str:
+    return "" if start is None else visible(start.started_at[:19].replace("T", " "))

@@ -1,0 +1,248 @@
+"""Answers requests of a vendor's API with a provider that takes conversations only: programs, functions, mocks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.alias_generators import to_snake
+
+from quintain.apis.chat import ChatStream, DifferentAnswer, chunk_of
+from quintain.apis.policy import Policy, check_request
+from quintain.apis.streams import StreamTranslation, translate_answer
+from quintain.apis.translate import CONVERSATION_APIS, own_name, request_to_chat
+from quintain.apis.translation import Json, Translation, all_objects, invalid, objects
+from quintain.contracts.api_request import ApiName, ApiRequest
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessage
+from quintain.contracts.message import describe_validation_error
+from quintain.contracts.strings import shorten
+from quintain.errors import BadRequest, Fault
+from quintain_worker.providers.models.requests import calls_and_thinking
+from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.settings import with_field
+
+#: Fields of a chat request that change no answer.
+_WITHOUT_EFFECT = frozenset(
+    {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+     "prompt_cache_retention"}
+)  # fmt: skip
+
+#: OpenAI's finish reasons by those of providers; clients accept only these. All others are ``stop``.
+_FINISH_REASONS = {
+    "length": "length",
+    "max_tokens": "length",
+    "content_filter": "content_filter",
+    "refusal": "content_filter",
+    "tool_calls": "tool_calls",
+}
+
+
+#: The fields of a chat message that conversations have too, and those of a model's own message that change no answer.
+_TURN_FIELDS = frozenset(
+    {"role", "content", "refusal", "tool_calls", "tool_call_id", "is_error", "thinking_blocks", "reasoning_content",
+     "reasoning", "annotations"}
+)  # fmt: skip
+
+
+def check_conversation(request: ApiRequest) -> None:
+    """Check a request for a provider that takes conversations only. Raises `BadRequest`, which names the field."""
+    if request.api not in CONVERSATION_APIS:
+        raise BadRequest(f"{request.api}: this target's provider has no such endpoint")
+    check_request(request.api, request.body.values, Policy(image_urls="any"))
+
+
+class ApiConversation:
+    """A provider of conversations, for one request in the words of an API."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    async def answer(
+        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Answer in the words of the request's API. Raises `ProviderFailure`."""
+        assert isinstance(request, ApiRequest), "only such requests come here"
+        translation = Translation("this target", ignore_unsupported=request.ignore_unsupported)
+        try:
+            conversation = conversation_of(
+                request_to_chat(request.api, request.body.values, translation), translation, request
+            )
+        except BadRequest as fault:
+            raise ProviderFailure(fault, Billing.UNBILLED) from None
+        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time())}
+        stream = _Stream(request.api, head, on_text)
+        on_piece = None if on_text is None else stream.add
+        try:
+            answer = await self._provider.answer(conversation, timeout_seconds=timeout_seconds, on_text=on_piece)
+        except ProviderFailure as failure:
+            raise ProviderFailure(_in_words_of(request, failure.fault, translation), failure.billing) from None
+        return ProviderAnswer(
+            text="",
+            body=stream.complete(chat_answer_of(answer, head)),
+            token_usage=answer.token_usage,
+            model=answer.model,
+            finish_reason=answer.finish_reason,
+            ignored=(*translation.ignored, *(_name_in(request, name, translation) for name in answer.ignored)),
+            host_fingerprint=answer.host_fingerprint,
+        )
+
+    async def close(self) -> None:
+        """Close the provider."""
+        await self._provider.close()
+
+
+def conversation_of(chat: Json, translation: Translation, request: ApiRequest) -> InvokeRequest:
+    """Return a chat request as a conversation. Raises `BadRequest`, which names the field."""
+    settings: Json = {}
+    for name, value in chat.items():
+        field = "max_tokens" if name == "max_completion_tokens" else name
+        if field in InvokeSettings.model_fields.keys() - {"extra_body", "unsupported"}:
+            settings[field] = value
+        elif name != "messages" and name not in _WITHOUT_EFFECT:
+            translation.leave_out(name, value=value)
+    if request.ignore_unsupported:
+        settings["unsupported"] = "ignore"
+    turns = chat.get("messages")
+    if not isinstance(turns, list) or not turns:
+        raise BadRequest("messages: it is a list of at least one message")
+    try:
+        fields: dict[str, Any] = {
+            "messages": [_turn(f"messages[{at}]", turn, translation) for at, turn in enumerate(turns)]
+        }
+        if settings:
+            fields["settings"] = settings
+        return InvokeRequest.model_validate({**fields, "target": request.target}, strict=True)
+    except ValidationError as error:
+        raise _in_words_of(request, BadRequest(describe_validation_error(error)), translation) from None
+
+
+def _in_words_of(request: ApiRequest, fault: Fault, translation: Translation) -> Fault:
+    """Return the fault of a conversation's field with its name in the caller's request."""
+    field, colon, reason = fault.message.partition(": ")
+    if not isinstance(fault, BadRequest) or not colon or " " in field:
+        return fault
+    name = _name_in(request, field.removeprefix("settings."), translation)
+    return with_field(fault, name, shorten(name), reason)
+
+
+def _name_in(request: ApiRequest, setting: str, translation: Translation) -> str:
+    head, dot, rest = setting.partition(".")
+    return own_name(request.api, to_snake(head) + dot + rest, request.body.values, translation)
+
+
+def _turn(field: str, message: Any, translation: Translation) -> Json:
+    if not isinstance(message, dict):
+        raise invalid(field, "it is an object")
+    translation.leave_out_rest(f"{field}.", message, _TURN_FIELDS)
+    role, content = message.get("role"), message.get("content")
+    if content is None and role != "assistant":
+        raise invalid(f"{field}.content", "it is a text, or a list of parts")
+    turn: Json = {"role": "system" if role == "developer" else role}
+    turn["content"] = message.get("refusal") or "" if content is None else content
+    if message.get("tool_calls"):
+        turn["tool_calls"] = [_call(call) for call in all_objects(f"{field}.tool_calls", message["tool_calls"])]
+    for name in ("tool_call_id", "is_error"):
+        if message.get(name) is not None:
+            turn[name] = message[name]
+    blocks = objects(message.get("thinking_blocks"))
+    if not blocks and isinstance(message.get("reasoning_content"), str):
+        blocks = [{"thinking": message["reasoning_content"]}]
+    if blocks:
+        turn["reasoning"] = [
+            {"text": block.get("thinking") or "", "signature": block.get("signature"), "redacted": block.get("data")}
+            for block in blocks
+        ]
+    return turn
+
+
+def _call(call: Json) -> Json:
+    function = call.get("function")
+    fields = function if isinstance(function, dict) else {}
+    return {"id": call.get("id"), "name": fields.get("name"), "arguments": fields.get("arguments") or ""}
+
+
+def chat_answer_of(answer: ProviderAnswer, head: Json) -> Json:
+    """Return a provider's answer as a chat completion."""
+    output = answer.output or [OutputMessage(content=answer.text)]
+    said = OutputMessage(
+        content="",
+        tool_calls=[call for message in output for call in message.tool_calls or []],
+        reasoning=[piece for message in output for piece in message.reasoning or []],
+    )
+    refusal = "".join(message.refusal or "" for message in output) or None
+    text = "" if refusal is not None and refusal == answer.text else answer.text
+    content = text or (None if said.tool_calls or refusal else "")
+    turn: Json = {"role": "assistant", "content": content, "refusal": refusal, **calls_and_thinking(said)}
+    if said.reasoning:
+        turn["reasoning_content"] = "".join(piece.text for piece in said.reasoning)
+    logprobs = [token for message in output for token in message.logprobs or []]
+    reason = "tool_calls" if said.tool_calls else _FINISH_REASONS.get(answer.finish_reason or "", "stop")
+    choice = {
+        "index": 0,
+        "message": turn,
+        "finish_reason": reason,
+        "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
+    }
+    whole = {**head, "object": "chat.completion", "model": answer.model, "choices": [choice]}
+    return whole if answer.token_usage is None else {**whole, "usage": _usage(answer)}
+
+
+def _usage(answer: ProviderAnswer) -> Json:
+    usage = answer.token_usage
+    assert usage is not None, "asked for only where there is one"
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cached or 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
+    }
+
+
+class _Stream:
+    """An answer in the words of an API: its pieces are passed on as events of that API's stream."""
+
+    def __init__(self, api: ApiName, head: Json, on_event: OnText | None) -> None:
+        self._api, self._head, self._on_event = api, head, on_event
+        self._chat, self._translation = ChatStream(), StreamTranslation("chat", api)
+
+    def add(self, piece: Delta) -> None:
+        """Pass on the events of the next piece."""
+        role = {} if self._chat.has_begun else {"role": "assistant"}
+        self._feed(chunk_of(self._head, {**role, **_delta(piece)}))
+
+    def complete(self, chat: Json) -> Json:
+        """Pass on what was not passed on of this chat completion, and return the whole answer."""
+        try:
+            rest = list(self._chat.rest_of(chat))
+        except DifferentAnswer:
+            # The whole answer counts, whatever the pieces were.
+            return translate_answer("chat", self._api, chat)
+        for chunk in rest:
+            self._feed(chunk)
+        self._send(self._translation.end())
+        return {**self._translation.answer(), "model": chat["model"]}
+
+    def _feed(self, chunk: Json) -> None:
+        self._chat.feed(chunk)
+        self._send(self._translation.feed(chunk))
+
+    def _send(self, events: Iterator[Json]) -> None:
+        for event in events:
+            if self._on_event is not None:
+                self._on_event(event)
+
+
+def _delta(piece: Delta) -> Json:
+    if isinstance(piece, str):
+        return {"content": piece}
+    if isinstance(piece, ToolCallChunk):
+        function = {"name": piece.name, "arguments": piece.arguments}
+        return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
+    assert isinstance(piece, ReasoningChunk), "a provider of conversations has no events"
+    block = {"type": "thinking", "thinking": piece.text, "signature": piece.signature or "", "index": piece.index}
+    return {"reasoning_content": piece.text, "thinking_blocks": [block]}

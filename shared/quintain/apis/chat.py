@@ -1,0 +1,335 @@
+"""Streams of chat completions: put together to the whole, continued, and read piece by piece. No I/O.
+
+Every answer is translated as a stream, because a whole answer is its events put together (`translate.py`). Chunks of
+chat completions are the neutral form between the APIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from quintain.apis.translation import Json, objects, text_of
+
+#: Texts of a chunk that name something: they are sent whole, by some servers again in every chunk.
+_NAMES = frozenset({"id", "type", "role", "name", "object", "model", "index", "finish_reason", "call_id"})
+
+#: The lists of a message whose items have an index in chunks, and none in a whole message.
+_INDEXED = ("tool_calls", "thinking_blocks")
+
+
+class DifferentAnswer(Exception):
+    """The whole answer does not begin with what was sent."""
+
+
+class Text(list[str]):
+    """The pieces of a text that still comes."""
+
+
+def join_text(pieces: Iterable[str]) -> str:
+    """Join the pieces of a text. A character that came in two halves, each in its piece, is one character."""
+    text = "".join(pieces)
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def joined(value: Any) -> Any:
+    """Return JSON that was put together by `merge`, with its texts as texts."""
+    if isinstance(value, Text):
+        return join_text(value)
+    if isinstance(value, dict):
+        return {name: joined(item) for name, item in value.items()}
+    return [joined(item) for item in value] if isinstance(value, list) else value
+
+
+def merge(whole: Json, delta: Json) -> None:
+    """Add the next piece of an object: texts and lists are continued, items with an index by that index."""
+    for name, value in delta.items():
+        present = whole.get(name)
+        if value is None:
+            whole.setdefault(name)
+        elif isinstance(value, str) and name not in _NAMES:
+            whole[name] = present if isinstance(present, Text) else Text()
+            whole[name].append(value)
+        elif isinstance(value, dict):
+            whole[name] = present if isinstance(present, dict) else {}
+            merge(whole[name], value)
+        elif isinstance(value, list):
+            whole[name] = present if isinstance(present, list) else []
+            _merge_items(whole[name], value)
+        elif present is None or value != "":
+            whole[name] = value
+
+
+def _merge_items(whole: list[object], items: list[object]) -> None:
+    for item in items:
+        index = item.get("index") if isinstance(item, dict) else None
+        if not isinstance(item, dict) or not isinstance(index, int):
+            whole.append(item)
+            continue
+        own = next((known for known in objects(whole) if known.get("index") == index), None)
+        if own is None:
+            whole.append(own := {})
+        merge(own, item)
+
+
+def lacking(whole: Json, sent: Json) -> Json:
+    """Return the piece that continues an object of which this was sent, so that `merge` makes the whole of both.
+
+    Raises `DifferentAnswer` where the whole does not begin with it.
+    """
+    if any(isinstance(sent[name], str | list | dict) and sent[name] and not whole.get(name) for name in sent):
+        raise DifferentAnswer
+    rest: Json = {}
+    for name, value in whole.items():
+        known = sent.get(name)
+        more = value if known is None else _lacking_value(name, value, known)
+        if more not in (None, "", [], {}) or (known is None and (value is not None or not sent)):
+            rest[name] = more
+    return rest
+
+
+def _lacking_value(name: str, value: Any, known: Any) -> Any:
+    if isinstance(value, dict) and isinstance(known, dict):
+        return lacking(value, known)
+    if isinstance(value, list) and isinstance(known, list):
+        return _lacking_items(value, known)
+    if isinstance(value, str) and isinstance(known, str) and name not in _NAMES and value.startswith(known):
+        return value[len(known) :]
+    if isinstance(value, str | list | dict) and value and value != known:
+        raise DifferentAnswer
+    return None if value == known else value
+
+
+def _lacking_items(whole: list[Any], sent: list[Any]) -> list[Any]:
+    if any(isinstance(item, dict) and "index" in item for item in whole):
+        known = {item.get("index"): item for item in objects(sent)}
+        if known.keys() - {item["index"] for item in objects(whole)}:
+            raise DifferentAnswer
+        found = [(item, lacking(item, known.get(item["index"], {}))) for item in objects(whole)]
+        return [{"index": item["index"], **more} for item, more in found if more]
+    if whole[: len(sent)] != sent:
+        raise DifferentAnswer
+    return whole[len(sent) :]
+
+
+def _with_indexes(message: Json, sent: Json) -> Json:
+    """Return a message whose calls and blocks of thinking have the indexes that were sent of them, in their order."""
+    indexed: Json = {}
+    for name in _INDEXED:
+        if items := objects(message.get(name)):
+            indexes = [item.get("index", at) for at, item in enumerate(objects(sent.get(name)))]
+            while len(indexes) < len(items):
+                indexes.append(max(indexes, default=-1) + 1)
+            indexed[name] = [{**item, "index": index} for item, index in zip(items, indexes, strict=False)]
+    return {**message, **indexed}
+
+
+def _without_indexes(message: Json) -> Json:
+    return message | {
+        name: [{key: value for key, value in item.items() if key != "index"} for item in objects(message[name])]
+        for name in _INDEXED
+        if message.get(name)
+    }
+
+
+class ChatStream:
+    """The chunks of a chat completion, or of a completion, put together. Fields that it does not know are kept too."""
+
+    def __init__(self) -> None:
+        self._head: Json = {}
+        self._choices: dict[int, Json] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has the reason for which it ended."""
+        choices = self._choices.values()
+        return bool(choices) and all(choice.get("finish_reason") is not None for choice in choices)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was any chunk."""
+        return bool(self._head or self._choices)
+
+    def feed(self, chunk: Json) -> None:
+        """Add the next chunk."""
+        self._head |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
+        for choice in objects(chunk.get("choices")):
+            merge(self._choices.setdefault(choice.get("index") or 0, {}), choice)
+
+    def answer(self) -> Json:
+        """Return the whole completion."""
+        choices = []
+        for index in sorted(self._choices):
+            choice = {"index": index, **joined(self._choices[index])}
+            if isinstance(delta := choice.pop("delta", None), dict):
+                message = {"role": "assistant", "content": None, **delta}
+                choice = {"message": _without_indexes(message), **choice}
+            choices.append(choice)
+        kind = str(self._head.get("object") or "").removesuffix(".chunk")
+        return {**self._head, **({"object": kind} if kind else {}), "choices": choices}
+
+    def rest_of(self, whole: Json) -> Iterator[Json]:
+        """Yield the chunks that this stream lacks of a whole completion. Raises `DifferentAnswer`."""
+        head = {name: value for name, value in whole.items() if name not in {"choices", "usage"}}
+        kind = str(whole.get("object") or "chat.completion")
+        head["object"] = f"{kind}.chunk" if kind == "chat.completion" else kind
+        for choice in objects(whole.get("choices")):
+            index, reason = choice.get("index") or 0, choice.get("finish_reason")
+            sent = joined(self._choices.get(index, {}))
+            given = {name: value for name, value in choice.items() if name not in {"message", "finish_reason"}}
+            if isinstance(message := choice.get("message"), dict):
+                delta = sent.get("delta") or {}
+                given["delta"], sent["delta"] = _with_indexes(message, delta), _with_indexes(delta, delta)
+            empty: Json = {"delta": {}} if "delta" in given else {"text": ""}
+            if sent.pop("finish_reason", reason) not in {None, reason}:
+                raise DifferentAnswer
+            if more := lacking({"index": index, **given}, sent) if index in self._choices else given:
+                yield {**head, "choices": [{**empty, **more, "index": index, "finish_reason": None}]}
+            if reason is not None and self._choices.get(index, {}).get("finish_reason") is None:
+                yield {**head, "choices": [{"index": index, **empty, "finish_reason": reason}]}
+        if whole.get("usage") is not None and self._head.get("usage") is None:
+            yield {**head, "choices": [], "usage": whole["usage"]}
+
+
+class Piece(NamedTuple):
+    """The next text of one part of an answer: of its ``text``, a ``refusal``, ``thinking`` or a ``call``.
+
+    ``at`` is the index of the call, or of the block of thinking. ``fields`` are what the chunk says besides: the call's
+    id and name, the signature or the data of thinking, the log probabilities of a text.
+    """
+
+    kind: str
+    at: int
+    text: str
+    fields: Json
+
+
+class PieceReader:
+    """Reads the pieces of a completion's first choice, part by part: each part ends before the next one begins.
+
+    A server may send its calls in turns: the pieces of other calls wait until the end. ``reason`` and ``usage`` are
+    those of the chunks so far.
+    """
+
+    def __init__(self) -> None:
+        self.reason, self.usage = "", None
+        self._call: int | None = None
+        self._waiting: dict[int, list[Piece]] = {}
+
+    def feed(self, chunk: Json) -> Iterator[Piece]:
+        """Yield the pieces of the next chunk."""
+        for choice in objects(chunk.get("choices"))[:1]:
+            self.reason = choice.get("finish_reason") or self.reason
+        self.usage = chunk.get("usage") or self.usage
+        for piece in pieces_of(chunk):
+            if piece.kind == "call" and self._call is None:
+                self._call = piece.at
+            if piece.kind == "call" and piece.at != self._call:
+                self._waiting.setdefault(piece.at, []).append(piece)
+            else:
+                yield piece
+
+    def end(self) -> Iterator[Piece]:
+        """Yield the pieces that waited."""
+        for pieces in self._waiting.values():
+            yield from pieces
+
+
+def pieces_of(chunk: Json) -> Iterator[Piece]:
+    """Yield the pieces of a chunk's first choice."""
+    choice: Json = next(iter(objects(chunk.get("choices"))), {})
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return
+    blocks = objects(delta.get("thinking_blocks"))
+    if not blocks and (text := delta.get("reasoning_content") or delta.get("reasoning")):
+        blocks = [{"thinking": text}]
+    for block in blocks:
+        yield Piece("thinking", block.get("index") or 0, _text(block.get("thinking")), block)
+    logprobs = choice.get("logprobs")
+    tokens = objects(logprobs.get("content")) if isinstance(logprobs, dict) else []
+    if (text := text_of(delta.get("content"))) or tokens:
+        yield Piece("text", 0, text, {"logprobs": tokens})
+    if refusal := _text(delta.get("refusal")):
+        yield Piece("refusal", 0, refusal, {})
+    for call in objects(delta.get("tool_calls")):
+        function = call.get("function")
+        fields = function if isinstance(function, dict) else {}
+        named = {"id": call.get("id"), "name": fields.get("name")}
+        yield Piece("call", call.get("index") or 0, _text(fields.get("arguments")), named)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def chunk_of(head: Json, delta: Json, **choice: object) -> Json:
+    """Return a chunk with this piece of its first choice's message."""
+    choices = [{"index": 0, "delta": delta, "finish_reason": None, **choice}]
+    return {**head, "object": "chat.completion.chunk", "choices": choices}
+
+
+class ChunkWriter:
+    """Writes the chunks of a completion; calls and blocks of thinking are numbered in the order of their first piece.
+
+    ``key`` is what a call, or a block, has in the API that is translated.
+    """
+
+    def __init__(self) -> None:
+        self._head: Json = {}
+        self._numbers: dict[str, dict[object, int]] = {"call": {}, "thinking": {}}
+        self._has_text = False
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there was any call."""
+        return bool(self._numbers["call"])
+
+    def begin(self, answer: Json, names: Mapping[str, str]) -> Json:
+        """Return the first chunk; ``names`` are the fields of the answer → those of every chunk."""
+        self._head = {own: answer.get(name) for name, own in names.items()}
+        return chunk_of(self._head, {"role": "assistant"})
+
+    def text(self, text: str, logprobs: object = None) -> Json:
+        """Return the next piece of the text."""
+        self._has_text = True
+        more = {"logprobs": {"content": logprobs, "refusal": None}} if logprobs else {}
+        return chunk_of(self._head, {"content": text}, **more)
+
+    def refusal(self, text: str) -> Json:
+        """Return the next piece of a refusal."""
+        return chunk_of(self._head, {"refusal": text})
+
+    def call(self, key: object, item: Json, call_id: object) -> Json:
+        """Return the begin of a call, whose name the item has."""
+        call = {"index": self._number("call", key), "id": call_id, "type": "function"}
+        return chunk_of(self._head, {"tool_calls": [{**call, "function": {"name": item.get("name"), "arguments": ""}}]})
+
+    def arguments(self, key: object, text: str) -> Json:
+        """Return the next piece of a call's arguments."""
+        call = {"index": self._number("call", key), "function": {"arguments": text}}
+        return chunk_of(self._head, {"tool_calls": [call]})
+
+    def thinking(self, key: object, block: Json) -> Json:
+        """Return the next piece of a block of thinking, or of one whose text is kept from its readers."""
+        kind, text = "redacted_thinking" if "data" in block else "thinking", str(block.get("thinking") or "")
+        blocks = [{**block, "index": self._number("thinking", key), "type": kind}]
+        return chunk_of(self._head, {"reasoning_content": text, "thinking_blocks": blocks})
+
+    def has_thinking(self, key: object) -> bool:
+        """Whether there was a piece of this block."""
+        return key in self._numbers["thinking"]
+
+    def has_call(self, key: object) -> bool:
+        """Whether this call was begun."""
+        return key in self._numbers["call"]
+
+    def end(self, reason: object, usage: Json | None) -> Iterator[Json]:
+        """Yield the last chunks."""
+        is_empty = not (self._has_text or self.has_calls)
+        yield chunk_of(self._head, {"content": ""} if is_empty else {}, finish_reason=reason)
+        if usage is not None:
+            yield {**chunk_of(self._head, {}), "choices": [], "usage": usage}
+
+    def _number(self, kind: str, key: object) -> int:
+        return self._numbers[kind].setdefault(key, len(self._numbers[kind]))

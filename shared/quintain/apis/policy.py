@@ -1,0 +1,211 @@
+"""What a caller's request may ask of a provider: Quintain's key, address and account are lent to strangers. No I/O.
+
+Refused by name: what Quintain decides itself, what names another model, address or key, what is stored at the provider,
+and what runs there on Quintain's account, unless the target allows that tool. At the vendors' own hosts, a field that
+their published lists do not have is refused too: a misspelled one must not cost a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from quintain.apis.parts import IMAGE_TYPES, check_data_url, check_url
+from quintain.apis.translation import Json, invalid, objects
+from quintain.contracts.api_request import ApiName
+from quintain.contracts.strings import shorten
+from quintain.errors import UnsupportedParameter
+
+_DECIDED = "Quintain decides it"
+_STORED = "it names what is stored at the provider, whose account is not yours; send the content itself"
+_ELSEWHERE = "it names another model, address or key than the target's"
+
+#: The fields of each API's requests, as the vendors publish them: those of their clients, and sampling settings that
+#: Anthropic's older models take.
+PUBLISHED_FIELDS: Mapping[ApiName, frozenset[str]] = {
+    "chat": frozenset(
+        {"audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens",
+         "max_tokens", "messages", "metadata", "modalities", "model", "moderation", "n", "parallel_tool_calls",
+         "prediction", "presence_penalty", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+         "reasoning_effort", "response_format", "safety_identifier", "seed", "service_tier", "stop", "store", "stream",
+         "stream_options", "temperature", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
+         "web_search_options"}
+    ),
+    "responses": frozenset(
+        {"access_programs", "background", "context_management", "conversation", "image", "include", "input",
+         "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "moderation",
+         "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key", "prompt_cache_options",
+         "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store", "stream",
+         "stream_options", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"}
+    ),
+    "completions": frozenset(
+        {"best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "model", "n",
+         "presence_penalty", "prompt", "seed", "stop", "stream", "stream_options", "suffix", "temperature", "top_p",
+         "user"}
+    ),
+    "embeddings": frozenset({"dimensions", "encoding_format", "input", "model", "user"}),
+    "messages": frozenset(
+        {"billing_policy", "cache_control", "compaction", "container", "context_management", "diagnostics",
+         "fallback_credit_token", "fallbacks", "inference_geo", "max_tokens", "mcp_servers", "messages", "metadata",
+         "model", "output_config", "service_tier", "speed", "stop_sequences", "stream", "system", "temperature",
+         "thinking", "thread", "tool_choice", "tools", "top_k", "top_p", "user_profile_id", "workspace_id"}
+    ),
+}  # fmt: skip
+
+#: Fields of any API that are refused, with the reason. What an API itself is made of is not among its own.
+REFUSED_FIELDS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("background", "best_of", "n", "model", "stream", "stream_options", "extra_headers",
+         "extra_query", "timeout", "max_retries", "num_retries", "billing_policy",
+         "fallback_credit_token", "user_profile_id", "access_programs"),
+        _DECIDED,
+    ),
+    "extra_body": "its fields stand in the request itself, where OpenAI's client puts them",
+    "unsupported": "the session or the target says it (`quintain session open --unsupported ignore`)",
+    **dict.fromkeys(
+        ("models", "fallbacks", "fallback", "context_window_fallbacks", "content_policy_fallbacks", "route", "router",
+         "provider", "providers", "preset", "plugins", "engine", "deployment", "deployment_id", "model_list",
+         "model_id", "model_name", "draft_model", "custom_llm_provider", "api_base", "base_url", "api_key", "api_type",
+         "api_version", "organization", "project", "headers", "proxy", "proxies", "user_config", "litellm_params",
+         "litellm_metadata", "mock_response", "callbacks", "success_callback", "failure_callback", "guardrails",
+         "kv_transfer_params", "webhook", "webhook_url", "callback_url", "workspace_id"),
+        _ELSEWHERE,
+    ),
+    **dict.fromkeys(
+        ("previous_response_id", "conversation", "prompt", "container", "thread", "vector_store_ids", "file_ids",
+         "file_id"),
+        _STORED,
+    ),
+    # What one API's requests are made of means nothing in another one's.
+    **dict.fromkeys(("input", "instructions", "messages", "system"), "this API has no such field"),
+}  # fmt: skip
+
+#: What the requests of each API are made of, and may thus have.
+_OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {
+    "chat": frozenset({"messages"}),
+    "responses": frozenset({"input", "instructions"}),
+    "completions": frozenset({"prompt"}),
+    "embeddings": frozenset({"input"}),
+    "messages": frozenset({"messages", "system"}),
+}
+
+#: Names that secrets and addresses have in requests to proxies and clouds, whatever stands before them.
+_ADDRESS_OR_KEY = re.compile(
+    r"^(aws|azure|vertex|watsonx|bedrock|litellm)_|(api_key|api_base|base_url|_secret|_token_id)$"
+)
+
+#: Fields that let the provider run a tool on its own side → the name by which a target may allow it.
+_TOOL_FIELDS = {"web_search_options": "web_search", "mcp_servers": "mcp", "image": "image_generation"}
+
+#: Types of tools whose calls the caller answers itself.
+_CALLERS_TOOLS = re.compile(
+    r"(function|custom|namespace|apply_patch|local_shell|computer|computer_use_preview|bash|text_editor|memory|"
+    r"computer_toolset|browser_toolset)(_\d{8})?"
+)
+
+#: Keys of messages and parts that refer to what is stored at a provider.
+_REFERENCES = frozenset({"file_id", "vector_store_ids", "container", "container_id", "image_file", "connector_id"})
+
+#: Parts of a request that are a caller's own words or schemas, in which any key may stand.
+_OPAQUE = frozenset(
+    {"parameters", "input_schema", "schema", "arguments", "metadata", "chat_template_kwargs", "logit_bias"}
+)
+
+
+#: Keys whose values are URLs that a provider fetches, written as text or as ``{"url": …}``.
+_URL_KEYS = frozenset({"image_url", "file_url", "audio_url", "video_url", "server_url", "file_data"})
+
+#: Types of objects that refer to what is stored at a provider.
+_STORED_TYPES = ("item_reference", "container_upload", "file_search_call", "mcp_list_tools")
+
+
+class Policy(NamedTuple):
+    """What a target lets its callers ask: at a vendor's own host or not, which tools, and which URLs of images."""
+
+    is_vendor: bool = False
+    allow: Collection[str] = ()
+    image_urls: str = "pass"
+
+
+def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: str = "") -> None:
+    """Check a request of this API, or the part of one at this path. Raises `BadRequest`, which names the field."""
+    for name, value in body.items():
+        # A field that is switched off asks for nothing.
+        if value is not None and value is not False:
+            _check_field(api, path, name, policy)
+    for index, tool in enumerate(objects(body.get("tools"))):
+        kind = str(tool.get("type") or "function")
+        if _CALLERS_TOOLS.fullmatch(kind) is None:
+            _check_allowed(f"{path}tools[{index}].type", kind, policy)
+    for field, key, value in _nested(body, path):
+        if key in _REFERENCES and value is not None:
+            raise invalid(field, _STORED)
+        if key in _URL_KEYS:
+            _check_url_of(field, key, value, policy)
+        if isinstance(value, dict):
+            _check_object(field, value, policy)
+
+
+def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
+    if name in _TOOL_FIELDS and (name != "image" or api == "responses"):
+        _check_allowed(f"{path}{name}", _TOOL_FIELDS[name], policy)
+        return
+    known = name.lower().replace("-", "_")
+    if known in REFUSED_FIELDS and (path or name not in _OWN_FIELDS[api]):
+        raise invalid(f"{path}{name}", REFUSED_FIELDS[known])
+    if _ADDRESS_OR_KEY.search(known):
+        raise invalid(f"{path}{name}", _ELSEWHERE)
+    if policy.is_vendor and name not in PUBLISHED_FIELDS[api]:
+        nearest = get_close_matches(name, PUBLISHED_FIELDS[api], n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        fault = UnsupportedParameter(f"{shorten(name)}: this API has no such field{hint}")
+        fault.parameter = shorten(name)
+        raise fault
+
+
+def _check_allowed(field: str, tool: str, policy: Policy) -> None:
+    """Check that the target allows a tool; ``web_search`` allows each version of it, such as web_search_20260318."""
+    if not any(tool == allowed or tool.startswith(f"{allowed}_") for allowed in policy.allow):
+        name = re.sub(r"(_preview)?(_\d{4}_?\d{2}_?\d{2})?$", "", tool)
+        raise invalid(field, f"the provider runs this tool itself; the target must say allow: [{shorten(name)}]")
+
+
+def _check_object(field: str, value: Json, policy: Policy) -> None:
+    if value.get("type") in _STORED_TYPES:
+        raise invalid(f"{field}.type", _STORED)
+    audio = value.get("audio")
+    if value.get("role") == "assistant" and isinstance(audio, dict) and audio.get("id") is not None:
+        raise invalid(f"{field}.audio.id", _STORED)
+    if value.get("type") in ("url", "file") and isinstance(value.get("url"), str):
+        _check_url_of(f"{field}.url", "url", value["url"], policy)
+
+
+def _check_url_of(field: str, key: str, value: object, policy: Policy) -> None:
+    url, field = (value.get("url"), f"{field}.url") if isinstance(value, dict) else (value, field)
+    if not isinstance(url, str) or (key == "file_data" and "://" not in url):
+        return
+    if url[:5].lower() != "data:":
+        if policy.image_urls != "any":
+            check_url(field, url, allows_urls=policy.image_urls != "refuse")
+    elif key == "image_url":
+        check_data_url(field, url, IMAGE_TYPES)
+
+
+def _nested(body: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield the path, the key (empty in a list) and the value of everything in a request's objects and lists."""
+    remaining: list[tuple[str, Any]] = [(f"{path}{name}", item) for name, item in body.items() if name not in _OPAQUE]
+    while remaining:
+        field, item = remaining.pop()
+        if isinstance(item, dict):
+            members = [(f"{field}.{key}", key, member) for key, member in item.items()]
+        elif isinstance(item, list):
+            members = [(f"{field}[{index}]", "", member) for index, member in enumerate(item)]
+        else:
+            continue
+        for place, key, member in members:
+            yield place, key, member
+            # The ``input`` of a request is its messages; that of a tool's call is the model's words.
+            if isinstance(member, dict | list) and key not in _OPAQUE and key != "input":
+                remaining.append((place, member))

@@ -1,0 +1,182 @@
+"""What all translations between APIs share: whatever has no counterpart is refused by name, or named as ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from quintain.contracts.strings import shorten
+from quintain.errors import BadRequest, UnsupportedParameter
+
+#: A JSON object of a vendor's API. Its shape is the vendor's: what is read from it is checked where it is read.
+Json = dict[str, Any]
+
+
+#: Values that the model APIs have as their defaults, or that switch the field off: leaving them out changes nothing.
+DEFAULT_VALUES: Final[Mapping[str, tuple[object, ...]]] = {
+    "temperature": (1,),
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "stop": ([],),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "thinking": ({"type": "disabled"},),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True,),
+    "extra_body": ({},),
+}
+
+
+class Translation:
+    """One request on its way to an API: what it has no counterpart for is refused, or named in `ignored`.
+
+    ``to`` is the API in the words of an error; ``ignore_unsupported`` lets calls be made without what it lacks.
+    """
+
+    def __init__(self, to: str, *, ignore_unsupported: bool = False) -> None:
+        self.to, self._ignores = to, ignore_unsupported
+        self.ignored: list[str] = []
+        #: Where each message of the chat request stands in the caller's, where that is of another API.
+        self.places: list[str] = []
+
+    def leave_out(self, field: str, reason: str = "", value: object = None) -> None:
+        """Ask without a field that changes an answer, unless its ``value`` is the default of the model APIs.
+
+        Raises `UnsupportedParameter` where that is not allowed.
+        """
+        if value in DEFAULT_VALUES.get(field, ()):
+            return
+        if not self._ignores:
+            fault = UnsupportedParameter(f"{shorten(field)}: {reason or f'{self.to} does not take it; leave it out'}")
+            fault.parameter = shorten(field)
+            raise fault
+        self.note(field)
+
+    def note(self, field: str) -> None:
+        """Name a field that is left out and changes no answer."""
+        if field not in self.ignored:
+            self.ignored.append(field)
+
+    def leave_out_rest(self, path: str, value: Json, known: Collection[str]) -> None:
+        """Leave out the fields of an object that are not among those that a translation knows; empty ones are none."""
+        for name in sorted(value.keys() - set(known)):
+            if value[name] not in (None, [], {}):
+                self.leave_out(f"{path}{name}", value=value[name])
+
+    def note_given(self, path: str, value: Json, names: Collection[str]) -> None:
+        """Name those of these fields that an object has and that change no answer."""
+        for name in names:
+            if value.get(name) not in (None, [], {}):
+                self.note(f"{path}{name}")
+
+
+def invalid(field: str, reason: str) -> BadRequest:
+    """Return the fault of a field whose value no API takes."""
+    fault = BadRequest(f"{shorten(field)}: {reason}")
+    fault.parameter = shorten(field)
+    return fault
+
+
+def text_of(content: object) -> str:
+    """Return the text of a message's content, which is text or a list of parts; parts without text are skipped."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def all_objects(field: str, value: object) -> list[Json]:
+    """Return the objects of a list in a request. Raises `BadRequest` for what is no list of objects."""
+    items = objects(value)
+    if not isinstance(value, list) or len(items) != len(value):
+        raise invalid(field, "it is a list of objects, or a text where the API takes one")
+    return items
+
+
+def object_of(field: str, value: object) -> Json:
+    """Return an object of a request, empty for None. Raises `BadRequest` for anything else."""
+    if value is not None and not isinstance(value, dict):
+        raise invalid(field, "it is an object")
+    return value or {}
+
+
+def named(field: str, value: object) -> object:
+    """Return a name or an id of a request. Raises `BadRequest` where it is none."""
+    if not isinstance(value, str) or not value:
+        raise invalid(field, "it is a text")
+    return value
+
+
+def objects(value: object) -> list[Json]:
+    """Return the objects of a list; what is no object is skipped."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def count_of(value: object) -> int | None:
+    """Return a number of tokens; None for what cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def parse_object(text: object) -> Json | None:
+    """Return the JSON object that a text is; None where it is none."""
+    try:
+        parsed = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def tool_call(call_id: object, name: object, arguments: object) -> Json:
+    """Return a call of a function as a message of the chat API has it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def check_turn(field: str, message: object) -> None:
+    """Check one message of the chat API: its role, and what only some roles have. Raises `BadRequest`."""
+    if not isinstance(message, dict):
+        raise invalid(field, "it is an object")
+    role, content = message.get("role"), message.get("content")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise invalid(f"{field}.role", "it is system, user, assistant or tool")
+    if message.get("tool_calls") and role != "assistant":
+        raise invalid(f"{field}.tool_calls", "only a message of the assistant holds calls")
+    if role == "tool" and not message.get("tool_call_id"):
+        raise invalid(f"{field}.tool_call_id", "a message of role tool names the call that it answers")
+    if role != "tool" and message.get("tool_call_id") is not None:
+        raise invalid(f"{field}.tool_call_id", "only a message of role tool answers a call")
+    for index, part in enumerate(content if isinstance(content, list) and role != "user" else ()):
+        if not isinstance(part, dict) or not isinstance(part.get("text", part.get("refusal")), str):
+            raise invalid(f"{field}.content[{index}]", "this target takes text parts only here")
+
+
+def function_of(field: str, tool: object, translation: Translation) -> Json:
+    """Return the function of a tool of the chat API. Raises `BadRequest` for another tool, or one without a name."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(function, dict) or not function.get("name"):
+        raise invalid(field, f"{translation.to} takes functions, each with a name")
+    translation.leave_out_rest(f"{field}.", tool, ("type", "function", "cache_control"))
+    translation.leave_out_rest(f"{field}.function.", function, ("name", "description", "parameters", "strict"))
+    return function
+
+
+def chosen_function(choice: object, tools: list[Json], translation: Translation) -> object | None:
+    """Return the name of the function that a tool choice of the chat API demands; None where it is left out.
+
+    Raises `BadRequest` for one that is not offered.
+    """
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict):
+        translation.leave_out("tool_choice", "write none, auto, required, or the name of a function")
+        return None
+    name = function.get("name")
+    if name not in [tool.get("name") for tool in tools]:
+        raise invalid("tool_choice", "it names none of tools")
+    return name

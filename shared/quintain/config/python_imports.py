@@ -1,0 +1,225 @@
+"""The files that a Python program imports from its own folders, by its syntax tree, also through one another.
+
+Not seen: modules elsewhere, such as installed packages; imports by names or folders that are made as it runs; and
+whatever it reads that is no module.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from quintain.program import script_of
+
+#: The name of the module that a script is; it is in no package.
+_SCRIPT = "__main__"
+
+_PYTHONS = frozenset({"python", "pypy", "uv"})
+
+#: Folders of installed packages; what is imported there changes with their versions, and is not followed.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(slots=True)
+class PythonImports:
+    """Imported files by module name.
+
+    ``late`` are the modules that only functions import, when they are called; ``unread`` says what was not followed.
+    """
+
+    files: dict[str, Path] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The modules that one file may import, each with whether only its functions do, and why others are not known.
+
+    A relative name begins with its dots.
+    """
+
+    imports: tuple[tuple[str, bool], ...] = ()
+    unread: str | None = None
+
+
+def module_file(name: str, folders: Iterable[Path]) -> tuple[Path, Path] | None:
+    """The file of a module and the folder in which its name was found; the first of the folders that has it counts."""
+    *parents, last = name.split(".")
+    for folder in folders:
+        place = folder.joinpath(*parents)
+        if not parents or place.is_dir():
+            for suffix in importlib.machinery.all_suffixes():
+                for file in (place / last / f"__init__{suffix}", place / f"{last}{suffix}"):
+                    if file.is_file():
+                        return file, folder
+    return None
+
+
+def module_imports(name: str, folder: Path, found: tuple[Path, Path] | None) -> PythonImports:
+    """What a module imports from ``folder``, and from the folder in which it was found unless it is installed there.
+
+    ``found`` is what `module_file` returned for it.
+    """
+    if found is None:
+        return PythonImports(unread=[f"the module {name} has no file here"])
+    file, base = found
+    is_installed = any(part in _INSTALLED for part in base.parts)
+    folders = [folder] if is_installed else [folder, base]
+    imports = _followed(_source_of(file), folders, name, _package(name, file))
+    if is_installed:
+        imports.unread.append(f"{file} is an installed package's")
+    return imports
+
+
+def command_imports(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> PythonImports:
+    """What a command imports that runs Python: a script, ``-m`` with a module, or ``-c``. It runs in ``folder``.
+
+    The module of ``-m`` is among its files. The folders are the script's own, or else that in which it runs, and those
+    of ``PYTHONPATH`` which are inside that one.
+    """
+    program, *arguments = command
+    folders = [folder / entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    folders = [path for path in folders if path.resolve().is_relative_to(folder.resolve())]
+    script = _python_script(program, arguments, folder)
+    if script is not None:
+        return _followed(_source_of(script), [script.resolve().parent, *folders])
+    is_python = Path(program).name.rstrip(".0123456789") in _PYTHONS
+    option, value = next((pair for pair in pairwise(arguments) if pair[0] in {"-c", "-m"}), ("", ""))
+    if is_python and option == "-c":
+        return _followed(_source_in(value), [folder, *folders])
+    if is_python and option == "-m" and module_file(value, [folder, *folders]):
+        return _followed(_Source(((value, False), (f"{value}.__main__", False))), [folder, *folders])
+    return PythonImports(unread=[f"{' '.join(command[:3])} is no Python program of this folder"])
+
+
+def _python_script(program: str, arguments: Sequence[str], folder: Path) -> Path | None:
+    script = script_of(program, arguments)
+    path = folder / (script or program)
+    if path.suffix == ".py":
+        return path
+    if script is not None or os.sep not in program:
+        return None
+    try:
+        with path.open("rb") as file:
+            first_line = file.readline(256)
+    except (OSError, ValueError):
+        return None
+    return path if first_line.startswith(b"#!") and b"python" in first_line else None
+
+
+def _followed(source: _Source, folders: Sequence[Path], module: str = _SCRIPT, package: str = "") -> PythonImports:
+    """What a module imports from these folders, and what that imports. What functions import is followed last."""
+    imports = PythonImports()
+    here: set[str] = set()
+    for folder in folders:
+        try:
+            here.update(file.name.partition(".")[0] for file in folder.iterdir())
+        except OSError:
+            imports.unread.append(f"{folder} cannot be read")
+    find = functools.cache(lambda name: tuple(_module_and_its_packages(name, folders)))
+    at_import, in_functions = list[tuple[str, Path]](), list[tuple[str, Path]]()
+
+    def follow(importer: str, package: str, source: _Source, *, is_late: bool) -> None:
+        if source.unread is not None:
+            imports.unread.append(f"{importer}: {source.unread}" if importer != _SCRIPT else source.unread)
+        for imported, in_function in source.imports:
+            waiting = in_functions if is_late or in_function else at_import
+            with contextlib.suppress(ImportError):
+                name = importlib.util.resolve_name(imported, package)
+                waiting.extend(find(name) if name.partition(".")[0] in here else ())
+
+    follow(module, package, source, is_late=False)
+    while at_import or in_functions:
+        is_late = not at_import
+        name, file = (at_import or in_functions).pop()
+        if name not in imports.files and name != module:
+            imports.files[name] = file
+            if is_late:
+                imports.late.add(name)
+            follow(name, _package(name, file), _source_of(file), is_late=is_late)
+    return imports
+
+
+def _package(name: str, file: Path) -> str:
+    """The package that relative names of a module begin at."""
+    return name if file.name.startswith("__init__.") else name.rpartition(".")[0]
+
+
+def _module_and_its_packages(name: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Those of ``a``, ``a.b`` and ``a.b.c`` that are files in the folders: importing the last imports all."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        found = module_file(".".join(parts[:length]), folders)
+        if found is not None:
+            yield ".".join(parts[:length]), found[0]
+        elif not any(folder.joinpath(*parts[:length]).is_dir() for folder in folders):
+            return
+
+
+def _source_of(file: Path) -> _Source:
+    if file.suffix != ".py":
+        return _Source(unread=f"{file.name} is compiled")
+    try:
+        status = file.stat()
+        return _parsed(str(file), (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    except OSError as error:
+        return _Source(unread=f"{file.name} cannot be read ({error.strerror})")
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(path: str, status: tuple[int, ...]) -> _Source:
+    """What a file in this state imports: it is parsed again only where it has changed."""
+    del status
+    return _source_in(Path(path).read_bytes())
+
+
+def _source_in(text: str | bytes) -> _Source:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _Source(unread="it is no Python that this interpreter can parse")
+    imports: list[tuple[str, bool]] = []
+    unread: str | None = None
+    # Not by recursion: an expression may be nested more deeply than Python's stack allows.
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, in_function = waiting.pop()
+        names = _names_imported(node)
+        if names is None:
+            unread = "it imports by names or folders that are made as it runs"
+        imports.extend((name, in_function) for name in names or ())
+        in_function = in_function or isinstance(node, _FUNCTIONS)
+        waiting.extend((child, in_function) for child in ast.iter_child_nodes(node))
+    return _Source(tuple(dict.fromkeys(imports)), unread)
+
+
+def _names_imported(node: ast.AST) -> list[str] | None:
+    """The modules that a node of a syntax tree may import; None if that is known only as it runs."""
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            base = "." * node.level + (node.module or "")
+            joint = "" if base.endswith(".") else "."
+            return [base, *(f"{base}{joint}{alias.name}" for alias in node.names if alias.name != "*")]
+        case ast.Call(
+            func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"), args=[name, *others]
+        ):
+            match name:
+                case ast.Constant(value=str() as literal) if not others or not literal.startswith("."):
+                    return [literal]
+            return None
+        case ast.Attribute(value=ast.Name(id="sys"), attr="path"):
+            return None
+    return []

@@ -1,1 +1,0 @@
-"""Service discovery over ``quintain.discovery``: services announce themselves, `quintain status` queries them."""

@@ -1,1 +1,0 @@
-"""Browsing the poison queue ``quintain.poison``: messages that could not be processed, kept for an operator."""

@@ -1,0 +1,265 @@
+"""The figures of a fleet as tables of text, which the Fleet page and `quintain status` draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from quintain.fleet.fleet_figures import (
+    BudgetFigures,
+    FleetFigures,
+    Percentiles,
+    ServiceFigures,
+    TargetCondition,
+    TargetFigures,
+    WorkerCondition,
+    WorkerFigures,
+)
+
+RowT = TypeVar("RowT")
+
+#: What stands for a value that is not known or not there.
+NOTHING = "-"
+
+#: So many codes of errors are named.
+MAX_CODES = 3
+
+_UNITS_MS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+
+
+def duration(milliseconds: float | None) -> str:
+    """A duration in the largest unit that it fills, such as ``1.5 s``."""
+    if milliseconds is None:
+        return NOTHING
+    for unit_ms, unit in _UNITS_MS:
+        if milliseconds >= unit_ms:
+            return f"{milliseconds / unit_ms:.1f} {unit}"
+    return f"{milliseconds:.0f} ms"
+
+
+def times(percentiles: Percentiles | None) -> str:
+    """The median and the 95th percentile."""
+    return NOTHING if percentiles is None else f"{duration(percentiles.p50)} / {duration(percentiles.p95)}"
+
+
+def amount(number: float | None) -> str:
+    """A count, shortened from ten thousand on."""
+    if number is None:
+        return NOTHING
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= unit:
+            return f"{number / (1000 if name == 'k' else unit):.1f} {name}"
+    return f"{number:g}"
+
+
+def errors(faults: Mapping[str, int]) -> str:
+    """The errors by code, the most frequent first."""
+    named = sorted(faults.items(), key=lambda one: (-one[1], one[0]))
+    words = [f"{count} × {code}" for code, count in named[:MAX_CODES]]
+    left = sum(count for _, count in named[MAX_CODES:])
+    return ", ".join([*words, *([f"{left} others"] if left else [])]) or NOTHING
+
+
+def time_of_day(milliseconds: int) -> str:
+    """A time since the epoch, as hours, minutes and seconds in UTC."""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%H:%M:%S} UTC"
+
+
+def date_and_time(milliseconds: int | None) -> str:
+    """A time since the epoch in UTC; of a card, whose times may be any number."""
+    try:
+        return NOTHING if milliseconds is None else f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%F %H:%M} UTC"
+    except (ValueError, OverflowError, OSError):
+        return NOTHING
+
+
+def ends_in(budget: BudgetFigures) -> str:
+    """When a budget is spent, at the rate of the last minute."""
+    if budget.is_spent:
+        return "spent"
+    return NOTHING if budget.ends_in_ms is None else f"in {duration(budget.ends_in_ms)}"
+
+
+def share(used: int, of: int) -> int:
+    """A part of a whole in percent, rounded down: 100 only of all of it."""
+    return 100 if of <= 0 else min(100, used * 100 // of)
+
+
+class Cell(NamedTuple):
+    """A cell; ``mark`` (passed, in-doubt or failed) is a color of pages, ``under`` stands below, ``share`` is a bar."""
+
+    text: str
+    mark: str = ""
+    under: str = ""
+    share: int | None = None
+
+
+class Column(NamedTuple):
+    """A column of words, or of numbers, which stand on the right."""
+
+    title: str
+    is_words: bool = False
+
+
+class TableRow(NamedTuple):
+    """A row; ``key`` is what it is about."""
+
+    key: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; ``noun`` is what a row is about, ``empty`` what is said where there is none, ``note`` is a remark."""
+
+    title: str
+    noun: str
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    empty: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout(Generic[RowT]):
+    """What a table shows of its rows: the first column is the row's name."""
+
+    title: str
+    noun: str
+    empty: str
+    key: Callable[[RowT], str]
+    columns: Sequence[tuple[str, bool, Callable[[RowT], Cell | str]]]
+
+    def table(self, rows: Iterable[RowT], note: str = "") -> Table:
+        """Return the table of these rows."""
+        return Table(
+            title=self.title,
+            noun=self.noun,
+            columns=tuple(Column(title, is_words) for title, is_words, _ in self.columns),
+            rows=tuple(
+                TableRow(
+                    self.key(row),
+                    tuple(Cell(cell) if isinstance(cell := get(row), str) else cell for _, _, get in self.columns),
+                )
+                for row in rows
+            ),
+            empty=self.empty,
+            note=note,
+        )
+
+
+def fleet_facts(figures: FleetFigures) -> list[tuple[str, str]]:
+    """The sums of a fleet, as titles and values."""
+    return [
+        ("Calls per minute", amount(figures.calls_per_minute)),
+        ("In flight", amount(figures.running)),
+        ("Waiting in queues", amount(figures.queued)),
+        ("Targets", str(len(figures.targets))),
+        ("Workers", str(len(figures.workers))),
+    ]
+
+
+def fleet_tables(figures: FleetFigures, targets: Sequence[TargetFigures] | None = None) -> list[Table]:
+    """Return the tables of a fleet; ``targets`` are those to show, by default all."""
+    left_out = f"{figures.more_sessions} older sessions are left out" if figures.more_sessions else ""
+    return [
+        _TARGETS.table(figures.targets if targets is None else targets),
+        _WORKERS.table(figures.workers),
+        _BUDGETS.table(figures.budgets, left_out),
+        _SERVICES.table(figures.services),
+    ]
+
+
+def _target_state(target: TargetFigures) -> Cell:
+    if target.paused_until is not None:
+        return Cell(f"paused until {time_of_day(target.paused_until)}", "in-doubt")
+    is_ready = target.condition is TargetCondition.READY
+    return Cell("ready", "passed") if is_ready else Cell("no worker", "failed")
+
+
+_TARGETS: Final[_Layout[TargetFigures]] = _Layout(
+    "Targets",
+    "target",
+    "No target is shown.",
+    lambda target: target.name,
+    (
+        ("Target", True, lambda target: Cell(target.name, under=target.model or target.provider)),
+        ("State", True, _target_state),
+        ("Queue", False, lambda target: amount(target.queued)),
+        ("In flight", False, lambda target: f"{target.running} of {target.limit}"),
+        ("Workers", False, lambda target: amount(target.workers)),
+        ("Calls/min", False, lambda target: amount(target.calls_per_minute)),
+        ("Wait in queue", False, lambda target: times(target.wait)),
+        ("Service time", False, lambda target: times(target.service)),
+        ("Errors", True, lambda target: errors(target.faults)),
+        ("Tokens in / out", False, lambda target: f"{amount(target.input_tokens)} / {amount(target.output_tokens)}"),
+        ("Cost", False, lambda target: f"${target.cost_usd:.4f}" if target.cost_usd else NOTHING),
+    ),
+)
+
+_WORKER_STATES: Final = {
+    WorkerCondition.LIVE: Cell("live", "passed"),
+    WorkerCondition.DRAINING: Cell("draining", "in-doubt"),
+    WorkerCondition.SILENT: Cell("does not answer", "failed"),
+    WorkerCondition.LOST: Cell("lost", "failed"),
+}
+
+_WORKERS: Final[_Layout[WorkerFigures]] = _Layout(
+    "Workers",
+    "worker",
+    "No worker has a lease.",
+    lambda worker: worker.worker_id,
+    (
+        ("Worker", True, lambda worker: worker.worker_id),
+        ("State", True, lambda worker: _WORKER_STATES[worker.condition]),
+        ("In flight", False, lambda worker: str(worker.running)),
+        ("Slots", False, lambda worker: amount(worker.slots)),
+        ("Targets", False, lambda worker: amount(None if worker.targets is None else len(worker.targets))),
+        ("Version", True, lambda worker: worker.version or NOTHING),
+        ("Started", True, lambda worker: date_and_time(worker.started_at)),
+    ),
+)
+
+
+def _budget_name(budget: BudgetFigures) -> Cell:
+    under = budget.session_id if budget.parent_id is None else f"{budget.session_id}, under {budget.parent_id}"
+    return Cell(budget.label or budget.session_id, under=f"{under}, paused" if budget.state == "paused" else under)
+
+
+def _budget_share(budget: BudgetFigures) -> Cell:
+    percent = share(budget.used, budget.max_calls)
+    return Cell(f"{percent} %", share=percent)
+
+
+_BUDGETS: Final[_Layout[BudgetFigures]] = _Layout(
+    "Budgets",
+    "session",
+    "No session is open.",
+    lambda budget: budget.session_id,
+    (
+        ("Session", True, _budget_name),
+        ("Default target", True, lambda budget: budget.default_target),
+        ("Used", False, lambda budget: str(budget.used)),
+        ("Of", False, lambda budget: str(budget.max_calls)),
+        ("Share", False, _budget_share),
+        ("Calls/min", False, lambda budget: amount(budget.calls_per_minute)),
+        ("Ends", False, lambda budget: Cell(ends_in(budget), "failed" if budget.is_spent else "")),
+    ),
+)
+
+_SERVICES: Final[_Layout[ServiceFigures]] = _Layout(
+    "Other services",
+    "service",
+    "None has answered yet.",
+    lambda service: service.id,
+    (
+        ("Service", True, lambda service: Cell(service.service, under=service.ledger or "")),
+        ("Id", True, lambda service: service.id),
+        ("State", True, lambda s: _WORKER_STATES[WorkerCondition.SILENT if s.is_silent else WorkerCondition.LIVE]),
+        ("In flight", False, lambda service: str(service.in_flight)),
+        ("Version", True, lambda service: service.version),
+        ("Started", True, lambda service: date_and_time(service.started_at)),
+    ),
+)

@@ -1,1 +1,0 @@
-"""Health checks and Prometheus metrics of a running service, and the HTTP server that exposes them."""

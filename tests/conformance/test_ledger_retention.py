@@ -1,0 +1,104 @@
+"""Old sessions that have ended are deleted whole; the counters of what is left stay right, from every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.ledger import AttemptOutcome
+from quintain.contracts.session import AmendSession, SessionOpened, SessionState
+from quintain.errors import ConfigError, Unauthorized
+from quintain_metadata.ledger.base import SqlProgram
+from quintain_metadata.rules import retention as rules
+from quintain_metadata.rules import sessions
+from quintain_metadata.rules.audit import export_page, verify_counters
+from quintain_metadata.rules.replies import REPLY_RETENTION_MS as DAY
+from quintain_metadata.service import retention
+
+
+async def called(driver: ClockedLedgerDriver, session: SessionOpened, *request_ids: str) -> None:
+    for request_id in request_ids:
+        grant = await driver.admit_granted(session, request_id)
+        await driver.settle(session, request_id, grant.attempt_id, AttemptOutcome.RESULT)
+
+
+async def close(driver: ClockedLedgerDriver, session: SessionOpened) -> None:
+    change = AmendSession(session_id=session.session_id, state=SessionState.CLOSED)
+    await driver.ledger.transact(lambda moment: sessions.amend_session(driver.with_clock(moment).now, change))
+
+
+async def calls_left(driver: ClockedLedgerDriver) -> set[tuple[str, str]]:
+    page = await driver.ledger.transact(lambda _: export_page(("", "")))
+    return {(call.session_id, call.request_id) for call in page}
+
+
+async def test_only_whole_sessions_that_ended_are_deleted(
+    ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = ledger_driver
+    monkeypatch.setattr(rules, "CALLS_PER_STEP", 2)
+    monkeypatch.setattr(rules, "ROOTS_PER_STEP", 1)
+    driver.clock_ahead_ms = -10 * DAY
+    await driver.renew()
+    ended, expired, used_later, still_open, with_child = [
+        await driver.open_session(max_calls=20, expires_in_seconds=seconds)
+        for seconds in (None, 3600, None, None, None)
+    ]
+    for session in (ended, expired, used_later, still_open):
+        await called(driver, session, *(f"r{number}" for number in range(5)))
+    child = await driver.open_session(parent=with_child, max_calls=5)
+    grandchild = await driver.open_session(parent=child, max_calls=5)
+    await called(driver, grandchild, "g1", "g2", "g3")
+    await called(driver, with_child, "p1")
+    driver.clock_ahead_ms = -2 * DAY
+    await driver.renew()
+    await called(driver, used_later, "later")
+    for session in (ended, used_later, with_child):
+        await close(driver, session)
+    driver.clock_ahead_ms = 0
+    await driver.renew()
+    before = await driver.ledger.now() - 5 * DAY
+
+    def run(make: Callable[[], SqlProgram[Any]]) -> Any:
+        return driver.ledger.transact(lambda _: make())
+
+    old = [family async for family, _ in retention.find_old(run, before + 5 * DAY, before)]
+    children = [with_child.session_id, child.session_id, grandchild.session_id]
+    assert sorted(map(sorted, old)) == sorted([[ended.session_id], [expired.session_id], sorted(children)])
+    report = await retention.prune(driver.ledger, before)
+    assert (report.sessions, report.calls) == (5, 14)
+    assert {session_id for session_id, _ in await calls_left(driver)} == {
+        used_later.session_id,
+        still_open.session_id,
+    }
+    assert (await driver.ledger.transact(lambda _: verify_counters())).findings == ()
+    with pytest.raises(Unauthorized):
+        await driver.admit_granted(ended, "r1")
+    assert (await retention.prune(driver.ledger, before)).sessions == 0
+
+
+async def test_what_was_interrupted_is_consistent_and_finished_later(
+    ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = ledger_driver
+    monkeypatch.setattr(rules, "CALLS_PER_STEP", 2)
+    driver.clock_ahead_ms = -10 * DAY
+    await driver.renew()
+    parent = await driver.open_session(max_calls=20)
+    child = await driver.open_session(parent=parent, max_calls=10)
+    await called(driver, child, "r1", "r2", "r3")
+    await close(driver, parent)
+    driver.clock_ahead_ms = 0
+    await driver.ledger.transact(lambda moment: rules.delete_expired_replies(moment.now))
+    assert await driver.ledger.transact(lambda _: rules.delete_calls(child.session_id)) == 2
+    assert (await driver.ledger.transact(lambda _: verify_counters())).findings == ()
+    report = await retention.prune(driver.ledger, await driver.ledger.now() - 5 * DAY)
+    assert (report.sessions, report.calls) == (2, 1)
+
+
+async def test_sessions_of_the_last_days_are_never_deleted(ledger_driver: ClockedLedgerDriver) -> None:
+    with pytest.raises(ConfigError):
+        await retention.prune(ledger_driver.ledger, await ledger_driver.ledger.now() - DAY)
