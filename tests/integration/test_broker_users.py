@@ -37,7 +37,7 @@ from quintain.topology import (
     run_topology,
     target_topology,
 )
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.server.bind import BindAddress
 from quintain_host.host import Host
@@ -206,12 +206,12 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         host = Host(buses["host"], "desk", load_factory("desk:Desk", TARGETS), 1)
         stack.push_async_callback(host.stop, 0)
         hosting = asyncio.create_task(host.start())
-        serving = bootstrap.run_worker(buses["worker"], config, environment(), grace_seconds=1)
+        serving = services.run_worker(buses["worker"], config, environment(), grace_seconds=1)
         working = asyncio.create_task(stack.enter_async_context(serving))
-        ledger = await stack.enter_async_context(bootstrap.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
+        ledger = await stack.enter_async_context(services.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
         await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
-        yield await stack.enter_async_context(bootstrap.run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
+        yield await stack.enter_async_context(services.run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
 
 
 def drive_run(url: str) -> list[str]:

@@ -13,7 +13,7 @@ from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.session import CallsCancelled, CancelCalls
 from quintain.routes import ReplyT, RequestT, Route
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.server.bind import BindAddress
 from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
@@ -143,7 +143,7 @@ async def test_what_is_cut_off_at_the_end_is_taken_back_before_the_gateway_has_g
 
     monkeypatch.setattr(AmqpTransport, "call_route", unhurried)
     session = await fleet.open_session("slow")
-    async with bootstrap.run_gateway(fleet.running.bus, BindAddress(port=0), GatewayLimits(grace_seconds=0)) as url:
+    async with services.run_gateway(fleet.running.bus, BindAddress(port=0), GatewayLimits(grace_seconds=0)) as url:
         socket = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
         await post_request(RawConnection(*socket), session.token, "/invoke", {"question": "x"})
         await wait_for_sends(sent_calls, begun=1)

@@ -18,7 +18,7 @@ from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
 from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.http.endpoint import FleetGateway
 from quintain_gateway.http.limits import GatewayLimits
@@ -65,7 +65,7 @@ async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIter
 @contextlib.asynccontextmanager
 async def metadata(memory: MemoryBroker) -> AsyncIterator[MetadataService]:
     async with (
-        bootstrap.open_ledger_or_wait("sqlite://") as ledger,
+        services.open_ledger_or_wait("sqlite://") as ledger,
         running_metadata(memory.connect(), ledger, ADMIN_TOKEN) as service,
     ):
         yield service

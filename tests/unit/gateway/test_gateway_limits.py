@@ -13,7 +13,7 @@ import pytest
 
 from quintain.contracts.token import SessionToken
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
 from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server.bind import BindAddress
@@ -313,7 +313,7 @@ async def test_idle_connections_do_not_starve_a_listener_of_its_own_for_health(t
         endpoints = OpsEndpoints(metrics, lambda _: None)
         async with (
             serve_ops(OpsAddress(port=0), endpoints) as ops_url,
-            bootstrap.run_gateway(
+            services.run_gateway(
                 fleet.running.bus, BindAddress(), limits, metrics=metrics, ops_endpoints=endpoints
             ) as url,
         ):

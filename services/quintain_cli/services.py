@@ -1,10 +1,12 @@
-"""Starts services from settings. Each function is an async context manager that closes what it opened."""
+"""Starts services from settings, one by one or all in this process. Each function is an async context manager."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import quintain_gateway
 import quintain_metadata
@@ -12,17 +14,20 @@ import quintain_worker
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
+from quintain.client.connect import connect_admin
 from quintain.clock import Clock
 from quintain.config import Config, card_of, target_fingerprints
 from quintain.config.prices import target_price
 from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
 from quintain.rpc.broker_probe import report_ready
 from quintain.rpc.client import RpcClient
 from quintain.secret_files import without_variables
-from quintain.settings import read_trace_settings
+from quintain.settings import MEMORY_URL, read_trace_settings
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
@@ -164,3 +169,80 @@ async def run_gateway(
             await fleet_gateway.close()
     finally:
         await rpc_client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All services, running in this process, and how to connect to them."""
+
+    broker_url: str
+    gateway_url: str
+    admin_token: str
+    memory: MemoryBroker | None
+    bus: Bus
+
+    async def open_session(self, request: OpenSession) -> SessionOpened:
+        """Open a session in this fleet."""
+        async with connect_admin(self.broker_url, self.admin_token, memory=self.memory) as admin:
+            return await admin.open(request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """The settings of a fleet. A ``ledger_url`` of ``sqlite://`` is a ledger in memory.
+
+    ``exclusive_path`` is a file or folder that only one fleet uses at a time: its worker then takes over the calls of
+    the previous one at once, without waiting for its lease to expire.
+    """
+
+    config: Config
+    env: Mapping[str, str]
+    broker_url: str
+    ledger_url: str
+    admin_token: str
+    port: int = 0
+    allowed_hosts: tuple[str, ...] = ()
+    limits: quintain_gateway.GatewayLimits | None = None
+    exclusive_path: str | None = None
+    timings: Timings = DEFAULT_TIMINGS
+
+
+@contextlib.asynccontextmanager
+async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
+    """Run all services of a plan. Raises `ConfigError` or `BrokerUnavailable`."""
+    memory = MemoryBroker() if plan.broker_url.startswith(MEMORY_URL) else None
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_named_bus(name: str) -> Bus:
+            return await stack.enter_async_context(open_bus(plan.broker_url, name, memory))
+
+        # Errors in the configuration are raised before any service is started.
+        plan.config.resolve(plan.env)
+        ledger = await stack.enter_async_context(open_ledger_or_wait(plan.ledger_url))
+        metadata = quintain_metadata.running_metadata(
+            await open_named_bus("metadata"),
+            ledger,
+            plan.admin_token,
+            timings=plan.timings,
+            start_window_seconds=0,
+        )
+        await stack.enter_async_context(metadata)
+        await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
+        gateway_bus = await open_named_bus("gateway")
+        address = quintain_gateway.BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
+        gateway_url = await stack.enter_async_context(
+            run_gateway(gateway_bus, address, plan.limits or quintain_gateway.GatewayLimits())
+        )
+        yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
+    if memory is not None:
+        memory.close()
+
+
+def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[quintain_worker.Worker]:
+    # The worker id is derived from machine and path; hashed, because ids are visible to the whole fleet.
+    sole_id = (
+        None
+        if plan.exclusive_path is None
+        else f"sole-{digest(f'{socket.gethostname()} {plan.exclusive_path}').hex()[:16]}"
+    )
+    return run_worker(bus, plan.config, plan.env, sole_id=sole_id, timings=plan.timings)
