@@ -161,7 +161,7 @@ class ProcessStatus(Message):
 
 
 class DescribeHost(Message):
-    """Ask for the factory of the target that the routing key names. A host with a free slot replies; no lease begins."""
+    """Ask for the factory of the target named by the routing key. A host with a free slot replies; no lease begins."""
 
 
 class HostDescribed(Message):
