@@ -13,7 +13,13 @@ from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage
 from quintain.contracts.json_text import JsonText, json_text
 from quintain.errors import BadRequest
-from quintain_worker.providers.settings import leave_out_unknown, named_as_sent, settings_of, with_defaults, with_field
+from quintain_worker.providers.conversation import (
+    leave_out_unknown,
+    named_as_sent,
+    settings_of,
+    with_defaults,
+    with_field,
+)
 
 #: Where each API is, below a target's URL.
 PATHS: Final[Mapping[ApiName, str]] = {
