@@ -25,7 +25,7 @@ from quintain_metadata.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.call_counter import charge
 from quintain_metadata.call_rows import resolved_target
 from quintain_metadata.lifecycle import CallState
-from quintain_metadata.session_rows import SessionRow, load_session, require_authorized
+from quintain_metadata.session_rows import SessionRow, load_session, require_authorized, require_authorized_for
 from quintain_metadata.store import SqlProgram, execute
 from quintain_metadata.targets import current_fingerprints, differences, group_slots, live_served_targets
 
@@ -58,7 +58,7 @@ def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[S
             raise
         # Made without a routing key, it is also good for the target for which its call was admitted before.
         target = yield from resolved_target(credential.session_id, credential.request_id)
-        return require_authorized(now, credential.without_target(), session if target == credential.target else None)
+        return require_authorized_for(now, credential, session, target)
 
 
 def require_not_paused(session: SessionRow) -> None:
