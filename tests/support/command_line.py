@@ -224,21 +224,32 @@ def _surroundings(
 
 
 def run_command_process(
-    args: tuple[str, ...], env: Mapping[str, str], folder: Path, *, stdin: str = ""
+    args: tuple[str, ...], env: Mapping[str, str], folder: Path, *, stdin: str = "", program: str = "quintain_cli"
 ) -> CommandResult:
-    """As `run_command`, in a process of its own that needs not import the packages.
+    """As `run_command`, in a process of its own that needs not import the packages; also another program, by its file.
 
     Raises `TimeoutError` after 90 s.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         given.write(stdin.encode())
         given.seek(0)
-        code = command_server().run(args, env, folder, (given, stdout, stderr), 90)
+        process = command_server().start(args, env, folder, (given, stdout, stderr), program=program)
+        try:
+            code = process.wait(90)
+        finally:
+            process.kill()
         texts = []
         for stream in (stdout, stderr):
             stream.seek(0)
             texts.append(stream.read().decode())
     return CommandResult(args, code, *texts)
+
+
+def run_python(script: Path, *args: str, env: Mapping[str, str], folder: Path) -> CommandResult:
+    """Run a Python program that may import ours, as `run_command_process` does; with exit code 0."""
+    result = run_command_process(args, env, folder, program=str(script))
+    assert result.code == 0, result
+    return result
 
 
 def quintain_command(args: tuple[str, ...]) -> list[str]:
