@@ -21,8 +21,8 @@ from quintain.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
 from quintain.bus.rabbit_message import to_amqp_properties
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.proof import digest
 from quintain.contracts.session import Info, SessionOpened
-from quintain.contracts.token import digest
 from quintain.routes import TOKEN_HEADER
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quintain.config import Config
 from quintain.errors import ConfigError
-from quintain.program_environment import program_environment
+from quintain.programs.program import program_environment
 from quintain.settings import Settings, environment
 from quintain_cli.run.backend import is_on_fleet, load_evaluation_config, select_targets
 from quintain_runner.dataset.command import open_dataset

@@ -12,8 +12,8 @@ import contextlib
 
 from starlette.routing import Route
 
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import GetInfo
-from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthEndpoints, Live, Readiness
 from quintain.routes import INFO, TOKEN_HEADER

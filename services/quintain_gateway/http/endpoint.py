@@ -26,8 +26,8 @@ from quintain.client.call_groups import CallGroups
 from quintain.client.client import Client
 from quintain.client.sessions import AnsweredCalls, DefaultTargets
 from quintain.clock import Clock
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from quintain.contracts.invoke import FaultReply, TokenUsage
-from quintain.contracts.strings import sanitize_request_id
+from quintain.contracts.values import sanitize_request_id
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata.ledger.base import (
     LockOrder,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quintain.contracts.ledger import OpenChild
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession, SessionOpened, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import Unauthorized
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
 from quintain_metadata.rules import leases, reservations, sessions

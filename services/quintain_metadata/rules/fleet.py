@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quintain.contracts.admin import RegisteredWorker
-from quintain.contracts.discovery import RegisteredTarget
 from quintain.contracts.fleet import (
     MAX_FLEET_SESSIONS,
     FleetChanged,
     FleetSession,
     FleetState,
+    RegisteredTarget,
     SessionChanged,
     SessionEvent,
     TargetChanged,
@@ -21,7 +20,7 @@ from quintain.contracts.fleet import (
 )
 from quintain.contracts.ledger import DrainState
 from quintain.contracts.message import Message
-from quintain.contracts.session import SessionState
+from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain_metadata.ledger.base import SqlProgram, execute, fetch_one
 from quintain_metadata.rules import leases, targets
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.base import Moment, SqlProgram, execute, fetch_one
 from quintain_metadata.rules import targets

@@ -6,7 +6,7 @@ import zlib
 
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, Settle
-from quintain.contracts.limits import LARGE_REPLY_BYTES, MAX_BODY_BYTES, MAX_STORED_REPLY_BYTES
+from quintain.contracts.message import LARGE_REPLY_BYTES, MAX_BODY_BYTES, MAX_STORED_REPLY_BYTES
 from quintain.errors import ReplyExpired
 from quintain_metadata.ledger.base import Moment, SqlProgram, SqlValue, execute, fetch_one
 from quintain_metadata.rules.call_repository import CallRow

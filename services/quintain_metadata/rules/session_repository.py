@@ -8,9 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.proof import CallProof
+from quintain.contracts.proof import CallProof, SessionToken
 from quintain.contracts.session import SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import BudgetExhausted, Unauthorized
 from quintain_metadata.ledger.base import LockOrder, Phase, SqlProgram, execute, fetch_one
 

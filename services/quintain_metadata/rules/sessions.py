@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
-from quintain.contracts.proof import CallProof
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.contracts.proof import CallProof, SessionToken
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,
@@ -18,7 +18,6 @@ from quintain.contracts.session import (
     SessionOpened,
     SessionState,
 )
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
 from quintain_metadata.ledger.base import SqlProgram, execute
 from quintain_metadata.rules.call_repository import resolved_target

@@ -6,14 +6,14 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from quintain.contracts.admin import (
+from quintain.contracts.fleet import RegisteredTarget, TargetList
+from quintain.contracts.session import (
     MAX_PAUSE_SECONDS,
     PauseTarget,
     ResumeTarget,
     TargetPause,
 )
-from quintain.contracts.discovery import RegisteredTarget, TargetList
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
 from quintain_metadata.ledger.base import (
     CapacityCheck,

@@ -9,11 +9,12 @@ from functools import partial
 from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts import admin, discovery, fleet
+from quintain.contracts import fleet
+from quintain.contracts import fleet as discovery
+from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
-from quintain.contracts.limits import MAX_OPERATION_BYTES
-from quintain.contracts.message import Message
-from quintain.contracts.token import SessionToken, same_secret
+from quintain.contracts.message import MAX_OPERATION_BYTES, Message
+from quintain.contracts.proof import SessionToken, same_secret
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain.observe.semconv import process_span
 from quintain.routes import (

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from quintain.contracts.token import mask_tokens
+from quintain.contracts.proof import mask_tokens
 from quintain.errors import ConfigError
-from quintain.process import run_to_file
-from quintain.program import CannotStart, Program, check_rights, start_problem
-from quintain.program_confinement import Confinement
-from quintain.program_environment import program_environment
+from quintain.programs.processes import run_to_file
+from quintain.programs.program import CannotStart, Program, check_rights, program_environment, start_problem
+from quintain.programs.sandbox import Confinement
 from quintain_runner.dataset.reader import DatasetStats, check_dataset
 from quintain_runner.dataset.requirements import CaseRequirement
 from quintain_runner.results.atomic_file import atomic_write

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from quintain.program import Program
-from quintain.program_variables import script_path, withheld_variables
+from quintain.programs.program import Program, script_path, withheld_variables
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader
 

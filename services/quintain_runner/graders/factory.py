@@ -13,9 +13,8 @@ from pathlib import Path
 
 from quintain.config.fingerprint import dependency_digests
 from quintain.errors import ConfigError
-from quintain.program import check_rights, start_problem
-from quintain.program_confinement import Confinement, gateway_address
-from quintain.program_environment import program_environment
+from quintain.programs.program import check_rights, program_environment, start_problem
+from quintain.programs.sandbox import Confinement, gateway_address
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from pydantic import ValidationError
 
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.errors import BadRequest
 from quintain.graders import Case
 from quintain_runner.dataset.reader import expected_text

@@ -13,7 +13,7 @@ from typing import NoReturn
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
-from quintain.config.tree import format_path
+from quintain.config.references import format_path
 from quintain.errors import ConfigError
 
 

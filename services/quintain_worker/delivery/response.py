@@ -14,8 +14,8 @@ from pydantic_core import from_json
 from quintain.config.prices import Price
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage, content_text
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import Fault, ProviderFailed, ReplyTooLarge
 from quintain_worker.delivery.retry import AttemptResult, with_charge
 from quintain_worker.providers.provider import ProviderAnswer

@@ -10,7 +10,7 @@ from functools import partial
 
 from quintain.bus.base import Consumer, Delivery
 from quintain.bus.handler_tasks import earlier_deliveries
-from quintain.contracts.discovery import ServedTarget
+from quintain.contracts.fleet import ServedTarget
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import DEADLINE_HEADER
 from quintain.rpc.group_delivery import (

@@ -14,7 +14,7 @@ from functools import partial
 
 from quintain.bus.base import Bus
 from quintain.clock import Clock
-from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.ledger import DrainState, LeaseRenewed, Register, TargetCard
 from quintain.fleet.announce import ServiceIdentity
 from quintain.routes import PROTOCOL_VERSION

@@ -13,7 +13,7 @@ from uuid import uuid4
 from aiormq import exceptions as amqp
 
 from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, translate_errors
-from quintain.contracts.token import mask_tokens
+from quintain.contracts.proof import mask_tokens
 from quintain.topology import Exchange, Queue
 
 

@@ -6,8 +6,7 @@ import hashlib
 from functools import cached_property
 
 from quintain.bus.base import HeaderValue
-from quintain.contracts.proof import make_proof
-from quintain.contracts.token import digest, public_id
+from quintain.contracts.proof import digest, make_proof, public_id
 from quintain.routes import PROOF_HEADER, TOKEN_HEADER
 
 

@@ -7,9 +7,8 @@ import contextlib
 from quintain.bus.base import Delivery
 from quintain.client.transport import InvokeCall
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.chunk import Chunk, Progress
-from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.strings import is_target_name
+from quintain.contracts.invoke import Chunk, InvokeRequest, Progress
+from quintain.contracts.values import is_target_name
 from quintain.errors import BadRequest
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, CHUNK_TYPE, PROGRESS_TYPE
 

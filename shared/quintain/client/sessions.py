@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from quintain.contracts.session import MAX_ANSWERED_IDS, Info
-from quintain.contracts.strings import sanitize_request_id
+from quintain.contracts.values import sanitize_request_id
 from quintain.errors import BusError, Fault, NoAnswer
 
 #: How many sessions' default targets are kept; the oldest are forgotten first.

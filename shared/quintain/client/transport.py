@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 
 from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.chunk import Chunk, Progress
-from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
 from quintain.errors import Expired, Fault
 from quintain.routes import ReplyT, RequestT, Route
 

@@ -6,8 +6,7 @@ import hashlib
 from typing import TypeAlias
 
 from quintain.bus.base import Delivery
-from quintain.contracts.proof import CallProof, parse_proof
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import CallProof, SessionToken, parse_proof
 from quintain.errors import BadRequest
 from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, TOKEN_HEADER
 from quintain.rpc.server import integer_header, request_id_of

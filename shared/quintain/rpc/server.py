@@ -10,7 +10,7 @@ from typing import TypeVar
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.token import public_id
+from quintain.contracts.proof import public_id
 from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFull, Unroutable
 from quintain.observe import logs
 from quintain.observe.semconv import SpanStart

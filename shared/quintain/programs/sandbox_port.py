@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from quintain.program import CannotStart, start_error
+from quintain.programs.program import CannotStart, start_error
 
 _READ_BYTES = 65_536
 
 
 class SandboxPort:
-    """The connection to the first process of a sandbox (`quintain.sandbox_start`), which opens a port there.
+    """The connection to the first process of a sandbox (`quintain.programs.sandbox_start`), which opens a port there.
 
     ``address`` is the host and port that connections are forwarded to; without any, the sandbox has no network. Use it
     in a ``with`` block. ``program_fd`` is for the program, and is closed here once that has started.

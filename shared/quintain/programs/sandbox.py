@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from quintain.contracts.numbers import NumberModel
+from quintain.contracts.values import NumberModel
 from quintain.errors import ConfigError
 
 #: The script that is the first process of a sandbox.
@@ -171,7 +171,7 @@ class Confinement:
     def wrapper(self, cwd: Path | None, env: Mapping[str, str], control_fd: int) -> list[str]:
         """Return the words before the command: bubblewrap with its options, and the sandbox's first process.
 
-        ``control_fd`` is the socket of `quintain.sandbox_start`. Empty without a sandbox.
+        ``control_fd`` is the socket of `quintain.programs.sandbox_start`. Empty without a sandbox.
         """
         if self.sandbox is None:
             return []
