@@ -9,8 +9,8 @@ from quintain.contracts.ledger import AttemptOutcome, DrainState, Heartbeat, Lea
 from quintain.contracts.session import PauseTarget, ResumeTarget, TargetPause, WorkerList
 from quintain.errors import BadRequest, UnknownTarget
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.rules import leases, targets
-from quintain_metadata.rules.calls import Deferred
+from quintain_metadata import leases, targets
+from quintain_metadata.calls import Deferred
 
 
 async def pause(ledger_driver: ClockedLedgerDriver, seconds: float, target: str = "a") -> TargetPause:
