@@ -14,7 +14,17 @@ from quintain.contracts import session as session_messages
 from quintain.contracts.ledger import OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
 from quintain.contracts.proof import SessionToken, same_secret
-from quintain.contracts.session import OpenSession, SessionOpened, SessionState
+from quintain.contracts.session import (
+    DrainWorker,
+    ListWorkers,
+    OpenSession,
+    PauseTarget,
+    ResumeTarget,
+    SessionOpened,
+    SessionState,
+    TargetPause,
+    WorkerList,
+)
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain.observe.semconv import process_span
 from quintain.routes import (
@@ -221,27 +231,19 @@ def _list_targets(moment: Moment, _: fleet.ListTargets, __: SessionRow | None) -
     return (yield from targets.list_targets(moment.now))
 
 
-def _pause(
-    moment: Moment, request: session_messages.PauseTarget, _: SessionRow | None
-) -> SqlProgram[session_messages.TargetPause]:
+def _pause(moment: Moment, request: PauseTarget, _: SessionRow | None) -> SqlProgram[TargetPause]:
     return (yield from targets.pause_target(moment.now, request))
 
 
-def _resume(
-    moment: Moment, request: session_messages.ResumeTarget, _: SessionRow | None
-) -> SqlProgram[session_messages.TargetPause]:
+def _resume(moment: Moment, request: ResumeTarget, _: SessionRow | None) -> SqlProgram[TargetPause]:
     return (yield from targets.resume_target(moment.now, request))
 
 
-def _list_workers(
-    moment: Moment, _: session_messages.ListWorkers, __: SessionRow | None
-) -> SqlProgram[session_messages.WorkerList]:
+def _list_workers(moment: Moment, _: ListWorkers, __: SessionRow | None) -> SqlProgram[WorkerList]:
     return (yield from leases.list_workers(moment.now))
 
 
-def _drain(
-    moment: Moment, request: session_messages.DrainWorker, _: SessionRow | None
-) -> SqlProgram[session_messages.WorkerList]:
+def _drain(moment: Moment, request: DrainWorker, _: SessionRow | None) -> SqlProgram[WorkerList]:
     return (yield from leases.request_drain(moment.now, request.worker_id))
 
 
