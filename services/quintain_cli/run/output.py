@@ -22,11 +22,10 @@ from quintain_runner.report.summary_text import (
     calls_made_twice_note,
     exit_line,
     parked_target_notes,
-    rich_table,
     unaccounted_calls_note,
     unavailable_grader_notes,
 )
-from quintain_runner.report.tables import TextTable, cost_line, run_tables
+from quintain_runner.report.tables import TextTable, cost_line, rich_table, run_tables
 from quintain_view.html_report import write_html_report
 from quintain_view.index_reader import WorstAnswer, worst_answers
 from quintain_view.index_writer import update_index

@@ -19,6 +19,7 @@ from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedS
 from quintain_runner.graders.retry import call_with_retry, is_in_doubt
 from quintain_runner.plan.changes import reusable_grader_row
 from quintain_runner.plan.trials import Trial
+from quintain_runner.results.counts import count_most_calls
 from quintain_runner.results.row import (
     BUDGET_EXHAUSTED,
     TARGET_CHANGED,
@@ -26,7 +27,6 @@ from quintain_runner.results.row import (
     Row,
     RowError,
     RowStatus,
-    count_most_calls,
     target_changed_text,
 )
 from quintain_runner.results.row_content import Answer, RowCase

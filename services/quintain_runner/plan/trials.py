@@ -14,7 +14,8 @@ from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
-from quintain_runner.results.row import NO_STATS, Row, RowFingerprints, RowKey, RowStats, column_name
+from quintain_runner.results.counts import NO_STATS, RowStats
+from quintain_runner.results.row import Row, RowFingerprints, RowKey, column_name
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.files import suggestion
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of

@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from quintain.contracts.invoke import content_text
+from quintain_runner.report.agentv_run import JsonObject, _messages, _to_json
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.row import Row, split_column
-
-JsonObject = dict[str, object]
 
 #: Why a model stopped: its provider's word (OpenAI's or Anthropic's) → Inspect's.
 _STOP_REASONS: Final[Mapping[str | None, str]] = {
@@ -97,7 +95,7 @@ def _header(report: RunReport, column: str) -> JsonObject:
 
 def _sample(row: Row) -> JsonObject:
     asked, answer = row.case, row.answer
-    messages = [] if asked is None else _messages(row)
+    messages = [] if asked is None else _message_objects(row)
     choices: list[JsonObject] = []
     output: JsonObject = {"model": row.target if answer is None else answer.model or row.target, "choices": choices}
     if row.output is not None:
@@ -115,7 +113,7 @@ def _sample(row: Row) -> JsonObject:
     sample: JsonObject = {
         "id": row.case_id,
         "epoch": row.repeat,
-        "input": asked.question if asked is not None and asked.question is not None else _messages(row) or "",
+        "input": asked.question if asked is not None and asked.question is not None else _message_objects(row) or "",
         "target": "" if asked is None else _text(asked.expected),
         "messages": messages,
         "output": output,
@@ -129,17 +127,8 @@ def _sample(row: Row) -> JsonObject:
     return sample
 
 
-def _messages(row: Row) -> list[JsonObject]:
-    """What was asked, as messages whose contents are text."""
-    if row.case is None:
-        return []
-    case = row.case
-    messages = [(message.role, content_text(message.content)) for message in case.messages or ()]
-    if case.question is not None:
-        messages.append(("user", case.question))
-    if case.system_prompt is not None:
-        messages.insert(0, ("system", case.system_prompt))
-    return [{"role": role, "content": content} for role, content in messages]
+def _message_objects(row: Row) -> list[JsonObject]:
+    return [{"role": role, "content": content} for role, content in _messages(row)]
 
 
 def _metadata(row: Row) -> JsonObject:
@@ -173,7 +162,3 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _to_json(value: object) -> bytes:
-    return json.dumps(value).encode()

@@ -5,30 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 
-from rich.table import Table
-from rich.text import Text
-
-from quintain_runner.escaping import plain_line, plain_text
+from quintain_runner.escaping import plain_line
 from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts
-from quintain_runner.report.tables import TextTable
 from quintain_runner.results.row import TARGET_CHANGED
 from quintain_runner.statistics.formatting import format_score
 
 #: The budget option in a command, which is replaced by a larger one.
 _MAX_CALLS_OPTION = re.compile(r" --max-calls[ =]\d+")
-
-
-def rich_table(text_table: TextTable) -> Table:
-    """A text table as a rich table, without its notes."""
-    table = Table(title=Text(plain_line(text_table.title)), title_justify="left", title_style="bold")
-    for number, column in enumerate(text_table.columns):
-        table.add_column(column, justify="left" if number < text_table.name_columns else "right", overflow="fold")
-    for row in text_table.rows:
-        table.add_row(*map(plain_text, row))
-    if text_table.total is not None:
-        table.add_section()
-        table.add_row(*map(plain_text, text_table.total))
-    return table
 
 
 def unaccounted_calls_note(summary: RunSummary) -> str | None:

@@ -8,7 +8,56 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from quintain_runner.results.row import Row, RowStats, RowStatus, count_most_calls
+from quintain_runner.results.row import Row, RowStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RowStats:
+    """The part of a row that the counts need, without its texts."""
+
+    status: RowStatus
+    score: float
+    passed: bool
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    tries: int
+    counts: bool = True
+    stale: bool = False
+
+    @classmethod
+    def of(cls, row: Row) -> RowStats:
+        """Extract the statistics of a row."""
+        return cls(
+            status=row.status,
+            score=row.score or 0.0,
+            passed=row.passed,
+            calls=row.calls,
+            input_tokens=row.token_usage.input,
+            output_tokens=row.token_usage.output,
+            tries=row.tries,
+            counts=row.counts,
+            stale=row.stale_kept,
+        )
+
+
+def count_most_calls(most_calls: Counter[str], row: Row) -> None:
+    """Update the most calls that one execution of each grader made; one that failed says nothing about it."""
+    for name, verdict in row.graders.items():
+        if verdict.error is None:
+            most_calls[name] = max(most_calls[name], verdict.calls)
+
+
+#: Of a trial that has no row yet.
+NO_STATS = RowStats(
+    status=RowStatus.ERROR,
+    score=0.0,
+    passed=False,
+    calls=0,
+    input_tokens=0,
+    output_tokens=0,
+    tries=0,
+)
 
 
 class RowTally:

@@ -19,8 +19,7 @@ from quintain_runner.report.csv_file import write_csv
 from quintain_runner.report.junit import write_junit
 from quintain_runner.report.markdown import MAX_SHOWN_CASES, render_markdown, write_markdown
 from quintain_runner.report.run_report import RunReport, read_report
-from quintain_runner.report.summary_text import rich_table
-from quintain_runner.report.tables import TextTable, run_tables
+from quintain_runner.report.tables import TextTable, rich_table, run_tables
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from support.junit_schema import validate_junit
 from support.results_folder import errored_row, graded_row, write_results
