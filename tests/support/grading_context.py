@@ -6,10 +6,9 @@ import asyncio
 from pathlib import Path
 
 from quintain.graders import Case
-from quintain_runner.graders.base import GraderRunner, GradingContext
-from quintain_runner.graders.environment import GraderEnvironment
-from quintain_runner.graders.process import GraderCommand
+from quintain_runner.graders.base import GraderEnvironment, GraderRunner, GradingContext
 from quintain_runner.graders.program import ProgramGraderRunner, process_executor
+from quintain_runner.graders.subprocesses import GraderCommand
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.counts import RowStats

@@ -8,13 +8,18 @@ from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
-from quintain_runner.escaping import plain_line
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.tables import TextTable
 from quintain_runner.results.row import Row
-from quintain_runner.results.row_index import KeyHashSet, key_hash
-from quintain_runner.statistics.analysis import Difference, paired_differences
-from quintain_runner.statistics.formatting import format_score, format_score_difference, format_share_difference, p_note
+from quintain_runner.results.store import KeyHashSet, key_hash
+from quintain_runner.statistics.analysis import (
+    Difference,
+    format_score,
+    format_score_difference,
+    format_share_difference,
+    p_note,
+    paired_differences,
+)
 from quintain_runner.statistics.frame import (
     ROW_PASS,
     ROW_SCORE,
@@ -24,6 +29,7 @@ from quintain_runner.statistics.frame import (
     pair_frames,
     trial_hash,
 )
+from quintain_runner.untrusted import plain_line
 
 #: The most flipped cases listed for each target.
 MAX_FLIPS = 1_000

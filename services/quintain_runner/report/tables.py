@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from rich.table import Table
 from rich.text import Text
 
-from quintain_runner.cost import Cost, LineUsage, dollars
-from quintain_runner.escaping import plain_line, plain_text
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
-from quintain_runner.statistics.analysis import Analysis, PassAndScore, ReducedValue, TargetStatistics
-from quintain_runner.statistics.formatting import (
+from quintain_runner.results.counts import Cost, LineUsage, dollars
+from quintain_runner.statistics.analysis import (
     MISSING,
+    Analysis,
+    PassAndScore,
+    ReducedValue,
+    TargetStatistics,
     format_interval,
     format_score,
     format_score_difference,
@@ -24,6 +26,7 @@ from quintain_runner.statistics.formatting import (
     format_share_interval,
     p_note,
 )
+from quintain_runner.untrusted import plain_line, plain_text
 
 #: The most pairs of targets shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 10
