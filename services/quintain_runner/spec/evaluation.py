@@ -14,7 +14,7 @@ from quintain.config.yaml_file import read_yaml
 from quintain.contracts.message import BodyBytes
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
-from quintain_runner.spec.files import ModelsByPlace, config_error, validation_messages
+from quintain_runner.files import ModelsByPlace, config_error, validation_messages
 from quintain_runner.spec.graders import (
     GRADER_MODELS,
     GraderSpec,

@@ -1,4 +1,4 @@
-"""Runs graders' commands in process groups of their own: one for each answer, or a pool that is kept running."""
+"""Starts graders' commands in process groups of their own: one for each answer, or a pool that is kept running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quintain.programs.program import (
     write_pipe,
 )
 from quintain.programs.sandbox import UNCONFINED, Confinement
-from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.graders.verdict import GraderError
 
 #: The most bytes that a grader may print on stdout.
 STDOUT_LIMIT = 8 * 1024 * 1024
