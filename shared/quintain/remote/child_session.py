@@ -15,7 +15,7 @@ from quintain.contracts.session import CloseSession, GetInfo, OpenSession, Sessi
 from quintain.contracts.token import mask_tokens
 from quintain.errors import QuintainError
 from quintain.routes import CLOSE, INFO, OPEN, TOKEN_HEADER
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 
 log = logging.getLogger(__name__)
 
