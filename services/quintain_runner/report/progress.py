@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
-from quintain_runner.cost import Cost
-from quintain_runner.results.counts import CallsLeft, ResumeState, RowTally
-from quintain_runner.results.row import GraderRow, Row, RowStats
+from quintain_runner.results.counts import CallsLeft, Cost, ResumeState, RowStats, RowTally
+from quintain_runner.results.row import GraderRow, Row
 
 #: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})

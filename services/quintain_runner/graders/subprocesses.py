@@ -1,4 +1,4 @@
-"""Runs graders' commands in process groups of their own: one for each answer, or a pool that is kept running."""
+"""Starts graders' commands in process groups of their own: one for each answer, or a pool that is kept running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quintain.process import DRAIN_SECONDS, STDERR_BYTES, run_program, running_p
 from quintain.process_pipes import OutputTail, read_pipe, write_pipe
 from quintain.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput
 from quintain.program_confinement import UNCONFINED, Confinement
-from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.graders.verdict import GraderError
 
 #: The most bytes that a grader may print on stdout.
 STDOUT_LIMIT = 8 * 1024 * 1024

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue, TypeAdapter
 
 from quintain.errors import QuintainError
-from quintain_runner.results.row_content import Check, Verdict
-from quintain_runner.spec.files import InvalidJson, unique_keys
+from quintain_runner.files import InvalidJson, unique_keys
+from quintain_runner.results.row import Check, Verdict
 
 #: The lowest score that passes, if the grader does not return ``pass``.
 PASS_SCORE = 0.5
