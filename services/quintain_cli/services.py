@@ -14,7 +14,7 @@ import quintain_worker
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.clock import Clock
 from quintain.config import Config, card_of, target_fingerprints
 from quintain.config.prices import target_price
@@ -25,7 +25,7 @@ from quintain.errors import BudgetUnavailable
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
 from quintain.rpc.broker_probe import report_ready
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.settings import MEMORY_URL, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
 

@@ -37,7 +37,7 @@ from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import TRACEPARENT_HEADER, Span, span_in_trace
 from quintain.remote.timeouts import SilenceMeter
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
-from quintain.rpc.private_queue import PrivateQueue
+from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import AckBatcher, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure

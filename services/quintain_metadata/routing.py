@@ -24,8 +24,8 @@ from quintain.errors import (
 )
 from quintain.observe.semconv import process_span
 from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
-from quintain.rpc.credentials import call_credential
 from quintain.rpc.server import (
+    call_credential,
     copyable_headers,
     delivery_context,
     integer_header,

@@ -18,7 +18,7 @@ from quintain.contracts.proof import SessionToken, digest
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.routes import ADMIT, OPEN_CHILD, PROTOCOL_VERSION, REGISTER
-from quintain.rpc.group_delivery import group_handler
+from quintain.rpc.groups import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (

@@ -25,8 +25,7 @@ from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.remote.lease_request import acquire_lease
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import LEASE, RENEW, WATCH_PROCESS
-from quintain.rpc.client import parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcRequest, parse_reply
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings

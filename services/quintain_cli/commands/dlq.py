@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.dlq import PoisonMessage, PoisonMessageList, PoisonQueue
 from quintain.errors import BadRequest, ConfigError, Expired, Fault

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quintain.bus.broker_url import without_password
-from quintain.bus.rabbit_topology_check import DeclarationCheck, DeclarationStatus, inspect_broker
+from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus, inspect_broker
 from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.fleet.fleet_figures import FleetFigures

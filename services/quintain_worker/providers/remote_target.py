@@ -39,7 +39,7 @@ from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.target import SESSION_SLOT, ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES, to_json_text

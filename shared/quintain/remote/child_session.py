@@ -15,7 +15,7 @@ from quintain.contracts.proof import mask_tokens
 from quintain.contracts.session import CloseSession, GetInfo, OpenSession, SessionOpened
 from quintain.errors import QuintainError
 from quintain.routes import CLOSE, INFO, OPEN, TOKEN_HEADER
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 
 log = logging.getLogger(__name__)
 

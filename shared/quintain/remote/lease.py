@@ -34,8 +34,7 @@ from quintain.errors import (
 from quintain.remote.process_watch import ProcessWatch
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, SilenceMeter
 from quintain.routes import RENEW, TEARDOWN, Route
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import RemoteExceptions
 from quintain.target.type_registry import require_size
 from quintain.timings import Timings

@@ -27,8 +27,7 @@ from quintain.remote.lease import RemoteLease
 from quintain.remote.process_watch import ProcessWatch
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, SilenceMeter, TargetTimeouts
 from quintain.routes import DESCRIBE_HOST, LEASE, TEARDOWN
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import from_failure
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import PayloadTooLarge

@@ -16,8 +16,7 @@ from quintain.clock import Clock
 from quintain.contracts.proof import digest
 from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain_cli import services
 from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.http.endpoint import FleetGateway

@@ -11,8 +11,8 @@ import pytest
 from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client.amqp_transport import AmqpTransport
-from quintain.client.call_groups import CallGroups
 from quintain.client.client import Client
+from quintain.client.sessions import CallGroups
 from quintain.client.transport import OnChunk
 from quintain.clock import Clock
 from quintain.contracts.group import INVOKE_GROUP_TYPE
@@ -20,8 +20,8 @@ from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, Toke
 from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionState
 from quintain.errors import BadRequest
-from quintain.rpc.client import RpcClient
-from quintain.rpc.group_delivery import split_group
+from quintain.rpc.groups import split_group
+from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import target_queue, target_topology
 

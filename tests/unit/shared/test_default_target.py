@@ -19,8 +19,8 @@ from quintain.contracts.message import Message
 from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionState
 from quintain.errors import Fault, RequestConflict, Unauthorized, UnknownTarget
-from quintain.rpc.client import RpcClient
-from quintain.rpc.group_delivery import split_group
+from quintain.rpc.groups import split_group
+from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
 

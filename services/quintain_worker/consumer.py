@@ -1,33 +1,38 @@
-"""The consumer of one target's queue: stopped while the target is paused, restarted afterwards, drained at the end."""
+"""The consumer of one target's queue: stopped while the target is paused, restarted afterwards, drained at the end.
+
+So many of the target's calls run at a time as it has slots. The others of a group wait for one, and those that wait
+while other workers have free slots are put back into the queue.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 
-from quintain.bus.base import Consumer, Delivery
-from quintain.bus.handler_tasks import earlier_deliveries
+from quintain.bus.base import Consumer, Delivery, Envelope, earlier_deliveries
 from quintain.contracts.fleet import ServedTarget
+from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
 from quintain.errors import BadRequest, BusError, Fault
-from quintain.routes import DEADLINE_HEADER
-from quintain.rpc.group_delivery import (
+from quintain.routes import CALL_HEADERS, DEADLINE_HEADER, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
+from quintain.rpc.groups import (
+    GroupedDelivery,
     handle_each,
     is_group,
     refuse_broken,
     refuse_group,
     split_group_or_fault,
 )
-from quintain.rpc.server import integer_header
+from quintain.rpc.server import copyable_headers, integer_header
 from quintain.topology import target_queue
-from quintain_worker.delivery.context import WorkerContext
-from quintain_worker.delivery.delivery_handler import make_handler
-from quintain_worker.delivery.pause import PauseState
-from quintain_worker.delivery.returned_calls import is_returned, return_calls
-from quintain_worker.delivery.worker_target import WorkerTarget
-from quintain_worker.service.call_slots import CallSlots, SlotDecision
+from quintain_worker.context import WorkerContext
+from quintain_worker.delivery import make_handler
+from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
 
@@ -199,3 +204,157 @@ class TargetConsumer:
             self._in_flight -= 1
             if self._consumer is None:
                 self.pause.changed.notify_all()
+
+
+class SlotDecision(Enum):
+    """What becomes of a call that waited for a slot."""
+
+    #: It has a slot, which must be released.
+    GRANTED = auto()
+    #: Its deadline has passed; it has no slot.
+    EXPIRED = auto()
+    #: It does not run here: whoever took it puts it back.
+    TAKEN = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call that waits."""
+
+    delivery: Delivery
+    decision: asyncio.Future[SlotDecision] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def decide(self, decision: SlotDecision) -> bool:
+        """Decide about the call; returns False if it is decided or cancelled already."""
+        if self.decision.done():
+            return False
+        self.decision.set_result(decision)
+        return True
+
+
+class CallSlots:
+    """Grants slots in the order of arrival; calls that were delivered before come first.
+
+    Example::
+
+        if call_slots.try_acquire() or await call_slots.wait(delivery, timeout_seconds=60) is SlotDecision.GRANTED:
+            try:
+                await run_call()
+            finally:
+                call_slots.release()
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[_Waiting] = deque()
+        self.released_count = 0
+
+    @property
+    def waiting_deliveries(self) -> list[Delivery]:
+        """The calls that wait, in order of arrival."""
+        return [waiting.delivery for waiting in self._waiting if not waiting.decision.done()]
+
+    def try_acquire(self) -> bool:
+        """Take a slot, if one is free; calls that wait have none."""
+        if self._free:
+            self._free -= 1
+            return True
+        return False
+
+    async def wait(self, delivery: Delivery, *, timeout_seconds: float | None) -> SlotDecision:
+        """Wait until a slot is released, at most ``timeout_seconds``."""
+        waiting = _Waiting(delivery)
+        if delivery.redelivered:
+            # Its worker may have died: it was charged then, and its caller has waited longest.
+            self._waiting.appendleft(waiting)
+        else:
+            self._waiting.append(waiting)
+        timer = (
+            None
+            if timeout_seconds is None
+            else asyncio.get_running_loop().call_later(timeout_seconds, waiting.decide, SlotDecision.EXPIRED)
+        )
+        try:
+            return await waiting.decision
+        except asyncio.CancelledError:
+            if not waiting.decision.cancelled() and waiting.decision.result() is SlotDecision.GRANTED:
+                self.release()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def release(self) -> None:
+        """Give a slot to the next call that waits."""
+        self.released_count += 1
+        while self._waiting:
+            if self._waiting.popleft().decide(SlotDecision.GRANTED):
+                return
+        self._free += 1
+
+    def take(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """End the wait of these calls, which do not run here; returns those that still waited."""
+        wanted = {id(delivery) for delivery in deliveries}
+        return [
+            waiting.delivery
+            for waiting in self._waiting
+            if id(waiting.delivery) in wanted and waiting.decide(SlotDecision.TAKEN)
+        ]
+
+
+def is_returned(delivery: Delivery) -> bool:
+    """Return whether a worker that had no slot for the call has put it back before."""
+    return RETURNED_HEADER in delivery.headers
+
+
+async def return_calls(context: WorkerContext, target: str, calls: Sequence[Delivery]) -> None:
+    """Put calls back into their target's queue, and acknowledge them.
+
+    They are marked, so that no call is put back twice for want of a slot. Those of one group keep its correlation id:
+    where nobody can read it any more, its sender learns that as of the group that it sent.
+    """
+    groups: dict[str, list[Delivery]] = {}
+    for number, call in enumerate(calls):
+        key = (call.group_correlation_id or "") if isinstance(call, GroupedDelivery) else f"alone {number}"
+        groups.setdefault(key, []).append(call)
+        context.metrics.count_returned(target)
+    await asyncio.gather(*(_return_together(context, target, group) for group in groups.values()))
+
+
+async def _return_together(context: WorkerContext, target: str, calls: list[Delivery]) -> None:
+    try:
+        await context.bus.publish(INVOKE.exchange, target, _envelope(calls))
+    except BusError as error:
+        log.warning("Calls could not be published again, and are requeued: %s", error.message)
+        for call in calls:
+            await call.requeue()
+    else:
+        for call in calls:
+            await call.ack()
+
+
+def _envelope(calls: Sequence[Delivery]) -> Envelope:
+    first, headers = calls[0], [copyable_headers(call.headers) for call in calls]
+    if len(calls) == 1 or not isinstance(first, GroupedDelivery):
+        return Envelope(
+            body=first.body,
+            type=first.type,
+            correlation_id=first.correlation_id,
+            reply_to=first.reply_to,
+            headers={**headers[0], RETURNED_HEADER: 1},
+            expiration_ms=first.expiration_ms,
+        )
+    items = [
+        GroupItem(call.correlation_id or "", call.body, {name: own[name] for name in own.keys() & CALL_HEADERS})
+        for call, own in zip(calls, headers, strict=True)
+    ]
+    common = {name: value for name, value in headers[0].items() if name not in CALL_HEADERS}
+    return Envelope(
+        body=encode_group(items),
+        type=INVOKE_GROUP_TYPE,
+        content_type=GROUP_CONTENT_TYPE,
+        correlation_id=first.group_correlation_id,
+        reply_to=first.reply_to,
+        headers={**common, PROTOCOL_HEADER: PROTOCOL_VERSION, RETURNED_HEADER: 1},
+        expiration_ms=first.expiration_ms,
+    )

@@ -13,16 +13,13 @@ from quintain.errors import BusError
 from quintain.routes import INVOKE
 from quintain.rpc.groups import ReplyGroups
 from quintain.rpc.server import copyable_headers
-from quintain.runtime.byte_budget import ByteBudget
-from quintain.runtime.random_ids import RandomIds
-from quintain.runtime.timeouts import Timeouts
+from quintain.runtime.concurrency import ByteBudget, RandomIds, Timeouts
 from quintain.timings import Timings
-from quintain_worker.delivery.admissions import AdmissionClient
-from quintain_worker.delivery.call_gate import CallGate
-from quintain_worker.delivery.completion import Completion
-from quintain_worker.delivery.inflight import InflightCalls
-from quintain_worker.delivery.streaming import EXPIRATION_SECONDS
+from quintain_worker.admissions import AdmissionClient
+from quintain_worker.completion import Completion
+from quintain_worker.inflight import CallGate, InflightCalls
 from quintain_worker.metrics import WorkerMetrics
+from quintain_worker.streaming import EXPIRATION_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -19,32 +19,22 @@ from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES, Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
-from quintain.observe.semconv import (
-    ADMIT,
-    OUTCOME,
-    QUEUE_WAIT,
-    SETTLE,
-    process_span,
-    reply_span,
-)
+from quintain.observe.semconv import ADMIT, OUTCOME, QUEUE_WAIT, SETTLE, process_span, reply_span
 from quintain.observe.spans import TRACEPARENT_HEADER, Span, current_traceparent, record_finished_span, span, start_span
 from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, INVOKE
 from quintain.rpc.server import request_id_of
 from quintain.topology import REPLY, target_queue
-from quintain_worker.delivery.admissions import admission_attributes
-from quintain_worker.delivery.call_gate import GateVisit
-from quintain_worker.delivery.completion import OnSettled, Reply, compress_reply, encode_settle, no_action
-from quintain_worker.delivery.context import WorkerContext
-from quintain_worker.delivery.inflight import CallIdentity, InflightCall
-from quintain_worker.delivery.pause import PauseState
-from quintain_worker.delivery.request import IncomingRequest, parse_request
-from quintain_worker.delivery.response import CallTiming, response_of
-from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
-from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_progress
-from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain_worker.admissions import admission_attributes
+from quintain_worker.attempt import Attempt, AttemptResult, CallTiming, RetryPolicy, response_of
+from quintain_worker.completion import OnSettled, Reply, compress_reply, encode_settle, no_action
+from quintain_worker.context import WorkerContext
+from quintain_worker.inflight import CallIdentity, GateVisit, InflightCall
 from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.conversation import with_policy
 from quintain_worker.providers.provider import CallHolder, Delta, provider_for_call
+from quintain_worker.request import IncomingRequest, parse_request
+from quintain_worker.streaming import ChunkSender, report_progress, send_progress
+from quintain_worker.target import PauseState, WorkerTarget
 
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
 DEFAULT_DEADLINE_SECONDS = 600.0

@@ -22,8 +22,8 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
 from quintain.observe.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
 from quintain.routes import ADMIT
-from quintain.rpc.client import RpcClient
-from quintain.runtime.batching import BatchSender
+from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
 
 log = logging.getLogger(__name__)

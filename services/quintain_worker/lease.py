@@ -18,7 +18,7 @@ from quintain.clock import Clock
 from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Register
 from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.timings import Timings
 
 log = logging.getLogger(__name__)

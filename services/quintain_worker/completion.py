@@ -24,9 +24,9 @@ from quintain.observe.spans import current_traceparent
 from quintain.routes import REQUEST_ID_HEADER, SETTLE
 from quintain.rpc.groups import GroupedReply, ReplyGroups
 from quintain.rpc.server import send_reply, truncate_echo
-from quintain.runtime.batching import BatchSender
+from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
-from quintain_worker.delivery.request import IncomingRequest
+from quintain_worker.request import IncomingRequest
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The worker: composes the consumers of its targets, each with its own prefetch, and its lease."""
+"""The worker: composes the consumers of its targets, each with its own prefetch, its lease, and its cancellations."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from quintain.bus.base import Bus
+from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.clock import Clock
 from quintain.contracts.fleet import ServiceCard
-from quintain.contracts.ledger import DrainState, LeaseRenewed, Register, TargetCard
+from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
+from quintain.errors import Fault
 from quintain.fleet.announce import ServiceIdentity
 from quintain.routes import PROTOCOL_VERSION
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import LEDGER, Topology, target_queue
-from quintain_worker.delivery.admissions import AdmissionClient
-from quintain_worker.delivery.context import WorkerContext
-from quintain_worker.delivery.worker_target import WorkerTarget
-from quintain_worker.instrumentation import InstrumentedProvider
+from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
+from quintain_worker.admissions import AdmissionClient
+from quintain_worker.consumer import TargetConsumer
+from quintain_worker.context import WorkerContext
+from quintain_worker.inflight import InflightCalls
+from quintain_worker.lease import WorkerLease
 from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS, ApiProvider, HostedProvider
-from quintain_worker.service.cancels import CancellationConsumer
-from quintain_worker.service.lease import WorkerLease
-from quintain_worker.service.target_consumer import TargetConsumer
+from quintain_worker.target import InstrumentedProvider, WorkerTarget
 
 log = logging.getLogger(__name__)
 
@@ -182,3 +182,36 @@ def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: Worker
     hosts = target.provider if isinstance(target.provider, HostedProvider) else None
     api_provider = target.provider if isinstance(target.provider, ApiProvider) else None
     return dataclasses.replace(target, provider=provider, hosts=hosts, api_provider=api_provider)
+
+
+PREFETCH = 16
+
+
+class CancellationConsumer:
+    """Consumes one worker's queue of cancellations, and aborts the cancelled calls that are in flight.
+
+    The metadata service publishes them to a fanout exchange. One that is missed comes again with the next lease
+    renewal.
+    """
+
+    def __init__(self, bus: Bus, inflight: InflightCalls) -> None:
+        self._bus, self._inflight = bus, inflight
+        self._topology = cancel_topology(secrets.token_hex(16))
+        self._consumer: Consumer | None = None
+
+    async def start(self) -> None:
+        """Declare the queue and start consuming."""
+        await self._bus.declare(self._topology)
+        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_cancel, prefetch=PREFETCH)
+
+    async def stop(self) -> None:
+        """Stop consuming; the broker deletes the queue."""
+        if self._consumer is not None:
+            await self._consumer.drain(0)
+
+    async def _on_cancel(self, delivery: Delivery) -> None:
+        try:
+            self._inflight.abort(CancelBroadcast.from_wire(delivery.body).calls)
+        except Fault as unreadable:
+            log.error("An unreadable cancellation was dropped: %s", unreadable.message)
+        await delivery.ack()

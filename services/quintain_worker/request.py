@@ -23,8 +23,7 @@ from quintain.routes import (
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
 )
-from quintain.rpc.credentials import Credential, admit_fields, call_credential
-from quintain.rpc.server import integer_header, request_id_of
+from quintain.rpc.server import Credential, admit_fields, call_credential, integer_header, request_id_of
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
