@@ -14,20 +14,19 @@ import quintain_worker
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.clock import Clock
 from quintain.config import Config, card_of, target_fingerprints
 from quintain.config.prices import target_price
-from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.proof import digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
 from quintain.rpc.broker_probe import report_ready
-from quintain.rpc.client import RpcClient
-from quintain.secret_files import without_variables
-from quintain.settings import MEMORY_URL, read_trace_settings
+from quintain.rpc.requests import RpcClient
+from quintain.settings import MEMORY_URL, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.

@@ -13,13 +13,13 @@ import pytest
 import quintain
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.config import load_config
 from quintain.contracts.session import OpenSession
 from quintain.dlq import PoisonQueue
 from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.settings import environment
 from quintain.target import Event, EventResponse, ObservableEvent, SecurityDomainTag
 from quintain.topology import (
@@ -42,7 +42,7 @@ from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.server.bind import BindAddress
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
-from quintain_metadata.service.service import running_metadata
+from quintain_metadata.service import running_metadata
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 

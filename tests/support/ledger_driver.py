@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result
 from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbeat, Register, Settle, TargetCard
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.rules import calls, cancellation, leases, reservations, sessions
-from quintain_metadata.rules.cancellation import CancelResult
+from quintain_metadata import calls, cancellation, leases, reservations, sessions
+from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store import Ledger, Moment, SqlProgram
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from quintain.bus.broker_url import without_password
-from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.http_server import LOOPBACK
-from quintain.runtime.malloc import map_large_blocks
+from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
 from quintain.settings import environment, read_settings
 from quintain_cli import services
 from quintain_cli.commands.serve import (

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Self
 
 from quintain.client.client import Client
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
-from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_cli.console import format_count, print_stderr
 from quintain_cli.run.backend import Backend
 from quintain_cli.run.inspection import CheckedEvaluation
 from quintain_metadata import CallRecord, export_page, open_snapshot
 from quintain_runner.engine.run_setup import PlanSession, RunOptions, SessionRequest
+from quintain_runner.files import atomic_write
 from quintain_runner.plan.trials import CallsEstimate
 from quintain_runner.report.run_report import read_run
-from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.store import charged_calls
 
 CALLS_FILE_NAME = "calls.jsonl"

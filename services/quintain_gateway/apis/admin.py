@@ -13,16 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
-from quintain.contracts.limits import BodyBytes
 from quintain.contracts.message import (
+    BodyBytes,
     Message,
     StrictMessage,
     describe_validation_error,
     unknown_keys_message,
 )
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import (
     AmendSession,
-    Count,
     Info,
     ListSessions,
     OpenSession,
@@ -31,8 +31,7 @@ from quintain.contracts.session import (
     SessionState,
     ShowSession,
 )
-from quintain.contracts.strings import Id
-from quintain.contracts.token import SessionToken
+from quintain.contracts.values import Count, Id
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain_gateway.http.endpoint import Api, FleetGateway, bearer_token, method_route
 from quintain_gateway.http.errors import JSON_MEDIA_TYPE, NotFound, fault_response

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from starlette.responses import JSONResponse, Response
 
-from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import Result
+from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault
 from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
 from quintain_gateway.dispatch.model_answers import KEEP_ALIVE_COMMENT, AnswerEncoder, ignored_fields

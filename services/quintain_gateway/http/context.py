@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import Scope
 
-from quintain.contracts.token import mask_tokens
+from quintain.contracts.proof import mask_tokens
 
 #: The route of requests that match no API: their paths must not become label values or log fields.
 UNMATCHED_ROUTE = "elsewhere"

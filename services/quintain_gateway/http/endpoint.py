@@ -22,12 +22,11 @@ from starlette.routing import Route
 
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
-from quintain.client.call_groups import CallGroups
 from quintain.client.client import Client
-from quintain.client.sessions import AnsweredCalls, DefaultTargets
+from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
 from quintain.clock import Clock
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
@@ -39,9 +38,9 @@ from quintain.errors import (
     PayloadTooLarge,
     Unauthorized,
 )
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import log_defect
-from quintain.runtime.timeouts import Timeouts
+from quintain.runtime.concurrency import Timeouts
 from quintain_gateway.http.context import context_of
 from quintain_gateway.http.errors import MethodNotAllowed, RequestTimeout
 from quintain_gateway.http.large_bodies import LargeBodies

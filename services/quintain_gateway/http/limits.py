@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

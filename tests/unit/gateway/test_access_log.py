@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quintain.bus.base import Envelope
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.topology import REPLY
 from quintain_gateway.apis.agentv import routes as agentv
 from quintain_gateway.http.context import valid_or_new_id

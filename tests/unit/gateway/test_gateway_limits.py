@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
 from quintain_cli import services
 from quintain_gateway.http.limits import GatewayLimits

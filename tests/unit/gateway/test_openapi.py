@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain_gateway.apis.agentv.routes import OPERATIONS as AGENTV_OPERATIONS
 from quintain_gateway.apis.fleet.access import FleetAccess
 from quintain_gateway.http.endpoint import FleetGateway

@@ -10,11 +10,10 @@ import pytest
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.memory import MemoryBus
-from quintain.contracts.dlq import REASON_HEADER
 from quintain.contracts.ledger import Admit, AttemptOutcome
-from quintain.contracts.proof import make_proof
+from quintain.contracts.proof import SessionToken, digest, make_proof
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken, digest
+from quintain.dlq import REASON_HEADER
 from quintain.errors import (
     Cancelled,
     Expired,
@@ -43,8 +42,8 @@ from quintain.topology import (
     target_queue,
     target_topology,
 )
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.service.dead_letters import poison_handler
+from quintain_metadata.dead_letters import poison_handler
+from quintain_metadata.sqlite import SqliteLedger
 from support.ledger_driver import admit_request
 from support.metadata_service import (
     ADMIN_TOKEN,
