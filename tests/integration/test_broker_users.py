@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import quintain
+import quintain_gateway
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.client.connect import connect_admin
@@ -38,8 +39,7 @@ from quintain.topology import (
     target_topology,
 )
 from quintain_cli.fleet import bootstrap
-from quintain_gateway.http.limits import GatewayLimits
-from quintain_gateway.server.bind import BindAddress
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
 from quintain_metadata.service.service import running_metadata
@@ -211,7 +211,9 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         ledger = await stack.enter_async_context(bootstrap.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
         await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
-        yield await stack.enter_async_context(bootstrap.run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
+        yield await stack.enter_async_context(
+            quintain_gateway.run_gateway(buses["gateway"], BindAddress(), GatewayLimits())
+        )
 
 
 def drive_run(url: str) -> list[str]:

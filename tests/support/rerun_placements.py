@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import quintain_gateway
 from quintain.bus.memory import MemoryBroker
 from quintain.config import load_config
 from quintain.timings import DEFAULT_TIMINGS
@@ -107,6 +108,6 @@ async def gateway_placement(world: ChangingEvaluation) -> AsyncIterator[FleetPla
         await placement.start()
         stack.push_async_callback(placement.stop)
         bus = await stack.enter_async_context(bootstrap.open_bus("memory://", "gateway", memory))
-        url = await stack.enter_async_context(bootstrap.run_gateway(bus, BindAddress(), GatewayLimits()))
+        url = await stack.enter_async_context(quintain_gateway.run_gateway(bus, BindAddress(), GatewayLimits()))
         placement.env["QUINTAIN_GATEWAY_URL"] = url
         yield placement

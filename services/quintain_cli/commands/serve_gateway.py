@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import quintain_gateway
 from quintain.bus.broker_url import without_password
 from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.http_server import LOOPBACK
@@ -15,7 +16,6 @@ from quintain.settings import environment, read_settings
 from quintain_cli.commands.serve import AsJson, Verbose, print_ready
 from quintain_cli.commands.up import DEFAULT_PORT, AllowedHosts
 from quintain_cli.console import run_command, set_up_logging
-from quintain_cli.fleet import bootstrap
 from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
 from quintain_cli.signals import handle_stop_signals
 from quintain_gateway import BindAddress, GatewayLimits, GatewayMetrics
@@ -96,7 +96,7 @@ async def _run_gateway(address: BindAddress, limits: GatewayLimits, ops_options:
         handle_stop_signals() as stop,
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         connect_when_available(settings, "gateway", endpoints.set_not_ready) as bus,
-        bootstrap.run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
+        quintain_gateway.run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
     ):
         exempt_existing_objects()
         print_ready("gateway", {"url": gateway_url, "broker": without_password(url)}, as_json=as_json)

@@ -6,21 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-import quintain_gateway
 import quintain_metadata
 import quintain_worker
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
-from quintain.clock import Clock
 from quintain.config import Config, card_of, target_fingerprints
 from quintain.config.prices import target_price
-from quintain.contracts.discovery import ServiceCard
 from quintain.errors import BudgetUnavailable
-from quintain.fleet.announce import ServiceIdentity, announce
-from quintain.observe.health import OpsEndpoints
-from quintain.rpc.broker_probe import report_ready
-from quintain.rpc.client import RpcClient
+from quintain.fleet.announce import announce
 from quintain.secret_files import without_variables
 from quintain.settings import read_trace_settings
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -123,44 +117,3 @@ async def run_worker(
             yield worker
     finally:
         await worker.stop(grace_seconds)
-
-
-@contextlib.asynccontextmanager
-async def run_gateway(
-    bus: Bus,
-    address: quintain_gateway.BindAddress,
-    limits: quintain_gateway.GatewayLimits,
-    *,
-    metrics: quintain_gateway.GatewayMetrics | None = None,
-    ops_endpoints: OpsEndpoints | None = None,
-) -> AsyncIterator[str]:
-    """Run a gateway; yields its base URL, without a trailing slash. Raises `ConfigError` for a bad address.
-
-    With ``ops_endpoints``, these report ready when the gateway is.
-    """
-    rpc_client, metrics = RpcClient(bus), metrics or quintain_gateway.GatewayMetrics()
-    metrics.set_broker(bus)
-    identity = ServiceIdentity("gateway")
-
-    def card() -> ServiceCard:
-        return identity.card(in_flight=rpc_client.in_flight, broker_reconnects=bus.reconnects)
-
-    metrics.set_service_card(card)
-    await rpc_client.start()
-    try:
-        fleet_gateway = quintain_gateway.FleetGateway(rpc_client, Clock(), limits, metrics)
-        try:
-            access = quintain_gateway.FleetAccess(bus)
-            app = quintain_gateway.build_app(fleet_gateway, access, address.host_names())
-            check = quintain_gateway.MetadataHealthCheck(rpc_client).check
-            async with (
-                quintain_gateway.serve_app(app, address, limits, metrics) as url,
-                access.running(),
-                announce(bus, card),
-                contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
-            ):
-                yield url
-        finally:
-            await fleet_gateway.close()
-    finally:
-        await rpc_client.close()

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
+import quintain_gateway
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.connect import connect_admin
@@ -80,7 +81,7 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
         gateway_bus = await open_named_bus("gateway")
         address = BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
-        gateway_url = await stack.enter_async_context(bootstrap.run_gateway(gateway_bus, address, plan.limits))
+        gateway_url = await stack.enter_async_context(quintain_gateway.run_gateway(gateway_bus, address, plan.limits))
         yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
     if memory is not None:
         memory.close()

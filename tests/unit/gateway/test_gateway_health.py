@@ -19,13 +19,12 @@ from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECON
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain_cli.fleet import bootstrap
-from quintain_gateway.apis.fleet.access import FleetAccess
-from quintain_gateway.http.endpoint import FleetGateway
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.app import build_app
+from quintain_gateway.auth import FleetGateway
+from quintain_gateway.fleet_page import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server.app import build_app
-from quintain_gateway.server.bind import BindAddress
-from quintain_gateway.server.server import serve_app
+from quintain_gateway.server import serve_app
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.instrumentation import OUTAGE_MESSAGE
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.service.service import MetadataService, running_metadata

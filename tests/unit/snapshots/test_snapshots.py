@@ -34,9 +34,9 @@ from quintain_cli.__main__ import app
 from quintain_cli.fleet.doctor_checks import DoctorReport
 from quintain_cli.lazy_command import LazyCommand
 from quintain_cli.run.preflight import CheckReport
-from quintain_gateway.http import errors as http_errors
-from quintain_gateway.http.openapi import build_document as openapi_document
-from quintain_gateway.server.app import OPERATIONS
+from quintain_gateway import errors as http_errors
+from quintain_gateway.app import OPERATIONS
+from quintain_gateway.openapi import build_document as openapi_document
 from quintain_metadata.ledger.factory import open_ledger
 from quintain_metadata.ledger.migrations import MIGRATIONS
 from quintain_runner.report.comparison import Comparison

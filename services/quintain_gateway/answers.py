@@ -17,7 +17,7 @@ from quintain.contracts.api_request import ApiName
 from quintain.contracts.chunk import Chunk
 from quintain.contracts.invoke import Result
 from quintain.errors import Fault, ProviderFailed
-from quintain_gateway.http.model_errors import anthropic_error, openai_error
+from quintain_gateway.errors import anthropic_error, openai_error
 
 Json = dict[str, Any]
 
