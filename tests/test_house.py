@@ -12,8 +12,7 @@ from pathlib import Path
 import typer.main
 
 import quintain
-from quintain_cli.__main__ import app
-from quintain_cli.lazy_command import LazyCommand
+from quintain_cli.__main__ import LazyCommand, app
 from support.client_tools import TOOLS
 from support.command_line import clean_environment
 

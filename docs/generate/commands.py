@@ -11,8 +11,7 @@ import typer
 import typer.main
 
 from generate.markdown import code, from_docstring, table
-from quintain_cli.__main__ import COMMANDS, app
-from quintain_cli.lazy_command import LazyCommand
+from quintain_cli.__main__ import COMMANDS, LazyCommand, app
 
 
 def commands() -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Terminal output of commands: data on stdout, everything else on stderr, errors as one sentence and an exit code."""
+"""A command at its terminal: data on stdout, all else on stderr, errors with an exit code, and signals that stop it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import base64
 import contextlib
 import json
 import logging
+import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import typer
@@ -125,6 +126,11 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+def print_result(result: Message, exit_code: int) -> None:
+    """Print a result with the command's exit code, as one JSON object on standard output."""
+    print_json({"exitCode": exit_code, **json.loads(result.to_wire())})
+
+
 def escape_for_terminal(text: str) -> str:
     """Return untrusted text with Python escapes in place of non-printable characters, except newlines and tabs."""
     return "".join(char if char in "\n\t" or char.isprintable() else repr(char)[1:-1] for char in text)
@@ -200,3 +206,43 @@ def set_up_logging(*, verbose: bool, quiet: bool = False) -> None:
     if not verbose:
         for logger_name in (*NOISY_LOGGERS, *(("opentelemetry",) if quiet else ())):
             logging.getLogger(logger_name).setLevel(logging.CRITICAL)
+
+
+class StopSignal:
+    """An event that is set when the process is asked to stop."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+        self._is_awaited = False
+
+    async def wait(self) -> None:
+        """Wait until a stop is requested."""
+        self._is_awaited = True
+        await self._requested.wait()
+
+    def request(self) -> bool:
+        """Request the stop. Returns False if nothing waits for it yet."""
+        self._requested.set()
+        return self._is_awaited
+
+
+@contextlib.asynccontextmanager
+async def handle_stop_signals() -> AsyncIterator[StopSignal]:
+    """Handle SIGTERM and SIGINT inside the context; yields the `StopSignal` that they set.
+
+    While nothing waits for it, a signal cancels the current task instead.
+    """
+    loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), StopSignal()
+    assert task is not None
+
+    def on_signal() -> None:
+        if not stop.request():
+            task.cancel()
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, on_signal)
+    try:
+        yield stop
+    finally:
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signal_number)

@@ -7,8 +7,8 @@ from quintain.lazy import lazy_exports
 if TYPE_CHECKING:
     from quintain_worker.delivery.worker_target import WorkerTarget
     from quintain_worker.metrics import WorkerMetrics
-    from quintain_worker.providers.checks import check_program, check_provider
-    from quintain_worker.providers.factory import ProviderContext, build_provider
+    from quintain_worker.providers.factory import build_provider, check_program, check_provider
+    from quintain_worker.providers.provider import ProviderContext
     from quintain_worker.service.worker import Worker
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -16,8 +16,8 @@ else:
         {
             "quintain_worker.delivery.worker_target": ("WorkerTarget",),
             "quintain_worker.metrics": ("WorkerMetrics",),
-            "quintain_worker.providers.checks": ("check_program", "check_provider"),
-            "quintain_worker.providers.factory": ("ProviderContext", "build_provider"),
+            "quintain_worker.providers.factory": ("build_provider", "check_program", "check_provider"),
+            "quintain_worker.providers.provider": ("ProviderContext",),
             "quintain_worker.service.worker": ("Worker",),
         },
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quintain_cli.init.project import missing_needs, new_project
+from quintain_cli.commands.init import missing_needs, new_project
 from support.command_line import CommandLine
 
 PROMPTFOO = """\

@@ -1,6 +1,6 @@
 """The ledger against a model of it: whatever is asked, in whatever order, the books agree and nothing is charged twice.
 
-The model is the table of ``design.md`` §3 written down once more, with no SQL and no transactions. Every operation
+The model is the table of a call's life written down once more, with no SQL and no transactions. Every operation
 is asked of both; after every step every counter is recomputed from the calls.
 """
 

@@ -23,8 +23,8 @@ from quintain.program_confinement import Confinement, Sandbox
 from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
 from quintain_runner.graders.process import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict_parser import GraderError
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import ProviderFailure
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 from support.sandbox import sandbox_refusal
 
 #: Runs a program in a folder, with this environment, for at most so many seconds; returns its stdout.

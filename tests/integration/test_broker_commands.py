@@ -14,8 +14,7 @@ import typer
 from quintain.bus.connect import connect_bus
 from quintain.errors import ConfigError
 from quintain.topology import METADATA_TOPOLOGY, host_topology, reply_topology, target_topology
-from quintain_cli.commands.broker import add_user, apply, list_users, remove_user
-from quintain_cli.fleet.broker_policies import (
+from quintain_cli.broker_management import (
     MAX_QUEUES,
     QUEUE_POLICIES,
     ROLES,
@@ -23,6 +22,7 @@ from quintain_cli.fleet.broker_policies import (
     user_permissions,
     vhost_limits,
 )
+from quintain_cli.commands.broker import add_user, apply, list_users, remove_user
 from support.broker_users import DEFINITIONS, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 

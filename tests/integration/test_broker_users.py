@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import quintain
-import quintain_gateway
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.client.connect import connect_admin
@@ -38,7 +37,8 @@ from quintain.topology import (
     run_topology,
     target_topology,
 )
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
+from quintain_gateway import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
@@ -206,14 +206,12 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         host = Host(buses["host"], "desk", load_factory("desk:Desk", TARGETS), 1)
         stack.push_async_callback(host.stop, 0)
         hosting = asyncio.create_task(host.start())
-        serving = bootstrap.run_worker(buses["worker"], config, environment(), grace_seconds=1)
+        serving = services.run_worker(buses["worker"], config, environment(), grace_seconds=1)
         working = asyncio.create_task(stack.enter_async_context(serving))
-        ledger = await stack.enter_async_context(bootstrap.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
+        ledger = await stack.enter_async_context(services.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
         await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
-        yield await stack.enter_async_context(
-            quintain_gateway.run_gateway(buses["gateway"], BindAddress(), GatewayLimits())
-        )
+        yield await stack.enter_async_context(run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
 
 
 def drive_run(url: str) -> list[str]:

@@ -24,8 +24,8 @@ from quintain.errors import ConfigError, ProviderFailed
 from quintain.process import end_process, run_program, run_to_file, start_process
 from quintain.program import Program, ProgramNotFound, check_rights
 from quintain.program_confinement import Confinement, Sandbox, gateway_address
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import ProviderFailure
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 from support.sandbox import sandbox_refusal
 
 #: Reads what it can, and prints what it found as JSON. Its arguments: a secret file, a gateway's port,

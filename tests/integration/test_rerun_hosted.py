@@ -16,8 +16,8 @@ from quintain.client.connect import connect
 from quintain.config import Config, load_config, target_fingerprints
 from quintain.config.fingerprint import hosted_fingerprint
 from quintain.contracts.session import OpenSession
-from quintain_cli.fleet.embedded import Fleet, FleetPlan, run_fleet
 from quintain_cli.run.execution import execute_run
+from quintain_cli.services import Fleet, FleetPlan, run_fleet
 from quintain_gateway import GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import factory_fingerprint

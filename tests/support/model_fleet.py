@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from quintain.config import load_config
-from quintain_cli.fleet.bootstrap import open_bus, run_worker
+from quintain_cli.services import open_bus, run_worker
 from quintain_gateway.settings import GatewayLimits
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.model_server import ModelServer, model_server

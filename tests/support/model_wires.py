@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from quintain.config import AnthropicTarget, OpenAITarget
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import Provider
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import Provider, ProviderContext
 from support.model_streams import (
     CHAT_USAGE,
     StreamedCall,

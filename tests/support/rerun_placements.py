@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import quintain_gateway
 from quintain.bus.memory import MemoryBroker
 from quintain.config import load_config
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_cli.fleet import bootstrap
-from quintain_gateway import BindAddress, GatewayLimits
+from quintain_cli import services
+from quintain_gateway import BindAddress, GatewayLimits, run_gateway
 from quintain_metadata import running_metadata
 from support.changing_evaluation import ChangingEvaluation
 
@@ -76,14 +75,14 @@ class FleetPlacement:
 
     async def _start_metadata(self) -> None:
         url = f"sqlite://{self._world.folder / f'ledger-{self._ledgers}.sqlite3'}"
-        ledger = await self._metadata.enter_async_context(bootstrap.open_ledger_or_wait(url))
-        bus = await self._metadata.enter_async_context(bootstrap.open_bus(self._url, "metadata", self._memory))
+        ledger = await self._metadata.enter_async_context(services.open_ledger_or_wait(url))
+        bus = await self._metadata.enter_async_context(services.open_bus(self._url, "metadata", self._memory))
         await self._metadata.enter_async_context(running_metadata(bus, ledger, ADMIN_TOKEN, timings=DEFAULT_TIMINGS))
 
     async def _start_worker(self) -> None:
-        bus = await self._worker.enter_async_context(bootstrap.open_bus(self._url, "worker", self._memory))
+        bus = await self._worker.enter_async_context(services.open_bus(self._url, "worker", self._memory))
         config = load_config(self._world.folder / "quintain.yaml")
-        await self._worker.enter_async_context(bootstrap.run_worker(bus, config, self._world.env))
+        await self._worker.enter_async_context(services.run_worker(bus, config, self._world.env))
 
 
 @contextlib.asynccontextmanager
@@ -107,7 +106,7 @@ async def gateway_placement(world: ChangingEvaluation) -> AsyncIterator[FleetPla
         stack.callback(memory.close)
         await placement.start()
         stack.push_async_callback(placement.stop)
-        bus = await stack.enter_async_context(bootstrap.open_bus("memory://", "gateway", memory))
-        url = await stack.enter_async_context(quintain_gateway.run_gateway(bus, BindAddress(), GatewayLimits()))
+        bus = await stack.enter_async_context(services.open_bus("memory://", "gateway", memory))
+        url = await stack.enter_async_context(run_gateway(bus, BindAddress(), GatewayLimits()))
         placement.env["QUINTAIN_GATEWAY_URL"] = url
         yield placement

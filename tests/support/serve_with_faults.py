@@ -16,11 +16,10 @@ from collections.abc import AsyncIterator
 
 from quintain.bus.base import Bus
 from quintain.settings import environment, read_settings
-from quintain_cli.commands.serve import print_ready
+from quintain_cli import services
+from quintain_cli.commands.serve import connect_when_available, print_ready, print_waiting
 from quintain_cli.config_file import load_configuration
-from quintain_cli.fleet import bootstrap
-from quintain_cli.fleet.ops_options import connect_when_available, print_waiting
-from quintain_cli.signals import handle_stop_signals
+from quintain_cli.console import handle_stop_signals
 from quintain_cli.state_dir import ledger_url
 from quintain_metadata.service.service import running_metadata
 from support.crashing_bus import CRASH_VARIABLE, CrashingBus, CrashPoint
@@ -41,7 +40,7 @@ async def metadata() -> None:
     settings = read_settings(environment())
     async with (
         handle_stop_signals() as stop,
-        bootstrap.open_ledger_or_wait(ledger_url(settings)) as ledger,
+        services.open_ledger_or_wait(ledger_url(settings)) as ledger,
         open_bus("metadata") as bus,
         running_metadata(bus, ledger, settings.admin_token, timings=settings.timings),
     ):
@@ -55,7 +54,7 @@ async def worker() -> None:
     async with (
         handle_stop_signals() as stop,
         open_bus("worker") as bus,
-        bootstrap.run_worker(bus, load_configuration(settings, None), env, timings=settings.timings),
+        services.run_worker(bus, load_configuration(settings, None), env, timings=settings.timings),
     ):
         print_ready("worker", {}, as_json=False)
         await stop.wait()

@@ -25,7 +25,7 @@ MODULES = [
     "quintain_gateway.app",
     "quintain_metadata.ledger.sqlite",
     "quintain_runner.graders.builtin",
-    "quintain_worker.providers.models.provider",
+    "quintain_worker.providers.model_api",
     "quintain_runner.report.run_report",
 ]
 

@@ -16,16 +16,19 @@ import typer
 
 from quintain.errors import BusError, ConfigError
 from quintain.settings import environment, read_settings
-from quintain_cli.console import exit_with_error, print_json, print_stderr, stdout_console
-from quintain_cli.fleet.broker_management import DEFAULT_VHOST, Management, open_management, vhost_of
-from quintain_cli.fleet.broker_policies import (
+from quintain_cli.broker_management import (
+    DEFAULT_VHOST,
     MAX_QUEUES,
     QUEUE_POLICIES,
     ROLES,
     USER_LIMITS,
+    Management,
+    open_management,
     user_permissions,
     vhost_limits,
+    vhost_of,
 )
+from quintain_cli.console import exit_with_error, print_json, print_stderr, stdout_console
 
 ManagementOption = Annotated[
     str | None,

@@ -20,7 +20,7 @@ from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.dlq import PoisonQueue
 from quintain.errors import BadRequest, ConfigError, Expired, Fault
 from quintain.settings import environment, read_settings
-from quintain_cli import console
+from quintain_cli import console, services
 from quintain_cli.commands.invoke import print_result
 from quintain_cli.console import (
     EXIT_ERRORS,
@@ -32,7 +32,6 @@ from quintain_cli.console import (
     stderr_console,
     stdout_console,
 )
-from quintain_cli.fleet import bootstrap
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 PoisonIdArgument = Annotated[
@@ -121,7 +120,7 @@ async def drop_by_id(ids: list[str] | None) -> set[str]:
 async def open_poison_queue() -> AsyncIterator[PoisonQueue]:
     """Open the queue of kept messages at the environment's broker. Raises `ConfigError` or `BusError`."""
     url = read_settings(environment()).require_broker_url()
-    async with bootstrap.open_bus(url, "dlq", None, timeout_seconds=CONNECT_TIMEOUT_SECONDS) as bus:
+    async with services.open_bus(url, "dlq", None, timeout_seconds=CONNECT_TIMEOUT_SECONDS) as bus:
         yield PoisonQueue(bus)
 
 

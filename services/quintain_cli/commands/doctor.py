@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
+import asyncio
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
+from quintain.bus.broker_url import without_password
+from quintain.bus.rabbit_topology_check import DeclarationCheck, DeclarationStatus, inspect_broker
+from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import Message
+from quintain.errors import BudgetUnavailable, BusError, ConfigError
+from quintain.fleet.fleet_figures import FleetFigures
 from quintain.secret_files import secret_file_paths
-from quintain.settings import environment, read_settings
+from quintain.settings import Settings, environment, read_settings
+from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_queue
+from quintain_cli.broker_management import Management, open_management
+from quintain_cli.commands.status import look_at_fleet_at
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
     escape_for_terminal,
-    print_json,
+    print_result,
     print_stderr,
     run_command,
     stdout_console,
 )
-from quintain_cli.fleet.admin_client import fleet_broker_url
-from quintain_cli.fleet.broker_management import open_management
-from quintain_cli.fleet.doctor_checks import DoctorReport, run_checks
+from quintain_cli.doctor_checks import (
+    CheckVerdict,
+    DoctorCheck,
+    check_broker_user,
+    check_free_disk,
+    check_modes,
+    check_transport,
+    database_checks,
+    management_checks,
+)
+from quintain_cli.running_fleet import fleet_broker_url
+from quintain_cli.state_dir import has_stored_ledger, ledger_url
+from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
+from quintain_metadata import redacted_url as shown_ledger
 
 
 def doctor(
@@ -45,7 +69,7 @@ def doctor(
     report = run_command(_run_checks(timeout, management), as_json=as_json)
     code = EXIT_ERRORS if report.has_failures else EXIT_OK
     if as_json:
-        print_json({"exitCode": code, **json.loads(report.to_wire())})
+        print_result(report, code)
     else:
         _print_report(report)
     raise typer.Exit(code)
@@ -54,10 +78,13 @@ def doctor(
 async def _run_checks(timeout: float, management: str | None) -> DoctorReport:
     settings = read_settings(environment())
     url = fleet_broker_url(settings)
-    run = partial(run_checks, settings, url, timeout_seconds=timeout, secret_files=secret_file_paths(environment()))
-    if management is None:
-        return await run()
-    return await run(management=open_management(url, management, timeout_seconds=timeout))
+    return await run_checks(
+        settings,
+        url,
+        timeout_seconds=timeout,
+        management=None if management is None else open_management(url, management, timeout_seconds=timeout),
+        secret_files=secret_file_paths(environment()),
+    )
 
 
 def _print_report(report: DoctorReport) -> None:
@@ -73,3 +100,233 @@ def _print_report(report: DoctorReport) -> None:
     print_stderr(
         f"next     fix {failed_count} of these, then quintain doctor" if failed_count else "next     quintain status"
     )
+
+
+#: The oldest and the newest RabbitMQ version with which the tests are run.
+OLDEST_TESTED_VERSION, NEWEST_TESTED_VERSION = (3, 10), (4, 2)
+
+
+class DoctorReport(Message):
+    """The checks, in the order in which they are printed."""
+
+    lines: list[DoctorCheck] = Field(default_factory=list)
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether any check failed."""
+        return any(check.verdict == "fail" for check in self.lines)
+
+
+async def run_checks(
+    settings: Settings,
+    url: str,
+    *,
+    timeout_seconds: float,
+    management: Management | None = None,
+    secret_files: Iterable[Path] = (),
+) -> DoctorReport:
+    """Check the broker at ``url``, the ledger of the settings, and this machine.
+
+    ``timeout_seconds`` is the timeout of each check; one that does not end is a failed check, as is an unavailable
+    broker. What only RabbitMQ's management API tells is checked if ``management`` is given. The modes of
+    ``secret_files`` are checked.
+    """
+    ledger, targets = await _ledger_checks(settings, timeout_seconds)
+    # Alarms first: under one of them nothing that sends a message ends.
+    queues = [queue.name for queue in METADATA_TOPOLOGY.queues] + [target_queue(name).name for name in targets]
+    told = [_MANAGEMENT_NOTE]
+    if management is not None:
+        told = await asyncio.to_thread(lambda: list(management_checks(management, queues)))
+    try:
+        checks = await _broker_checks(settings, url, targets, timeout_seconds)
+    except BusError as error:
+        fix = "start a broker, or set QUINTAIN_BROKER_URL to one that runs"
+        checks = [DoctorCheck(what="broker", verdict="fail", says=error.message, mend=fix)]
+    # A container's secrets may be readable by all users of a container that has one.
+    modes = check_modes(secret_files, shared="warn")
+    return DoctorReport(lines=[*checks, *ledger, *told, *_machine_checks(settings, url), *modes])
+
+
+def _machine_checks(settings: Settings, url: str) -> list[DoctorCheck]:
+    scheme, _, path = ledger_url(settings).partition("://")
+    files = [settings.state_dir / name for name in ("admin-token", "ledger.sqlite3")]
+    checks = [check_transport(url), check_broker_user(url)]
+    if scheme == "sqlite" and path.startswith("/"):
+        checks.append(check_free_disk(Path(path).parent))
+        files.append(Path(path))
+    return [*checks, *check_modes(dict.fromkeys(file.absolute() for file in files))]
+
+
+#: Without the management API, a client cannot see them.
+_MANAGEMENT_NOTE = DoctorCheck(
+    what="management API",
+    verdict="note",
+    says="not asked: policies, feature flags, alarms and users are not checked",
+    mend="quintain doctor --management http://HOST:15672, with a user that has the tag administrator",
+)
+
+
+async def _broker_checks(
+    settings: Settings, url: str, targets: Iterable[str], timeout_seconds: float
+) -> list[DoctorCheck]:
+    """Check the broker, its declarations and the services behind it. Raises `BusError` if it cannot be reached."""
+    checks = [DoctorCheck(what="broker", verdict="ok", says=without_password(url))]
+    declarations: list[Exchange | Queue] = [*METADATA_TOPOLOGY.exchanges, *METADATA_TOPOLOGY.queues]
+    declarations += [target_queue(name) for name in targets]
+    found: list[DoctorCheck] = []
+    async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
+        checks += [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE]
+        for declaration in declarations:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    found.append(check_declaration(await inspection.check(declaration)))
+            except TimeoutError:
+                found.append(_unanswered(declaration.name, timeout_seconds))
+                break
+    async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await inspection.refuses_message_of(0)
+        except TimeoutError:
+            says = f"no message was taken within {timeout_seconds:g} s"
+            fix = "see `rabbitmq-diagnostics alarms`: under an alarm, free memory or disk, or raise its limit"
+            return [*checks, DoctorCheck(what="alarms", verdict="fail", says=says, mend=fix), *found]
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                refuses_larger = await inspection.refuses_message_of(MAX_BODY_BYTES + 1)
+            checks.append(check_message_size(refuses_larger=refuses_larger))
+        except TimeoutError:
+            checks.append(_unanswered("message size", timeout_seconds))
+    is_declared = any(check.what == SETTLE_QUEUE.name and check.verdict == "ok" for check in found)
+    return [*checks, *found, *await _fleet_checks(settings, url, timeout_seconds, is_declared=is_declared)]
+
+
+async def _fleet_checks(
+    settings: Settings, url: str, timeout_seconds: float, *, is_declared: bool
+) -> list[DoctorCheck]:
+    """Check who answers, as `quintain status` does; ``is_declared`` says whether a metadata service has run here."""
+    if not is_declared:
+        fix = "start `quintain serve metadata` and `quintain serve worker`"
+        says = "not asked: no metadata service has declared its queues"
+        return [DoctorCheck(what="services", verdict="note", says=says, mend=fix)]
+    wait_seconds = min(1.0, timeout_seconds)
+    try:
+        async with asyncio.timeout(timeout_seconds + 3 * wait_seconds):
+            figures = await look_at_fleet_at(
+                url, "doctor", settings.admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds
+            )
+    except TimeoutError:
+        return [_unanswered("services", timeout_seconds)]
+    except BusError as error:
+        fix = "`quintain broker add-user NAME --role operator`, and its URL"
+        return [DoctorCheck(what="services", verdict="warn", says=error.message, mend=fix)]
+    return list(check_services(figures))
+
+
+def check_services(figures: FleetFigures) -> Iterator[DoctorCheck]:
+    """Check the services and targets of a fleet."""
+    told: tuple[tuple[CheckVerdict, Sequence[str]], ...] = (
+        *(("fail", figures.problems), ("warn", figures.warnings), ("note", figures.notes)),
+    )
+    for verdict, texts in told:
+        for text in texts:
+            yield DoctorCheck(what="services", verdict=verdict, says=text, mend="`quintain status` lists them")
+    if not figures.problems and not figures.warnings:
+        yield DoctorCheck(what="services", verdict="ok", says=f"{figures.answering} answer")
+
+
+def _unanswered(what: str, timeout_seconds: float) -> DoctorCheck:
+    says = f"no answer within {timeout_seconds:g} s: not checked, as is what depends on it"
+    return DoctorCheck(what=what, verdict="fail", says=says, mend="look for its cause there, or give --timeout more")
+
+
+#: RabbitMQ does not report its consumer timeout to clients.
+_CONSUMER_TIMEOUT_NOTE = DoctorCheck(
+    what="consumer timeout",
+    verdict="note",
+    says="RabbitMQ does not report it to clients; calls last up to 25 min, and its default is 30 min",
+    mend="if rabbitmq.conf sets consumer_timeout, set it to 1800000 (ms) or more",
+)
+
+
+def check_message_size(*, refuses_larger: bool) -> DoctorCheck:
+    """Check that the broker refuses what is larger than any message of the protocol."""
+    if refuses_larger:
+        return DoctorCheck(what="message size", verdict="ok", says=f"at most {MAX_BODY_BYTES >> 20} MiB")
+    return DoctorCheck(
+        what="message size",
+        verdict="warn",
+        says=f"messages of more than {MAX_BODY_BYTES >> 20} MiB are taken: a client can fill the memory of a service",
+        mend=f"set max_message_size = {MAX_BODY_BYTES} in rabbitmq.conf; it is the default since RabbitMQ 4.0",
+    )
+
+
+def check_version(version: str) -> DoctorCheck:
+    """Check the broker's version against the versions with which Quintain is tested."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    major_minor = (int(match[1]), int(match[2])) if match else None
+    if major_minor is None or major_minor > NEWEST_TESTED_VERSION:
+        tested = f"{_format_version(OLDEST_TESTED_VERSION)} to {_format_version(NEWEST_TESTED_VERSION)}"
+        fix = f"no problem is known; tested versions are {tested}"
+        return DoctorCheck(what="version", verdict="warn", says=f"RabbitMQ {version}", mend=fix)
+    if major_minor < OLDEST_TESTED_VERSION:
+        return DoctorCheck(
+            what="version",
+            verdict="fail",
+            says=f"RabbitMQ {version}",
+            mend=f"use {_format_version(OLDEST_TESTED_VERSION)} or newer",
+        )
+    return DoctorCheck(what="version", verdict="ok", says=f"RabbitMQ {version}")
+
+
+def check_declaration(declaration: DeclarationCheck) -> DoctorCheck:
+    """Check one exchange or queue of the protocol as it is declared at the broker."""
+    if declaration.status is DeclarationStatus.SAME:
+        return DoctorCheck(what=declaration.name, verdict="ok", says="as the protocol declares it")
+    if declaration.status is DeclarationStatus.MISSING:
+        fix = "the first service that needs it declares it: `quintain serve metadata`"
+        return DoctorCheck(what=declaration.name, verdict="warn", says="not declared yet", mend=fix)
+    if declaration.status is DeclarationStatus.HIDDEN:
+        fix = "use a broker user with configure permission, to compare its arguments"
+        return DoctorCheck(what=declaration.name, verdict="warn", says=declaration.broker_message, mend=fix)
+    fix = "empty and delete it, and a service declares it again; change settings of it with a policy"
+    return DoctorCheck(what=declaration.name, verdict="fail", says=declaration.broker_message, mend=fix)
+
+
+async def _ledger_checks(settings: Settings, timeout_seconds: float) -> tuple[list[DoctorCheck], list[str]]:
+    """Return the checks of the ledger, and the names of its registered targets."""
+    url = ledger_url(settings)
+    if settings.ledger_url is None and not has_stored_ledger(settings):
+        text = "not checked: QUINTAIN_LEDGER_URL is not set, and the state folder has no ledger"
+        return [
+            DoctorCheck(
+                what="ledger", verdict="note", says=text, mend="run this command where the metadata service runs"
+            )
+        ], []
+    try:
+        async with asyncio.timeout(timeout_seconds), open_snapshot(url) as snapshot:
+            version = await snapshot.version()
+            targets = await snapshot.read(target_names()) if version else []
+            server = await snapshot.server()
+    except (ConfigError, BudgetUnavailable) as error:
+        fix = "set QUINTAIN_LEDGER_URL to the URL that the metadata service uses"
+        return [DoctorCheck(what="ledger", verdict="fail", says=error.message, mend=fix)], []
+    except TimeoutError:
+        return [_unanswered("ledger", timeout_seconds)], []
+    of_server = [] if server is None else list(database_checks(server, time.time()))
+    return [_check_schema(shown_ledger(url), version), *of_server], targets
+
+
+def _check_schema(shown: str, version: int) -> DoctorCheck:
+    text = f"{shown}, schema {version}"
+    if version < SCHEMA_VERSION:
+        fix = f"this release migrates it to {SCHEMA_VERSION} when its metadata service starts"
+        return DoctorCheck(what="ledger", verdict="warn", says=text, mend=fix)
+    if version > SCHEMA_VERSION:
+        fix = f"this release supports {SCHEMA_VERSION}: upgrade quintain"
+        return DoctorCheck(what="ledger", verdict="fail", says=text, mend=fix)
+    return DoctorCheck(what="ledger", verdict="ok", says=text)
+
+
+def _format_version(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

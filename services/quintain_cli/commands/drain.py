@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Annotated
 
 import typer
@@ -15,12 +14,12 @@ from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
     escape_for_terminal,
-    print_json,
+    print_result,
     print_stderr,
     run_command,
     stdout_console,
 )
-from quintain_cli.fleet.admin_client import open_fleet_admin
+from quintain_cli.running_fleet import open_fleet_admin
 
 #: The interval at which the worker's state is read from the metadata service, in seconds.
 POLL_SECONDS = 0.5
@@ -43,7 +42,7 @@ def drain(
     worker_list = run_command(_drain_worker(worker_id, timeout if wait else 0, as_json=as_json), as_json=as_json)
     code = EXIT_OK if not wait or all(map(is_drained, worker_list.workers)) else EXIT_ERRORS
     if as_json:
-        print_json({"exitCode": code, **json.loads(worker_list.to_wire())})
+        print_result(worker_list, code)
     else:
         for worker in worker_list.workers:
             stdout_console().print(

@@ -1,25 +1,96 @@
-"""``quintain serve metadata|worker``: runs one service until SIGTERM. Services may be started in any order."""
+"""``quintain serve metadata|worker``: runs one service until SIGTERM; the ops port of every service."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quintain.errors import ConfigError
+from quintain.bus.base import Bus
+from quintain.bus.connect import connect_bus
+from quintain.errors import BrokerUnavailable, ConfigError
+from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
+from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import report_ready
 from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.malloc import map_large_blocks
-from quintain.settings import environment, read_settings
+from quintain.settings import Settings, environment, read_settings
+from quintain_cli import services
 from quintain_cli.config_file import load_configuration
-from quintain_cli.console import print_json, print_stderr, run_command, set_up_logging
-from quintain_cli.fleet import bootstrap
-from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
-from quintain_cli.signals import handle_stop_signals
+from quintain_cli.console import handle_stop_signals, print_json, print_stderr, run_command, set_up_logging
 from quintain_cli.state_dir import ledger_url
 from quintain_metadata import MetadataMetrics, redacted_url, running_metadata
 from quintain_worker import WorkerMetrics
+
+#: The timeout of one attempt to connect to the broker, in seconds.
+BROKER_RETRY_SECONDS = 5.0
+
+OpsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port for health and metrics; 0 takes a free one. Default: QUINTAIN_OPS_PORT."),
+]
+OpsHost = Annotated[str | None, typer.Option(help="Address of that port. Default: QUINTAIN_OPS_HOST, else 127.0.0.1.")]
+
+
+@dataclass(frozen=True, slots=True)
+class OpsOptions:
+    """The ops port and host from the command line; None if they are not given."""
+
+    port: int | None
+    host: str | None
+
+    def address(self, settings: Settings) -> OpsAddress | None:
+        """Return the address of the ops port, or None if no port is configured."""
+        port = settings.ops_port if self.port is None else self.port
+        return None if port is None else OpsAddress(port, self.host or settings.ops_host)
+
+
+@contextlib.asynccontextmanager
+async def open_ops_endpoints(metrics: ServiceMetrics, address: OpsAddress | None) -> AsyncIterator[OpsEndpoints]:
+    """Create a service's health and metrics endpoints; serve them over HTTP if there is an address.
+
+    Raises `ConfigError` if the address cannot be opened.
+    """
+    endpoints = OpsEndpoints(metrics, print_waiting)
+    async with contextlib.AsyncExitStack() as stack:
+        if address is not None:
+            url = await stack.enter_async_context(serve_ops(address, endpoints))
+            print_stderr(f"health   {url}/health/ready  {url}/metrics")
+        yield endpoints
+
+
+def print_waiting(reason: str) -> None:
+    """Print that a service waits, with the reason."""
+    print_stderr(f"waiting  {reason}")
+
+
+@contextlib.asynccontextmanager
+async def connect_when_available(
+    settings: Settings, name: str, on_waiting: Callable[[str], None]
+) -> AsyncIterator[Bus]:
+    """Connect to the settings' broker, and retry while it is unavailable; ``on_waiting`` gets each reason.
+
+    A service that starts waits for its connection like one that runs.
+
+    Raises `ConfigError` if no broker is configured, and `BrokerRefused`.
+    """
+    url = settings.require_broker_url()
+    while True:
+        try:
+            bus = await connect_bus(url, name, timeout_seconds=BROKER_RETRY_SECONDS, declare_seconds=None)
+        except BrokerUnavailable as error:
+            on_waiting(error.message)
+        else:
+            break
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object when the service is ready.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Include debug logs.")]
@@ -70,7 +141,7 @@ async def _run_metadata(ops_options: OpsOptions, *, as_json: bool) -> None:
         handle_stop_signals() as stop,
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         # Before the broker is waited for, so that errors in the ledger's settings are reported at once.
-        bootstrap.open_ledger_or_wait(url, on_waiting=endpoints.set_not_ready) as ledger,
+        services.open_ledger_or_wait(url, on_waiting=endpoints.set_not_ready) as ledger,
         connect_when_available(settings, "metadata", endpoints.set_not_ready) as bus,
         running_metadata(
             bus,
@@ -98,7 +169,7 @@ async def _run_worker(
         handle_stop_signals() as stop,
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         connect_when_available(settings, "worker", endpoints.set_not_ready) as bus,
-        bootstrap.run_worker(
+        services.run_worker(
             bus,
             config,
             env,

@@ -13,12 +13,26 @@ from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.http_server import LOOPBACK
 from quintain.runtime.malloc import map_large_blocks
 from quintain.settings import environment, read_settings
-from quintain_cli.commands.serve import AsJson, Verbose, print_ready
-from quintain_cli.commands.up import DEFAULT_PORT, AllowedHosts
-from quintain_cli.console import run_command, set_up_logging
-from quintain_cli.fleet.ops_options import OpsHost, OpsOptions, OpsPort, connect_when_available, open_ops_endpoints
-from quintain_cli.signals import handle_stop_signals
+from quintain_cli.commands.serve import (
+    AsJson,
+    OpsHost,
+    OpsOptions,
+    OpsPort,
+    Verbose,
+    connect_when_available,
+    open_ops_endpoints,
+    print_ready,
+)
+from quintain_cli.console import handle_stop_signals, run_command, set_up_logging
 from quintain_gateway import BindAddress, GatewayLimits, GatewayMetrics
+
+#: The port of a gateway where no option names one.
+DEFAULT_PORT = 8787
+
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(help="A further name under which clients reach the gateway, such as a proxy's; may be repeated."),
+]
 
 _DEFAULT_LIMITS = GatewayLimits()
 

@@ -8,8 +8,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,21 +24,21 @@ from quintain.observe.health import OpsEndpoints
 from quintain.process_marks import ProcessMark
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, environment, read_settings
-from quintain_cli.commands.serve import AsJson, Verbose, print_ready
-from quintain_cli.console import run_command, set_up_logging
-from quintain_cli.fleet.host_options import HostOptions, Isolation, ProcessUse
-from quintain_cli.fleet.ops_options import (
+from quintain_cli.commands.serve import (
+    AsJson,
     OpsHost,
     OpsOptions,
     OpsPort,
+    Verbose,
     connect_when_available,
     open_ops_endpoints,
+    print_ready,
     print_waiting,
 )
-from quintain_cli.signals import StopSignal, handle_stop_signals
+from quintain_cli.console import StopSignal, handle_stop_signals, run_command, set_up_logging
 from quintain_host.counters import READY, HostCounters, HostMetrics, IpcWriter
 from quintain_host.host import Host, Leftovers, host_card
-from quintain_host.instances import InstanceFactory, probe_factory
+from quintain_host.instances import InstanceFactory, factory_fingerprint, load_factory, probe_factory
 from quintain_host.slot import BOOT_SECONDS
 from quintain_host.supervisor import (
     PARENT_FD_OPTION,
@@ -46,9 +48,73 @@ from quintain_host.supervisor import (
     ProcessSupervisor,
     SlotProcesses,
     Supervision,
+    slot_environment,
 )
 
 log = logging.getLogger(__name__)
+
+
+class Isolation(StrEnum):
+    """Where the instance of a slot runs: in a process of its own, or in a thread of this process."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+
+
+class ProcessUse(StrEnum):
+    """For how long a slot's process is used: for one lease after another, or for one lease."""
+
+    PER_SLOT = "per-slot"
+    PER_LEASE = "per-lease"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """The command line options of a host."""
+
+    factory_reference: str
+    name: str
+    slots: int
+    isolation: Isolation | None
+    process: ProcessUse
+    grace_seconds: float
+    boot_seconds: float
+    env_from: tuple[str, ...]
+    env: tuple[str, ...]
+    depends_on: tuple[str, ...]
+
+    def load_factory(self) -> tuple[InstanceFactory, str]:
+        """Import the factory, and read its fingerprint. Raises `ConfigError`."""
+        factory = load_factory(self.factory_reference, Path.cwd())
+        return factory, factory_fingerprint(self.factory_reference, Path.cwd(), self.depends_on)
+
+    def choose_isolation(self, factory: InstanceFactory) -> Isolation:
+        """Return where instances run; variables and a use are for processes. Raises `ConfigError`."""
+        needs_process = bool(self.env_from or self.env) or self.process is ProcessUse.PER_LEASE
+        if self.isolation is Isolation.THREAD and needs_process:
+            raise ConfigError(
+                "--env, --env-from and --process per-lease are for --isolation process: a thread is in this process"
+            )
+        if needs_process:
+            return Isolation.PROCESS
+        return self.isolation or default_isolation(factory, self.slots)
+
+    def slot_environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the slots' processes. Raises `ConfigError`."""
+        pairs = [text.partition("=") for text in self.env]
+        if unnamed := [name for name, separator, _ in pairs if not name or not separator]:
+            raise ConfigError(f"--env: {unnamed[0]!r} has no value: write it as NAME=VALUE")
+        return slot_environment(env, self.env_from, {name: value for name, _, value in pairs})
+
+
+def default_isolation(factory: InstanceFactory, slots: int) -> Isolation:
+    """Return the isolation if none is requested: processes if there are several slots, else a thread.
+
+    A factory can choose threads with an attribute ``isolation`` of "thread".
+    """
+    if slots == 1 or getattr(factory, "isolation", None) == Isolation.THREAD.value:
+        return Isolation.THREAD
+    return Isolation.PROCESS
 
 
 def parse_target_name(text: str) -> str:

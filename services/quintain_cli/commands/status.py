@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Annotated
 
 import rich.table
@@ -13,23 +13,28 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from quintain.fleet.fleet_figures import FleetFigures
+from quintain.bus.base import Bus
+from quintain.client.admin import Admin
+from quintain.client.amqp_transport import AmqpTransport
+from quintain.fleet.fleet_figures import LEASED_PROVIDER, FleetFigures, TargetFigures
 from quintain.fleet.model import SILENT_SECONDS
 from quintain.fleet.tables import NOTHING, Cell, Table, fleet_facts, fleet_tables
+from quintain.fleet.watch import FleetWatch
+from quintain.rpc.client import RpcClient
 from quintain.settings import Settings, environment, read_settings
+from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_queue
+from quintain_cli import services
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
     escape_for_terminal,
-    print_json,
+    handle_stop_signals,
+    print_result,
     print_stderr,
     run_command,
     stdout_console,
 )
-from quintain_cli.fleet import bootstrap
-from quintain_cli.fleet.admin_client import fleet_broker_url
-from quintain_cli.fleet.fleet_query import look_at_fleet_at, watch_fleet
-from quintain_cli.signals import handle_stop_signals
+from quintain_cli.running_fleet import fleet_broker_url
 
 #: How often the terminal is drawn again, in seconds.
 REDRAW_SECONDS = 0.5
@@ -64,7 +69,7 @@ def status(
     figures = run_command(_look(settings, wait, timeout), as_json=as_json)
     code = EXIT_ERRORS if figures.problems else EXIT_OK
     if as_json:
-        print_json({"exitCode": code, **json.loads(figures.to_wire())})
+        print_result(figures, code)
     else:
         console = stdout_console()
         if not console.is_terminal:
@@ -86,7 +91,7 @@ async def _show_until_stopped(settings: Settings, timeout_seconds: float) -> Non
     console, url, token = stdout_console(), fleet_broker_url(settings), settings.admin_token
     async with (
         handle_stop_signals() as stop,
-        bootstrap.open_bus(url, "status", None, timeout_seconds=timeout_seconds) as bus,
+        services.open_bus(url, "status", None, timeout_seconds=timeout_seconds) as bus,
         watch_fleet(bus, token, wait_seconds=SILENT_SECONDS, timeout_seconds=timeout_seconds) as watch,
     ):
         stopped = asyncio.create_task(stop.wait())
@@ -141,3 +146,88 @@ def _remarks(figures: FleetFigures) -> Iterator[str]:
 
 def _one_line(text: str) -> str:
     return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+#: The queues that every metadata service consumes, each with one consumer.
+CONSUMED_QUEUES = METADATA_TOPOLOGY.without(POISON_QUEUE).queues
+
+
+@contextlib.asynccontextmanager
+async def watch_fleet(
+    bus: Bus, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
+) -> AsyncIterator[FleetWatch]:
+    """Watch the fleet behind this bus; the ledger is read if ``admin_token`` is given, with ``timeout_seconds``."""
+    rpc_client = RpcClient(bus)
+    await rpc_client.start()
+    try:
+        admin = None
+        if admin_token is not None:
+            admin = Admin(AmqpTransport(rpc_client, admin_token), timeout_seconds=timeout_seconds)
+        async with FleetWatch(bus, rpc_client, admin, answer_seconds=wait_seconds).running() as watch:
+            yield watch
+    finally:
+        await rpc_client.close()
+
+
+async def look_at_fleet(
+    bus: Bus, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
+) -> FleetFigures:
+    """Return the figures of the fleet behind this bus after ``wait_seconds``, or twice that if one is missing.
+
+    Raises `BusError` if services cannot be asked who they are.
+    """
+    async with watch_fleet(bus, admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds) as watch:
+        await watch.wait_asked(timeout_seconds)
+        await asyncio.sleep(wait_seconds)
+        await watch.wait_state(timeout_seconds)
+        watch.raise_if_unasked()
+        figures = watch.figures()
+        consumers = await _count_consumers(bus, figures)
+        if figures.problems or figures.warnings or consumer_problems(figures, consumers):
+            # A busy service may answer late, and one that has just started consumes its queues before it answers: only
+            # who consumed them before a request and does not answer it is a problem.
+            await asyncio.sleep(wait_seconds)
+            figures = watch.figures()
+            later = await _count_consumers(bus, figures)
+            consumers = {name: min(count, later.get(name, 0)) for name, count in consumers.items()}
+    return figures.with_fields(problems=[*figures.problems, *consumer_problems(figures, consumers)])
+
+
+async def look_at_fleet_at(
+    url: str, purpose: str, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
+) -> FleetFigures:
+    """Return the figures of the fleet behind the broker at this URL, see `look_at_fleet`. Raises `BusError`."""
+    async with services.open_bus(url, purpose, None, timeout_seconds=timeout_seconds) as bus:
+        return await look_at_fleet(bus, admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds)
+
+
+def consumer_problems(figures: FleetFigures, consumers: Mapping[str, int]) -> list[str]:
+    """Return what is wrong with the numbers of consumers, by queue: each is to be a service that answers."""
+    problems = [
+        f"The queue of target {target.name} has {count} consumers, and {target.workers or 0} of its workers answer: "
+        f"{_STRANGER}"
+        for target in _called(figures)
+        if (count := consumers.get(target_queue(target.name).name, 0)) > (target.workers or 0)
+    ]
+    services = sum(one.service == "metadata" and not one.is_silent for one in figures.services)
+    too_many = [queue.name for queue in CONSUMED_QUEUES if consumers.get(queue.name, 0) > services]
+    if too_many:
+        problems.append(
+            f"{', '.join(too_many)} have more consumers than the {services} metadata services that answer: {_STRANGER}"
+        )
+    return problems
+
+
+_STRANGER = (
+    "a process that is stopped or cut off, or a program that is none of the fleet's, takes messages and does not "
+    "answer them: find it with `rabbitmqctl list_consumers`, and end it"
+)
+
+
+def _called(figures: FleetFigures) -> Iterable[TargetFigures]:
+    return (target for target in figures.targets if target.provider != LEASED_PROVIDER)
+
+
+async def _count_consumers(bus: Bus, figures: FleetFigures) -> dict[str, int]:
+    counts = await bus.count([*CONSUMED_QUEUES, *(target_queue(target.name) for target in _called(figures))])
+    return {name: count.consumers for name, count in counts.items()}

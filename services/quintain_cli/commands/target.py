@@ -13,7 +13,7 @@ from quintain.client.admin import Admin
 from quintain.contracts.admin import MAX_PAUSE_SECONDS, TargetPause
 from quintain.fleet.tables import duration
 from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command, stdout_console
-from quintain_cli.fleet.admin_client import open_fleet_admin
+from quintain_cli.running_fleet import open_fleet_admin
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]

@@ -11,18 +11,18 @@ from quintain.bus.broker_url import without_password
 from quintain.config import Config
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import MEMORY_URL, environment, read_settings
+from quintain_cli.commands.serve_gateway import DEFAULT_PORT, AllowedHosts
 from quintain_cli.config_file import load_configuration
-from quintain_cli.console import print_json, print_stderr, run_command, set_up_logging, stdout_console
-from quintain_cli.fleet.embedded import Fleet, FleetPlan, run_fleet
-from quintain_cli.signals import handle_stop_signals
+from quintain_cli.console import (
+    handle_stop_signals,
+    print_json,
+    print_stderr,
+    run_command,
+    set_up_logging,
+    stdout_console,
+)
+from quintain_cli.services import Fleet, FleetPlan, run_fleet
 from quintain_cli.state_dir import ledger_url, read_or_create_admin_token
-
-DEFAULT_PORT = 8787
-
-AllowedHosts = Annotated[
-    list[str] | None,
-    typer.Option(help="A further name under which clients reach the gateway, such as a proxy's; may be repeated."),
-]
 
 
 def up(

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.console import print_json, print_stderr, run_command
-from quintain_cli.signals import handle_stop_signals
+from quintain_cli.console import handle_stop_signals, print_json, print_stderr, run_command
 from quintain_view.server import serve_view
 
 #: Where `quintain run` writes results, if nothing else is said.

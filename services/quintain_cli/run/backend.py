@@ -24,9 +24,9 @@ from quintain.config import Config
 from quintain.contracts.session import Info
 from quintain.rpc.client import RpcClient
 from quintain.settings import MEMORY_URL, Settings, environment
+from quintain_cli import services
 from quintain_cli.config_file import find_configuration, load_configuration
-from quintain_cli.fleet import bootstrap
-from quintain_cli.fleet.embedded import FleetPlan, run_fleet
+from quintain_cli.services import FleetPlan, run_fleet
 from quintain_gateway import BindAddress, GatewayLimits
 from quintain_runner.plan.trials import choose_targets
 from quintain_runner.spec.evaluation import Evaluation
@@ -130,7 +130,7 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             memory, url, admin_token = embedded.memory, embedded.broker_url, embedded.admin_token
             gateway_url = embedded.gateway_url
         bus = await stack.enter_async_context(
-            bootstrap.open_bus(url, "run", memory, timeout_seconds=BROKER_TIMEOUT_SECONDS)
+            services.open_bus(url, "run", memory, timeout_seconds=BROKER_TIMEOUT_SECONDS)
         )
         if gateway_url is None:
             gateway_url = await stack.enter_async_context(

@@ -26,7 +26,6 @@ from quintain_cli.console import (
     run_command,
     stderr_console,
 )
-from quintain_cli.fleet.missing_workers import wait_for_first_worker
 from quintain_cli.run.backend import (
     Backend,
     connect_backend,
@@ -35,6 +34,7 @@ from quintain_cli.run.backend import (
 from quintain_cli.run.inspection import CheckedEvaluation, inspect_evaluation
 from quintain_cli.run.output import OutputFiles, format_size, print_report, report_to_json
 from quintain_cli.run.session import RunBudget, RunSessions, write_calls
+from quintain_cli.running_fleet import wait_for_first_worker
 from quintain_runner.dataset.reader import DatasetStats, read_cases
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation

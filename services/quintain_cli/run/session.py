@@ -316,8 +316,8 @@ class RunSessions:
 async def _close_children(client: Client) -> None:
     """Close the sessions of an interrupted run's graders, so that this run can use what was reserved for them.
 
-    Raises `Unauthorized` if the session has ended. Any other failure is no reason to stop: a service of an earlier
-    release does not know the operation, and what is not given back now ends with its deadline.
+    Raises `Unauthorized` if the session has ended. Any other failure is no reason to stop: what is not given back here
+    ends with its deadline.
     """
     try:
         await client.close_children()

@@ -1,8 +1,8 @@
 """The lifecycle of a call as a table of transitions. Every rule on who is charged for what is here. No I/O.
 
-The table implements ``design.md`` §3, and §4.8 for cancellation. A store looks up `transition` for an event and a
-state, and applies the result only if the call is still in that state. ``used`` is added to the counter of the
-session and of all its ancestors; a charge that exceeds a limit rolls back the whole operation.
+A store looks up `transition` for an event and a state, and applies the result only if the call is still in that state.
+``used`` is added to the counter of the session and of all its ancestors; a charge that exceeds a limit rolls back the
+whole operation.
 
 Cancellation is not a state: it is a mark that stays on the call in every state.
 """

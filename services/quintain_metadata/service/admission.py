@@ -6,7 +6,7 @@ cancelled, when its target has free capacity (take-overs before new calls, then 
 that finds so, because leases lapse and pauses end without a message. A deadline that the request does not name starts
 at the first admit. Workers resend unanswered admits, so the queue may be lost with this process; an admit that is no
 longer resent is dropped, and one that waits already is answered from memory. While the ledger is unavailable nothing
-is answered, and workers resend. Decision 16 has the reasons.
+is answered, and workers resend. Decision 3 has the reasons.
 """
 
 from __future__ import annotations

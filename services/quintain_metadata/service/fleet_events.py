@@ -2,7 +2,7 @@
 
 Every half second the task publishes what became of calls and what changed in the ledger since its last reading. The
 ledger is read so often only while somebody listens, which the broker tells: a message that no queue is bound for comes
-back. Events are transient, and one that cannot be published is dropped and counted. Decision 29 has the reasons.
+back. Events are transient, and one that cannot be published is dropped and counted. Decision 17 has the reasons.
 """
 
 from __future__ import annotations

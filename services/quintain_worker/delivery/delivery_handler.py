@@ -44,8 +44,8 @@ from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy
 from quintain_worker.delivery.streaming import ChunkSender, report_progress, send_progress
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.api_conversation import ApiConversation
+from quintain_worker.providers.conversation import with_policy
 from quintain_worker.providers.provider import CallHolder, Delta, provider_for_call
-from quintain_worker.providers.settings import with_policy
 
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
 DEFAULT_DEADLINE_SECONDS = 600.0

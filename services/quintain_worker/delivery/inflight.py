@@ -11,7 +11,7 @@ from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
 from quintain.errors import Cancelled, Overloaded
 
-#: How many duplicates of one call wait in this worker; a further one is refused as `overloaded` (``design.md`` §3.3).
+#: How many duplicates of one call wait in this worker; a further one is refused as `overloaded`.
 MAX_WAITING_DUPLICATES = 16
 
 #: All waiting duplicates together take at most this part of the worker's slots, so that other calls can run; a worker

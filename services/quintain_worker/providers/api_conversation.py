@@ -21,9 +21,9 @@ from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessa
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.strings import shorten
 from quintain.errors import BadRequest, Fault
-from quintain_worker.providers.models.requests import calls_and_thinking
+from quintain_worker.providers.conversation import with_field
+from quintain_worker.providers.model_requests import calls_and_thinking
 from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import with_field
 
 #: Fields of a chat request that change no answer.
 _WITHOUT_EFFECT = frozenset(

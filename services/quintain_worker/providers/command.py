@@ -9,10 +9,14 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from quintain.config import CommandTarget
 from quintain.config.targets import PLACEHOLDERS
-from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.invoke import InvokeRequest, JsonObject, OutputMessage, TokenUsage, content_text
+from quintain.contracts.message import describe_validation_error
 from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain.process import run_program
 from quintain.program import (
@@ -26,11 +30,8 @@ from quintain.program import (
 )
 from quintain.program_confinement import Confinement
 from quintain.program_environment import program_environment
-from quintain_worker.providers.conversation import text_messages
-from quintain_worker.providers.factory import ProviderContext
-from quintain_worker.providers.output_json import parse_output
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import ignored_settings
+from quintain_worker.providers.conversation import ignored_settings, text_messages
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 #: The largest answer, in bytes.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -184,3 +185,44 @@ def _prompts(request: InvokeRequest, *, separate_system: bool) -> tuple[str, str
     if len(prompt_turns) == 1:
         return prompt_turns[0].text, system
     return "\n\n".join(f"{turn.role}: {turn.text}" for turn in prompt_turns), system
+
+
+class _PrintedMessage(BaseModel):
+    # Other fields, such as tool calls that the program has already made, are ignored.
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[JsonObject]
+
+
+class _PrintedAnswer(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    text: str | None = None
+    output: str | list[_PrintedMessage] | None = None
+    token_usage: TokenUsage | None = Field(default=None, validation_alias=AliasChoices("token_usage", "tokenUsage"))
+
+
+def parse_output(text: str) -> ProviderAnswer:
+    """Parse a program's JSON into an answer; of several messages, the last of the assistant is the text.
+
+    Raises `ValueError` with a message that does not quote the output.
+    """
+    try:
+        printed = _PrintedAnswer.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(describe_validation_error(error)) from None
+    if isinstance(printed.output, list):
+        return _answer_from_messages(printed, printed.output)
+    answer_text = printed.text if printed.text is not None else printed.output
+    if answer_text is None:
+        raise ValueError("it has neither text nor output")
+    return ProviderAnswer(text=answer_text, token_usage=printed.token_usage)
+
+
+def _answer_from_messages(printed: _PrintedAnswer, messages: list[_PrintedMessage]) -> ProviderAnswer:
+    output = [OutputMessage(content=message.content) for message in messages if message.role == "assistant"]
+    if not output:
+        raise ValueError("output holds no message of the assistant")
+    answer_text = content_text(output[-1].content) if printed.text is None else printed.text
+    return ProviderAnswer(text=answer_text, output=output, token_usage=printed.token_usage)

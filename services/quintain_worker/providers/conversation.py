@@ -1,11 +1,18 @@
-"""A request's conversation, each message with its field name, and as plain text for providers that take only text."""
+"""A conversation as providers read it: its messages, and its settings beside the target's own."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-from quintain.contracts.invoke import ChatMessage, InvokeRequest
-from quintain.errors import BadRequest
+from quintain.apis.translation import Json, Translation
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
+from quintain.contracts.strings import shorten
+from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import Billing, ProviderFailure
 
 
@@ -52,3 +59,103 @@ def _text_message(field: str, message: ChatMessage) -> TextMessage:
             raise refusal(f"{field}.content[{index}]", "this target takes text parts only")
         texts.append(text)
     return TextMessage(field, message.role, tuple(texts))
+
+
+_CHAT_SETTINGS = tuple(name for name in InvokeSettings.model_fields if name not in {"extra_body", "unsupported"})
+
+
+def with_policy(request: InvokeRequest | ApiRequest, *, ignore_unsupported: bool) -> InvokeRequest | ApiRequest:
+    """Return the request with ``unsupported: ignore``, unless it says itself what is to be done."""
+    if isinstance(request, ApiRequest):
+        return request._replace(ignore_unsupported=True) if ignore_unsupported else request
+    settings = request.settings
+    if not ignore_unsupported or settings is None or settings.unsupported is not None:
+        return request
+    return request.model_copy(update={"settings": settings.model_copy(update={"unsupported": "ignore"})})
+
+
+def with_defaults(requested: InvokeSettings | None, defaults: InvokeSettings) -> InvokeSettings:
+    """Return the settings of a request, and the target's where it sets none."""
+    if requested is None:
+        return defaults
+    values = {name: value for name in requested.model_fields_set if (value := getattr(requested, name)) is not None}
+    if defaults.extra_body and requested.extra_body:
+        values["extra_body"] = {**defaults.extra_body, **requested.extra_body}
+    return defaults.model_copy(update=values)
+
+
+def settings_of(settings: InvokeSettings) -> Json:
+    """Return the settings as the fields of a chat request."""
+    chat: Json = {name: value for name in _CHAT_SETTINGS if (value := getattr(settings, name)) is not None}
+    # A list of texts is what every server takes.
+    return {**chat, "stop": [chat["stop"]]} if isinstance(chat.get("stop"), str) else chat
+
+
+def leave_out_unknown(settings: InvokeSettings, translation: Translation) -> None:
+    """Leave out the settings of no known name. Raises `UnsupportedParameter` with the nearest one."""
+    for name in sorted(settings.unknown()):
+        known = [field.alias or key for key, field in InvokeSettings.model_fields.items()]
+        nearest = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        translation.leave_out(
+            name, f"no setting has this name{hint}; a field of the provider's own goes into extraBody"
+        )
+
+
+def ignored_settings(requested: InvokeSettings | None, provider: str, *, takes_all: bool = False) -> tuple[str, ...]:
+    """Return the names of the settings that a provider which takes all of them, or none, is asked without.
+
+    Raises `ProviderFailure`, which names the setting.
+    """
+    if requested is None:
+        return ()
+    translation = Translation(provider, ignore_unsupported=requested.unsupported == "ignore")
+    try:
+        with named_as_sent():
+            if not takes_all:
+                for name, value in {**settings_of(requested), "extra_body": requested.extra_body or {}}.items():
+                    translation.leave_out(name, value=value)
+            leave_out_unknown(requested, translation)
+    except BadRequest as fault:
+        raise ProviderFailure(fault, Billing.UNBILLED) from None
+    return tuple(camel(name) for name in translation.ignored)
+
+
+_MESSAGE = re.compile(r"messages\[(\d+)\](.*)", re.DOTALL)
+
+
+@contextmanager
+def named_as_sent(request: InvokeRequest | None = None) -> Iterator[None]:
+    """Let faults that are raised inside name a field of a chat request as the conversation has it, which it is made of.
+
+    Without a request, only its settings are looked at.
+    """
+    try:
+        yield
+    except BadRequest as fault:
+        field, _, reason = fault.message.partition(": ")
+        if request is not None and (found := _MESSAGE.match(field)) is not None:
+            index = int(found[1]) - bool(request.system_prompt)
+            place = f"messages[{index}]" if request.messages else "question"
+            name = ("systemPrompt" if index < 0 else place) + re.sub(r"\.function(?=\.)", "", camel(found[2]))
+            raise with_field(fault, name, shorten(name), reason) from None
+        name = camel(field)
+        parameter = shorten(name) if isinstance(fault, UnsupportedParameter) else f"settings.{name}"
+        raise with_field(fault, f"settings.{name}", parameter, reason) from None
+
+
+def with_field(fault: BadRequest, field: str, parameter: str, reason: str) -> BadRequest:
+    """Return the fault of another field."""
+    renamed = type(fault)(f"{field}: {reason}")
+    renamed.parameter = parameter
+    return renamed
+
+
+def camel(path: str) -> str:
+    """Return the name that a field of a chat request has in a conversation's request."""
+    head, dot, rest = path.partition(".")
+    known = InvokeSettings.model_fields.get(head)
+    name = head if known is None else known.alias or head
+    if name != "extraBody":
+        rest = re.sub(r"tool_call(s|_id)", lambda found: "toolCalls" if found[1] == "s" else "toolCallId", rest)
+    return f"{name}{dot}{rest}"

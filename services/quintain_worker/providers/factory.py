@@ -1,44 +1,36 @@
-"""Creates the provider of a target from its configuration.
-
-A provider kind whose extra is not installed raises `ConfigError`.
-"""
+"""Creates the provider of a target from its configuration, and checks without a call whether it can work here."""
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import inspect
+import textwrap
+from collections.abc import Callable
 from typing import cast
 
-from quintain.bus.base import Bus
-from quintain.config import TargetConfig
+from quintain.config import CommandTarget, PythonTarget, TargetConfig
+from quintain.config.callables import load_callable
+from quintain.config.fingerprint import module_digests, unseen_warnings
+from quintain.config.python_imports import command_imports
+from quintain.config.targets import PLACEHOLDERS
+from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
-from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_worker.providers.provider import Provider
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderContext:
-    """The worker's environment that providers are built with.
-
-    ``folder`` is the configuration's folder, which relative paths start from; ``env`` is the environment of programs.
-    """
-
-    folder: Path
-    env: Mapping[str, str]
-    bus: Bus | None = None
-    timings: Timings = DEFAULT_TIMINGS
-
+from quintain.program import Program, check_rights, start_problem
+from quintain.program_environment import program_environment
+from quintain.program_variables import script_path, withheld_variables
+from quintain_worker.providers.command import command_confinement
+from quintain_worker.providers.provider import Provider, ProviderContext
+from quintain_worker.providers.python_callable import GIVEN
 
 ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 
 #: Provider kind → its factory as ``module:function``. Imported on demand, because a kind's extra may not be installed.
 _FACTORIES = {
-    "anthropic": "quintain_worker.providers.models.provider:model_provider",
+    "anthropic": "quintain_worker.providers.model_api:model_provider",
     "command": "quintain_worker.providers.command:command_provider",
     "mock": "quintain_worker.providers.mock:mock_provider",
-    "openai": "quintain_worker.providers.models.provider:model_provider",
+    "openai": "quintain_worker.providers.model_api:model_provider",
     "pydantic-ai": "quintain_worker.providers.pydantic_ai:pydantic_ai_provider",
     "python": "quintain_worker.providers.python_callable:python_provider",
     "target": "quintain_worker.providers.remote_target:remote_target_provider",
@@ -69,3 +61,88 @@ def load_provider_factory(name: str, target: TargetConfig) -> ProviderFactory:
             raise
         hint = f"pip install 'quintain[{target.provider}]'"
         raise ConfigError(f"targets.{name}: provider {target.provider} needs: {hint}") from error
+
+
+def check_provider(name: str, target: TargetConfig, context: ProviderContext) -> None:
+    """Check that the provider of a resolved target can be created.
+
+    Raises `ConfigError` if its extra is not installed, or if the function of a python target cannot be imported.
+    """
+    if isinstance(target, PythonTarget):
+        # This imports the function and starts nothing: threads start with the first call.
+        build_provider(name, target, context)
+    else:
+        load_provider_factory(name, target)
+
+
+def check_program(name: str, target: TargetConfig, context: ProviderContext) -> list[str]:
+    """Check that the program of a command target can be started.
+
+    Returns a warning for each variable that its script reads and will not get, one where the files of a program or of a
+    Python target cannot be followed, and one where a function takes its request for text. Raises `ConfigError`.
+    """
+    if isinstance(target, PythonTarget):
+        imports = module_digests(target.callable, context.folder)[1]
+        uses = _wrong_uses(load_callable(target.callable, context.folder))
+        wrong = [f"targets.{name}.callable: {target.callable}: {use}" for use in uses]
+        return [*unseen_warnings(f"targets.{name}", imports, target.depends_on), *wrong]
+    if not isinstance(target, CommandTarget):
+        return []
+    argv = [word for word in target.command if not any(f"{{{placeholder}}}" in word for placeholder in PLACEHOLDERS)]
+    if argv[:1] != target.command[:1]:
+        return []
+    cwd = context.folder / (target.cwd or ".")
+    env = program_environment(context.env, env_from=target.env_from, own=target.env)
+    program = Program(argv=argv, env=env, cwd=cwd, confinement=command_confinement(target, context.folder))
+    problem = start_problem(program)
+    if problem is not None:
+        raise ConfigError(f"targets.{name}: {problem}")
+    try:
+        check_rights(program)
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}: {error.message}") from None
+    script = script_path(program)
+    withheld = [] if script is None else withheld_variables(script, env, context.env)
+    return [
+        *unseen_warnings(f"targets.{name}", command_imports(target.command, cwd, env), target.depends_on),
+        *(
+            f"targets.{name}: {script} reads {variable}, which it will not get; list it in env_from"
+            for variable in withheld
+        ),
+    ]
+
+
+def _wrong_uses(function: Callable[..., object]) -> list[str]:
+    """Say where the source of a function takes its request for text; empty if it does not, or has no source.
+
+    What a function does with its request after a test with `isinstance`, or by another name, is not seen.
+    """
+    try:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return []
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    name = next((argument.arg for argument in [*definition.args.posonlyargs, *definition.args.args]), None)
+    nodes = list(ast.walk(definition))
+    mentions = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    tested = any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "hasattr", "getattr"} for node in nodes
+    )
+    if tested or any(not isinstance(node.ctx, ast.Load) for node in mentions):
+        return []
+    found = [ast.unparse(node) for node in nodes if any(_takes_for_text(node, one) for one in mentions)]
+    return [f"`{expression}` takes the request for text; {GIVEN}" for expression in found[:1]]
+
+
+def _takes_for_text(node: ast.AST, mention: ast.Name) -> bool:
+    match node:
+        case ast.Attribute(value=value, attr=name):
+            return value is mention and not hasattr(InvokeRequest, name) and name not in InvokeRequest.model_fields
+        case ast.Subscript(value=value) | ast.FormattedValue(value=value):
+            return value is mention
+        case ast.BinOp(left=left, right=right):
+            return mention in {left, right}
+        case ast.Call(func=ast.Name(id="len" | "str"), args=[argument]):
+            return argument is mention
+    return False

@@ -9,9 +9,8 @@ import re
 from quintain.config import MockTarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, TokenUsage, content_text
 from quintain.errors import ProviderFailed, TimedOut
-from quintain_worker.providers.factory import ProviderContext
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import ignored_settings
+from quintain_worker.providers.conversation import ignored_settings
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 #: A word with the whitespace around it; joined, the words are the original text.
 _WORD = re.compile(r"\s*\S+\s*|\s+")

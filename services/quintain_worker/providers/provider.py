@@ -6,15 +6,18 @@ A provider makes one try per call. Retries, deadlines, budgets and replies belon
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from quintain.bus.base import Bus
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import Fault
+from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: A piece of an answer on its way: the next text, the next piece of a tool call or of the reasoning, or the next event
 #: of the stream that answers an `ApiRequest`.
@@ -106,6 +109,19 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Close connections and end processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderContext:
+    """The worker's environment that providers are built with.
+
+    ``folder`` is the configuration's folder, which relative paths start from; ``env`` is the environment of programs.
+    """
+
+    folder: Path
+    env: Mapping[str, str]
+    bus: Bus | None = None
+    timings: Timings = DEFAULT_TIMINGS
 
 
 class ApiProvider(ABC):

@@ -18,12 +18,17 @@ from quintain.apis.translation import Json, Translation, chosen_function, functi
 from quintain.config import PydanticAITarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage
 from quintain.errors import BadRequest, ConfigError, Rejected
-from quintain_worker.providers.conversation import messages_with_fields
-from quintain_worker.providers.factory import ProviderContext
-from quintain_worker.providers.models import failures
-from quintain_worker.providers.models.answers import StreamedPieces, read_answer
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import camel, leave_out_unknown, named_as_sent, settings_of, with_defaults
+from quintain_worker.providers import model_failures as failures
+from quintain_worker.providers.conversation import (
+    camel,
+    leave_out_unknown,
+    messages_with_fields,
+    named_as_sent,
+    settings_of,
+    with_defaults,
+)
+from quintain_worker.providers.model_answers import StreamedPieces, read_answer
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 #: Settings → their names in pydantic-ai.
 _SETTINGS = {name: name for name in (

@@ -17,9 +17,8 @@ from quintain.config import PythonTarget
 from quintain.config.callables import load_callable
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed, TargetUnavailable, TimedOut
-from quintain_worker.providers.factory import ProviderContext
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.settings import ignored_settings
+from quintain_worker.providers.conversation import ignored_settings
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 AnswerFunction = Callable[[InvokeRequest], object]
 

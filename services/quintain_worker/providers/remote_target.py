@@ -7,14 +7,17 @@ the configured query returns, or without a query the last content that the targe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from quintain.bus.base import Bus
-from quintain.config import TargetTarget
+from quintain.config import TargetChildSession, TargetTarget
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.remote_target import LogLine
+from quintain.contracts.ledger import OpenChild
+from quintain.contracts.remote_target import LogLine, TargetDescriptor
+from quintain.contracts.session import SessionOpened
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import (
     BusError,
@@ -28,23 +31,21 @@ from quintain.errors import (
     RemoteTargetError,
     TimedOut,
 )
+from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease
-from quintain.remote.lease_request import acquire_lease
+from quintain.remote.lease_request import acquire_lease, describe_host
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
-from quintain.routes import QUERY, SET_CONFIG
+from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
 from quintain.rpc.client import RpcClient
-from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
+from quintain.target import SESSION_SLOT, ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain.target.codec import Codec
 from quintain.target.serialization import to_json_text
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import Timings
-from quintain_worker.providers.child_session import AgentSession
-from quintain_worker.providers.conversation import refusal, text_messages
-from quintain_worker.providers.factory import ProviderContext
-from quintain_worker.providers.host_watch import HostWatch
+from quintain_worker.providers.conversation import ignored_settings, refusal, text_messages
 from quintain_worker.providers.provider import (
     Billing,
     CallHolder,
@@ -52,14 +53,11 @@ from quintain_worker.providers.provider import (
     OnText,
     Provider,
     ProviderAnswer,
+    ProviderContext,
     ProviderFailure,
 )
-from quintain_worker.providers.settings import ignored_settings
 
 log = logging.getLogger(__name__)
-
-#: Longer exception class names are not shown.
-MAX_CLASS_NAME_LENGTH = 80
 
 #: How long one try waits for a free slot of a host, in seconds.
 LEASE_SECONDS = 30.0
@@ -72,39 +70,6 @@ def remote_target_provider(name: str, target: TargetTarget, context: ProviderCon
     return RemoteTargetProvider(name, target, context.bus, context.timings)
 
 
-class RunEventHandler:
-    """Answers the events of one run with the question, and collects the content that the target emits."""
-
-    def __init__(self, question: str) -> None:
-        self._question: str | None = question
-        self._last_answer: str | None = None
-        self._last_content: object = None
-        self._has_content = False
-
-    def emit(self, event: Event) -> None:
-        """Store the event's content as the run's latest."""
-        if hasattr(event, "content"):
-            self._last_content, self._has_content = event.content, True
-
-    async def send_event(self, event: Event) -> EventResponse:
-        """Inject the question into the first controllable event; return every other event without an injection."""
-        controllable: Any = getattr(event, "controllable", None)
-        if controllable is None:
-            return EventResponse(event=event)
-        self._last_answer = getattr(event, "answer", self._last_answer)
-        question, self._question = self._question, None
-        if question is None:
-            return ControllableNoInjection(event=event, controllable=controllable)
-        return ControllableInjection(event=event, controllable=controllable, value=question)
-
-    @property
-    def answer(self) -> str | None:
-        """The last emitted content; else the ``answer`` of the last controllable event; else None."""
-        if self._has_content:
-            return self._last_content if isinstance(self._last_content, str) else to_json_text(self._last_content)
-        return self._last_answer
-
-
 class RemoteTargetProvider(HostedProvider):
     """Leases a new instance for every call, from any host that has a free slot."""
 
@@ -113,17 +78,21 @@ class RemoteTargetProvider(HostedProvider):
         self._rpc_client, self._output_queues = RpcClient(bus), RunOutputQueues(bus)
         self._start_lock = asyncio.Lock()
         self._is_started = False
-        self._hosts = HostWatch(self._rpc_client, target.host or name, timings)
+        self._host = target.host or name
+        #: A host without a free slot does not reply: what one reported before counts until one reports something else.
+        self._host_fingerprint: str | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def host_fingerprint(self) -> str | None:
-        """The fingerprint that a host reported last; None where it is unknown."""
-        return self._hosts.fingerprint
+        """The fingerprint that a host reported last; None where none has, or the last one computes none."""
+        return self._host_fingerprint
 
     async def watch_hosts(self) -> None:
         """Ask the hosts for their fingerprint now, and regularly until `close`."""
         await self._start()
-        await self._hosts.start()
+        await self._ask_hosts()
+        self._watch = asyncio.create_task(self._ask_hosts_periodically(), name=f"hosts of {self._host}")
 
     def for_call(self, holder: CallHolder) -> Provider:
         """Return the provider for one call.
@@ -171,7 +140,9 @@ class RemoteTargetProvider(HostedProvider):
 
     async def close(self) -> None:
         """Stop asking the hosts, and close the RPC client."""
-        await self._hosts.stop()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         await self._output_queues.close()
         await self._rpc_client.close()
 
@@ -187,8 +158,24 @@ class RemoteTargetProvider(HostedProvider):
                 await self._rpc_client.start()
                 self._is_started = True
 
+    async def _ask_hosts_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.host_heartbeat_seconds)
+            await self._ask_hosts()
+
+    async def _ask_hosts(self) -> None:
+        seconds = self._timings.host_heartbeat_seconds
+        with contextlib.suppress(NoAnswer, BusError, Fault):
+            self._note_fingerprint(await describe_host(self._rpc_client, self._host, timeout_seconds=seconds))
+
+    def _note_fingerprint(self, fingerprint: str | None) -> None:
+        """Record what a host has just reported."""
+        if self._host_fingerprint not in (None, fingerprint):
+            log.info("A host of %s runs another factory, or another version of it, than the one before", self._host)
+        self._host_fingerprint = fingerprint
+
     async def _lease(self, timeouts: TargetTimeouts) -> RemoteLease:
-        host = self._target.host or self._name
+        host = self._host
         try:
             await self._start()
             async with asyncio.timeout(timeouts.boot_seconds):
@@ -204,7 +191,7 @@ class RemoteTargetProvider(HostedProvider):
                 f"{self._name}: {host} could not be created: {class_name_of(error)}", charged=False
             )
             raise ProviderFailure(failure, Billing.UNBILLED) from error
-        self._hosts.note(lease.fingerprint)
+        self._note_fingerprint(lease.fingerprint)
         return lease
 
 
@@ -222,6 +209,60 @@ class _SessionRemoteTargetProvider:
 
     async def close(self) -> None:
         """Do nothing: the child session ends with each try."""
+
+
+class AgentSession:
+    """Child session for the agent of one call.
+
+    It is opened if the target declares the configuration slot for it, and closed after each try. The attempt that runs
+    the call has the right to open it: no token is needed.
+    """
+
+    def __init__(self, name: str, terms: TargetChildSession, rpc_client: RpcClient, holder: CallHolder) -> None:
+        self._name, self._terms, self._rpc_client, self._holder = name, terms, rpc_client, holder
+        self._children = ChildSessions(rpc_client, self._open)
+        self._child: ChildSession | None = None
+
+    async def _open(self, expires_in_seconds: float | None) -> SessionOpened:
+        request = OpenChild(
+            **self._holder._asdict(),
+            targets=list(self._terms.targets),
+            max_calls=self._terms.max_calls,
+            expires_in_seconds=expires_in_seconds,
+        )
+        return await self._rpc_client.call_route(OPEN_CHILD, request, {}, timeout_seconds=OPEN_SECONDS)
+
+    async def open(self, descriptor: TargetDescriptor, ends_at: float) -> dict[str, str]:
+        """Open the child session and return the configuration for the agent.
+
+        The session expires at ``ends_at`` (the loop's seconds). Raises `ProviderFailure`, unbilled.
+        """
+        if all(spec.name != SESSION_SLOT for spec in descriptor.config_specs):
+            raise self._failure(
+                f"child_session is set, and the target declares no configuration slot {SESSION_SLOT!r} to take it: "
+                "declare one, or take child_session out"
+            )
+        try:
+            remaining_seconds = max(ends_at - asyncio.get_running_loop().time(), 1.0)
+            self._child = await self._children.open(expires_in_seconds=remaining_seconds)
+        except Fault as fault:
+            raise ProviderFailure(fault, Billing.UNBILLED, retryable=fault.retryable) from None
+        except BusError as error:
+            raise self._failure(f"the agent's session could not be opened: {error.message}", retryable=True) from None
+        return {SESSION_SLOT: self._child.token}
+
+    async def close(self) -> None:
+        """Close the child session; raises nothing except a cancellation."""
+        await self._children.close_all()
+
+    def masked(self, text: str) -> str:
+        """Return the agent's text with the session token masked: answers are stored, graded and shown."""
+        return text if self._child is None else self._child.mask_token(text)
+
+    def _failure(self, reason: str, *, retryable: bool = False) -> ProviderFailure:
+        return ProviderFailure(
+            ProviderFailed(f"{self._name}: {reason}", charged=False), Billing.UNBILLED, retryable=retryable
+        )
 
 
 class _LeasedCall:
@@ -295,6 +336,43 @@ class _LeasedCall:
             await self._lease.release(reset=True)
         finally:
             await self._output_queues.give_back(self._output_queue)
+
+
+class RunEventHandler:
+    """Answers the events of one run with the question, and collects the content that the target emits."""
+
+    def __init__(self, question: str) -> None:
+        self._question: str | None = question
+        self._last_answer: str | None = None
+        self._last_content: object = None
+        self._has_content = False
+
+    def emit(self, event: Event) -> None:
+        """Store the event's content as the run's latest."""
+        if hasattr(event, "content"):
+            self._last_content, self._has_content = event.content, True
+
+    async def send_event(self, event: Event) -> EventResponse:
+        """Inject the question into the first controllable event; return every other event without an injection."""
+        controllable: Any = getattr(event, "controllable", None)
+        if controllable is None:
+            return EventResponse(event=event)
+        self._last_answer = getattr(event, "answer", self._last_answer)
+        question, self._question = self._question, None
+        if question is None:
+            return ControllableNoInjection(event=event, controllable=controllable)
+        return ControllableInjection(event=event, controllable=controllable, value=question)
+
+    @property
+    def answer(self) -> str | None:
+        """The last emitted content; else the ``answer`` of the last controllable event; else None."""
+        if self._has_content:
+            return self._last_content if isinstance(self._last_content, str) else to_json_text(self._last_content)
+        return self._last_answer
+
+
+#: Longer exception class names are not shown.
+MAX_CLASS_NAME_LENGTH = 80
 
 
 def class_name_of(error: Exception) -> str:

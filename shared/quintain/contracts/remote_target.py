@@ -161,10 +161,7 @@ class ProcessStatus(Message):
 
 
 class DescribeHost(Message):
-    """Ask for the factory of the target named by the routing key. Any host with a free slot replies; no lease begins.
-
-    A host of a release without this request refuses it, because it is no valid `OpenLease`.
-    """
+    """Ask for the factory of the target named by the routing key. A host with a free slot replies; no lease begins."""
 
 
 class HostDescribed(Message):

@@ -14,9 +14,8 @@ import yaml
 
 import quintain
 from quintain.errors import ConfigError
-from quintain_cli.commands.init import read_other_tool
+from quintain_cli.commands.init import packaged_file, read_other_tool
 from quintain_cli.init.carried import CarriedEvaluation, project_files
-from quintain_cli.init.project import packaged_file
 
 Read = Callable[..., CarriedEvaluation]
 

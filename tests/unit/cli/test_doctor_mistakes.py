@@ -11,7 +11,7 @@ import pytest
 
 from quintain.errors import BusError
 from quintain.secret_files import secret_file_paths
-from quintain_cli.fleet.machine_checks import (
+from quintain_cli.doctor_checks import (
     DoctorCheck,
     check_broker_user,
     check_clock,
@@ -19,8 +19,8 @@ from quintain_cli.fleet.machine_checks import (
     check_modes,
     check_transport,
     database_checks,
+    management_checks,
 )
-from quintain_cli.fleet.management_checks import management_checks
 from quintain_metadata import DatabaseServer
 
 QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]

@@ -1,4 +1,4 @@
-"""The session that a command takes up again: what a service of an earlier release does not know does not stop it."""
+"""The session that a command takes up again: what cannot be closed or is gone does not stop it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def sessions_of(
 async def test_a_session_whose_children_cannot_be_closed_is_taken_up(
     tmp_path: Path, refusal: type[QuintainError]
 ) -> None:
-    stored = StoredClient(refusal("unknown operation"))
+    stored = StoredClient(refusal("refused"))
     async with run_sessions(tmp_path, stored) as sessions:
         session = await sessions.open(SessionRequest(is_changed=False, most_calls=3))
         assert session.client is stored

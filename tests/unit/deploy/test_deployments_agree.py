@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from quintain_cli.fleet.broker_policies import MAX_QUEUES, vhost_limits
+from quintain_cli.broker_management import MAX_QUEUES, vhost_limits
 from support.kubernetes_manifests import REPOSITORY, Workload, objects_of_kind, services
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"

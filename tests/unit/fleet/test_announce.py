@@ -20,7 +20,7 @@ from quintain.routes import DISCOVER
 from quintain.rpc.client import RpcClient, parse_reply
 from quintain.rpc.request import RpcRequest
 from quintain.topology import DISCOVERY, Exchange, Topology, discovery_topology
-from quintain_cli.fleet.fleet_query import look_at_fleet
+from quintain_cli.commands.status import look_at_fleet
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, other: {provider: mock}}\n"

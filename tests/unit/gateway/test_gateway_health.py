@@ -18,10 +18,10 @@ from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
 from quintain_gateway.app import build_app
-from quintain_gateway.auth import FleetGateway
-from quintain_gateway.fleet_page import FleetAccess
+from quintain_gateway.endpoint import FleetGateway
+from quintain_gateway.fleet_access import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serve_app
 from quintain_gateway.settings import BindAddress, GatewayLimits
@@ -64,7 +64,7 @@ async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIter
 @contextlib.asynccontextmanager
 async def metadata(memory: MemoryBroker) -> AsyncIterator[MetadataService]:
     async with (
-        bootstrap.open_ledger_or_wait("sqlite://") as ledger,
+        services.open_ledger_or_wait("sqlite://") as ledger,
         running_metadata(memory.connect(), ledger, ADMIN_TOKEN) as service,
     ):
         yield service

@@ -20,8 +20,8 @@ from quintain_metadata.rules.lifecycle import (
     transition,
 )
 
-#: design.md §3, row by row: from, event, to, used.
-DESIGN = [
+#: The table, row by row: from, event, to, used.
+TABLE = [
     (CallState.NONE, LifecycleEvent.RESERVED, CallState.RESERVED, +1),
     (CallState.NONE, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
     (CallState.RELEASED, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
@@ -51,7 +51,7 @@ DESIGN = [
 ]
 
 
-@pytest.mark.parametrize(("state", "event", "to", "used"), DESIGN)
+@pytest.mark.parametrize(("state", "event", "to", "used"), TABLE)
 def test_the_table_is_the_designs(state: CallState, event: LifecycleEvent, to: CallState, used: int) -> None:
     change = transition(state, event)
     assert (change.to, change.used) == (to, used)

@@ -26,7 +26,7 @@ from quintain.observe.health import (
 )
 from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import BrokerProbe, report_ready
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
 from quintain_host.host import Host
 from quintain_metadata.service.service import running_metadata
 from support.gateway_client import GatewayClient, open_gateway_client
@@ -159,9 +159,9 @@ async def test_services_say_what_keeps_them(memory: MemoryBroker, tmp_path: Path
     path.write_text(CONFIG)
     metadata_bus, worker_bus = memory.connect(), memory.connect()
     async with (
-        bootstrap.open_ledger_or_wait("sqlite://") as ledger,
+        services.open_ledger_or_wait("sqlite://") as ledger,
         running_metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
-        bootstrap.run_worker(worker_bus, load_config(path), {}) as worker,
+        services.run_worker(worker_bus, load_config(path), {}) as worker,
     ):
         assert (await metadata.check(), await worker.check()) == (None, None)
         await worker_bus.close()

@@ -17,7 +17,7 @@ from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
-from quintain_cli.fleet import bootstrap
+from quintain_cli import services
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.rules.gauges import LedgerGauges
 from quintain_metadata.service.service import running_metadata
@@ -38,9 +38,9 @@ async def test_a_calls_life_is_counted_on_both_sides(tmp_path: Path) -> None:
     path.write_text(CONFIG)
     memory, at_worker, at_ledger = MemoryBroker(), WorkerMetrics(), MetadataMetrics()
     async with (
-        bootstrap.open_ledger_or_wait("sqlite://") as ledger,
+        services.open_ledger_or_wait("sqlite://") as ledger,
         running_metadata(memory.connect(), ledger, ADMIN_TOKEN, at_ledger),
-        bootstrap.run_worker(memory.connect(), load_config(path), {}, metrics=at_worker) as worker,
+        services.run_worker(memory.connect(), load_config(path), {}, metrics=at_worker) as worker,
     ):
         at_worker.set_service_card(worker.card)
         async with connect_admin("memory://", ADMIN_TOKEN, memory=memory) as admin:

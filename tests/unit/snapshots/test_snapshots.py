@@ -30,9 +30,8 @@ from quintain.fleet.fleet_figures import FleetFigures
 from quintain.settings import read_log_settings, read_settings, read_trace_settings
 from quintain.topology import Topology
 from quintain_cli import console
-from quintain_cli.__main__ import app
-from quintain_cli.fleet.doctor_checks import DoctorReport
-from quintain_cli.lazy_command import LazyCommand
+from quintain_cli.__main__ import LazyCommand, app
+from quintain_cli.commands.doctor import DoctorReport
 from quintain_cli.run.preflight import CheckReport
 from quintain_gateway import errors as http_errors
 from quintain_gateway.app import OPERATIONS

@@ -23,7 +23,7 @@ import typing_extensions
 from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.json_text import json_text
 from quintain.errors import BadRequest
-from quintain_worker.providers.models.requests import ProviderCall, RequestBuilder
+from quintain_worker.providers.model_requests import ProviderCall, RequestBuilder
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES
 
 Path = tuple[str | int, ...]

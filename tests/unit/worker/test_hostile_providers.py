@@ -16,9 +16,9 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.json_text import json_text
 from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TimedOut
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.models import bodies
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers import model_api
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
 from support.model_streams import event
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
@@ -127,7 +127,7 @@ async def test_a_stream_without_an_end_is_ended_at_the_deadline(server: ModelSer
 async def test_a_stream_that_never_ends_is_read_up_to_its_limit(
     server: ModelServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "MAX_STREAM_BYTES", 10_000)
+    monkeypatch.setattr(model_api, "MAX_STREAM_BYTES", 10_000)
     server.set_responses(StreamedResponse(events=[event({"type": "ping", "choices": []})] * 1_000, then="stall"))
     failed = await failure_of(wire.provider(server.url), REQUESTS[wire.name], is_streamed=True)
     assert isinstance(failed.fault, ReplyTooLarge)
@@ -139,7 +139,7 @@ async def test_a_stream_that_never_ends_is_read_up_to_its_limit(
 async def test_a_huge_answer_is_read_up_to_its_limit(
     server: ModelServer, wire: Wire, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "MAX_ANSWER_BYTES", 10_000)
+    monkeypatch.setattr(model_api, "MAX_ANSWER_BYTES", 10_000)
     server.set_responses(ScriptedResponse(status=status, body=wire.answer("x" * 20_000)))
     failed = await failure_of(wire.provider(server.url), REQUESTS[wire.name])
     assert isinstance(failed.fault, ReplyTooLarge)

@@ -19,8 +19,8 @@ from quintain.config import CommandTarget, MockTarget, OpenAITarget, PythonTarge
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from quintain.errors import ConfigError, UnsupportedParameter
 from quintain.settings import environment
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 from support.documented_table import assert_documented
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire

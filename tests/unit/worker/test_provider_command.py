@@ -13,8 +13,8 @@ import pytest
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import BadRequest, ProviderFailed, ReplyTooLarge, TargetUnavailable
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 
 ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}
 

@@ -11,7 +11,7 @@ import pytest
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.errors import Fault, ProviderError
 from quintain_worker.delivery.retry import with_charge
-from quintain_worker.providers.models.provider_errors import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH
+from quintain_worker.providers.model_failures import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH
 from quintain_worker.providers.provider import ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire

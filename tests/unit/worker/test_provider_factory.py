@@ -9,7 +9,8 @@ import pytest
 
 from quintain.config import AnthropicTarget, MockTarget, OpenAITarget, PydanticAITarget
 from quintain.errors import ConfigError
-from quintain_worker.providers.factory import ProviderContext, build_provider
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import ProviderContext
 
 CONTEXT = ProviderContext(Path.cwd(), {})
 

@@ -11,8 +11,8 @@ import pytest
 from quintain.config import MockTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import ProviderFailed, TimedOut
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 TALK = InvokeRequest.model_validate(
     {

@@ -23,8 +23,8 @@ from quintain.config.prices import target_price
 from quintain.contracts.chunk import ReasoningChunk
 from quintain.contracts.invoke import InvokeRequest, Reasoning, TokenUsage, ToolCall
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, Throttled, TimedOut
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 from quintain_worker.providers.pydantic_ai import PydanticAIProvider
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
 from support.model_streams import chat_call_events, chat_events, chat_reasoning_events

@@ -15,9 +15,8 @@ import pytest
 from quintain.config import PythonTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, TargetUnavailable, TimedOut
-from quintain_worker.providers.checks import check_program
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.factory import build_provider, check_program
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 from quintain_worker.providers.python_callable import PythonProvider
 
 QUESTION = InvokeRequest(question="How are you?")

@@ -19,8 +19,8 @@ from quintain.routes import START_RUN
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange
 from quintain_host.host import Host
-from quintain_worker.providers.factory import ProviderContext, build_provider
-from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderContext, ProviderFailure
 from support.quick import QUICK
 from support.target_placements import TargetScript, scripted_target_class
 

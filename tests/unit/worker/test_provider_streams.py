@@ -14,7 +14,7 @@ from quintain.contracts.chunk import ToolCallChunk
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall
 from quintain.contracts.strings import replace_surrogates
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
-from quintain_worker.providers.models.answers import join_texts
+from quintain_worker.providers.model_answers import join_texts
 from quintain_worker.providers.provider import JOIN_SECONDS, Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
 from support.model_streams import chat_refusal_events, event

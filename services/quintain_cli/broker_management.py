@@ -1,0 +1,322 @@
+"""RabbitMQ's management API, and the policies, limits and permissions that `quintain broker` sets with it.
+
+These are those of ``deploy/rabbitmq/definitions.json``; a test compares both.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from quintain.bus.broker_url import first_node_url, without_password
+from quintain.errors import BrokerUnavailable, BusError, ConfigError
+
+#: The ports of the management API, by the scheme of the broker's URL.
+_PORTS = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
+
+#: How long the API may take to answer, in seconds.
+TIMEOUT_SECONDS = 10.0
+
+#: The path of the default virtual host in a broker's URL may be empty.
+DEFAULT_VHOST = "/"
+
+
+class _Answer(NamedTuple):
+    date: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """The management API at this address, with the user of this ``Authorization`` header.
+
+    Every method raises `BusError` if the API refuses, and `BrokerUnavailable` if it cannot be reached.
+    """
+
+    address: str
+    authorization: str
+    vhost: str
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+    def put(self, path: str, body: Mapping[str, object]) -> None:
+        """Create or replace an object; ``{vhost}`` in the path is the virtual host."""
+        self._request("PUT", path, json.dumps(body).encode())
+
+    def get(self, path: str) -> Any:
+        """Return an object or a list."""
+        return json.loads(self._request("GET", path).body)
+
+    def clock(self) -> float:
+        """Return the broker's clock in seconds since the epoch, by the ``Date`` of a response."""
+        date = self._request("GET", "overview").date
+        try:
+            return parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            raise BusError(f"The management API says no time: Date is {date!r}") from None
+
+    def delete(self, path: str) -> None:
+        """Delete an object."""
+        self._request("DELETE", path)
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> _Answer:
+        where = f"/api/{path.replace('{vhost}', quote(self.vhost, safe=''))}"
+        base = urlsplit(self.address)
+        connection_type = HTTPSConnection if base.scheme == "https" else HTTPConnection
+        headers = {"authorization": self.authorization, "content-type": "application/json"}
+        try:
+            with closing(connection_type(base.hostname or "", base.port, timeout=self.timeout_seconds)) as connection:
+                connection.request(method, f"{base.path.rstrip('/')}{where}", body, headers)
+                response = connection.getresponse()
+                answer = _Answer(response.headers.get("date", ""), response.read())
+        except (OSError, HTTPException) as error:
+            raise BrokerUnavailable(
+                f"The management API at {self.address} cannot be reached ({error}): enable the plugin "
+                "rabbitmq_management, name its address with --management, or use --print"
+            ) from None
+        if response.status in {401, 403}:
+            raise BusError(
+                f"The management API refuses the user of QUINTAIN_BROKER_URL ({response.status}): name one with "
+                "the tag administrator"
+            )
+        if not 200 <= response.status < 300:
+            text = answer.body.decode(errors="replace")[:300]
+            raise BusError(f"The management API refused {method} {where}: {response.status} {text}")
+        return answer
+
+
+def open_management(broker_url: str, address: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Management:
+    """Return the management API of the broker of this URL, with its user; ``address`` replaces the default one.
+
+    Raises `ConfigError`.
+    """
+    parts = urlsplit(first_node_url(broker_url))
+    if parts.scheme not in _PORTS or parts.hostname is None:
+        raise ConfigError(f"QUINTAIN_BROKER_URL is {without_password(broker_url)}, and must be a broker's: amqp://…")
+    scheme, port = _PORTS[parts.scheme]
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    address = address or f"{scheme}://{host}:{port}"
+    if not _is_address(address):
+        raise ConfigError("--management: give an address such as http://HOST:15672, without user and password")
+    user = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
+    authorization = f"Basic {base64.b64encode(user.encode()).decode()}"
+    return Management(address, authorization, vhost_of(broker_url), timeout_seconds)
+
+
+def _is_address(address: str) -> bool:
+    try:
+        base = urlsplit(address)
+        return base.scheme in {"http", "https"} and bool(base.hostname) and base.port != 0 and base.username is None
+    except ValueError:
+        return False
+
+
+def vhost_of(broker_url: str) -> str:
+    """Return the name of the virtual host of a broker's URL."""
+    return unquote(urlsplit(first_node_url(broker_url)).path.removeprefix("/")) or DEFAULT_VHOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePolicy:
+    """A policy for the queues whose names match ``pattern``."""
+
+    name: str
+    pattern: str
+    definition: Mapping[str, int | str]
+    #: Of the policies that match a queue, the one with the highest priority is applied, and no other.
+    priority: int = 0
+
+    def body(self) -> dict[str, object]:
+        """The policy as the management API takes it."""
+        return {
+            "pattern": self.pattern,
+            "apply-to": "queues",
+            "priority": self.priority,
+            "definition": dict(self.definition),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Regular expressions of the names that a user may declare and delete, write to, and read from."""
+
+    configure: str
+    write: str
+    read: str
+
+    def body(self) -> dict[str, str]:
+        """The permissions as the management API takes them."""
+        return {"configure": self.configure, "write": self.write, "read": self.read}
+
+
+#: Limits for every name that a user may declare. Bodies alone count as bytes: what headers may fill is the length times
+#: frame_max. A policy with a key that a type of queue does not have is not applied to that type, therefore the two last
+#: ones: for a client's own queues, and for streams of any name.
+QUEUE_POLICIES: Final = (
+    QueuePolicy(
+        name="quintain-target",
+        pattern=r"^quintain\.target\.",
+        definition={"max-length": 100000, "max-length-bytes": 1073741824, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-requests",
+        pattern=r"^quintain\.metadata(\.unrouted)?$",
+        definition={"max-length": 20000, "max-length-bytes": 268435456, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-dead",
+        pattern=r"^quintain\.metadata\.dead$",
+        definition={"max-length": 100000, "max-length-bytes": 1073741824, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-ledger",
+        pattern=r"^quintain\.ledger\.",
+        definition={"max-length": 100000, "max-length-bytes": 2147483648, "overflow": "reject-publish"},
+    ),
+    QueuePolicy(
+        name="quintain-poison",
+        pattern=r"^quintain\.poison$",
+        definition={
+            "max-length": 10000,
+            "max-length-bytes": 268435456,
+            "overflow": "drop-head",
+            "message-ttl": 1209600000,
+        },
+    ),
+    # Lease requests wait here for a host that starts again.
+    QueuePolicy(
+        name="quintain-host",
+        pattern=r"^quintain\.host\.",
+        definition={
+            "max-length": 5000,
+            "max-length-bytes": 67108864,
+            "overflow": "reject-publish",
+            "expires": 86400000,
+        },
+    ),
+    # Copies of one message for many: a full queue of one of them must not refuse the message of all.
+    QueuePolicy(
+        name="quintain-copies",
+        pattern=r"^quintain\.(cancel|discovery|events)\.",
+        definition={"max-length": 1000, "max-length-bytes": 16777216, "overflow": "drop-head", "expires": 600000},
+    ),
+    QueuePolicy(
+        name="quintain-own",
+        pattern=r"^quintain\.",
+        definition={"max-length": 5000, "max-length-bytes": 67108864, "overflow": "reject-publish", "expires": 600000},
+        priority=-1,
+    ),
+    QueuePolicy(
+        name="quintain-streams",
+        pattern=r"^quintain\.",
+        definition={"max-length-bytes": 67108864, "max-age": "10m", "stream-max-segment-size-bytes": 16777216},
+        priority=-1,
+    ),
+)
+
+#: The most queues of a virtual host: RabbitMQ has no such limit for a user.
+MAX_QUEUES: Final = 1000
+
+#: The most connections and channels of each user.
+USER_LIMITS: Final[Mapping[str, int]] = {"max-connections": 500, "max-channels": 2000}
+
+
+def vhost_limits(vhost: str) -> dict[str, object]:
+    """The most queues of this virtual host, as a parameter of definitions."""
+    return {"vhost": vhost, "component": "vhost-limits", "name": "limits", "value": {"max-queues": MAX_QUEUES}}
+
+
+#: The permissions of each role.
+ROLES: Final[Mapping[str, Permissions]] = {
+    "metadata": Permissions(
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|cancel|dead|poison|host|run|discovery|events|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger\.(admit|heartbeat|settle)|probe|reply|cancel|dead|poison|events|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|dead|poison|discovery|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
+    ),
+    "worker": Permissions(
+        r"^quintain\.((cancel|run|discovery|reply\.worker)\..+)$",
+        r"^quintain\.(invoke|metadata|ledger|reply|host|(cancel|run|discovery|reply\.worker)\..+)$",
+        r"^quintain\.(reply|cancel|run|discovery|(target|cancel|run|discovery|reply\.worker)\..+)$",
+    ),
+    "gateway": Permissions(
+        r"^quintain\.((discovery|events|reply\.gateway)\..+)$",
+        r"^quintain\.(invoke|metadata|reply|discovery|(discovery|events|reply\.gateway)\..+)$",
+        r"^quintain\.(reply|discovery|events|(discovery|events|reply\.gateway)\..+)$",
+    ),
+    "host": Permissions(
+        r"^quintain\.((host|lease|discovery|reply\.host)\..+)$",
+        r"^quintain\.(reply|run|(host|lease|discovery|reply\.host)\..+)$",
+        r"^quintain\.(host|reply|discovery|(host|lease|discovery|reply\.host)\..+)$",
+    ),
+    "controller": Permissions(
+        r"^quintain\.((run|reply\.controller)\..+)$",
+        r"^quintain\.(host|metadata|(run|reply\.controller)\..+)$",
+        r"^quintain\.(reply|run|(run|reply\.controller)\..+)$",
+    ),
+    "evaluator": Permissions(
+        r"^quintain\.(reply\.evaluator\..+)$",
+        r"^quintain\.(invoke|metadata|reply\.evaluator\..+)$",
+        r"^quintain\.(reply(\.evaluator\..+)?)$",
+    ),
+    "operator": Permissions(
+        r"^quintain\.(poison|(events|reply\.operator)\..+)$",
+        r"^quintain\.(invoke|metadata|discovery|poison|(events|reply\.operator)\..+)$",
+        r"^quintain\.(reply|events|poison|(events|reply\.operator)\..+)$",
+    ),
+}
+
+#: What the names of a user may consist of: they become part of regular expressions and of queues' names.
+_USER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+
+#: The names of targets that ``only`` may list.
+_TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+#: The roles that consume targets' queues, and the word of those queues' names before the target's.
+_QUEUE_WORDS: Final = {"worker": "target", "host": "host"}
+
+
+def user_permissions(role: str, name: str, only: Sequence[str] = ()) -> Permissions:
+    """Return the permissions of a user of this role, whose queues for replies have its own name.
+
+    ``only`` narrows a worker to the queues of these targets, and a host to the targets of these names. Raises
+    `ConfigError`.
+
+        user_permissions("evaluator", "evaluator-alice").read
+    """
+    if role not in ROLES:
+        raise ConfigError(f"--role {role}: there is no such role; the roles are {', '.join(ROLES)}")
+    if not _USER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot be a user: use lower-case letters, digits, - and _, a letter first")
+    if only and role not in _QUEUE_WORDS:
+        raise ConfigError(f"--only: a user of the role {role} has no queues of targets; leave it out")
+    if unfit := [each for each in only if not _TARGET_NAME.fullmatch(each)]:
+        raise ConfigError(f"--only {unfit[0]!r}: it is no name of a target")
+    role_permissions = ROLES[role]
+    return Permissions(
+        *(
+            _narrowed(role, re.sub(rf"(reply\(?\\.){role}\b", rf"\g<1>{name}", expression), only)
+            for expression in (role_permissions.configure, role_permissions.write, role_permissions.read)
+        )
+    )
+
+
+def _narrowed(role: str, expression: str, only: Sequence[str]) -> str:
+    """The expression with the queues of these targets in place of all targets'."""
+    if not only:
+        return expression
+    word = _QUEUE_WORDS[role]
+    names = "|".join(re.escape(each) for each in only)
+    beginning, _, own = expression.rpartition("(")
+    kinds, _, end = own.partition(r")\..+")
+    words = kinds.split("|")
+    if word not in words:
+        return expression
+    others = "|".join(each for each in words if each != word)
+    return rf"{beginning}({others})\..+{end}".removesuffix(")$") + rf"|{word}\.({names}))$"

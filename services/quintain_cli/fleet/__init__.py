@@ -1,1 +1,0 @@
-"""Starts services, and inspects and administers running ones."""

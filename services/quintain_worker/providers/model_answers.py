@@ -1,0 +1,296 @@
+"""A provider's answer on its way to its caller: as it is where both speak the same API, else as its translation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from quintain.apis import messages, responses
+from quintain.apis.chat import pieces_of
+from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
+from quintain.apis.translation import Json, count_of, objects, text_of
+from quintain.contracts.api_request import ApiName
+from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
+from quintain.contracts.invoke import OutputMessage, Reasoning, TokenUsage, ToolCall
+from quintain.contracts.strings import replace_surrogates
+from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
+
+#: What the answers of each API have, as a list: one without it is none.
+_CONTENT_FIELDS: Final[Mapping[ApiName, str]] = {
+    "chat": "choices",
+    "responses": "output",
+    "completions": "choices",
+    "embeddings": "data",
+    "messages": "content",
+}
+
+
+class ProviderReply:
+    """The answer to one request, as it comes: whole, or event by event.
+
+    ``api`` is the provider's API; ``caller_api`` is that of the caller's request, or None for a conversation. Pieces of
+    the answer in the caller's words go to ``on_piece``.
+    """
+
+    def __init__(self, api: ApiName, caller_api: ApiName | None, on_piece: OnText | None) -> None:
+        self._api, self._caller_api, self._on_piece = api, caller_api, on_piece
+        self._words: ApiName = caller_api or "chat"
+        self._stream = None if on_piece is None else STREAMS[api]()
+        self._translation = None if api == self._words else StreamTranslation(api, self._words)
+        self._pieces = StreamedPieces()
+        self._whole: Json = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the events were those of a whole answer."""
+        return self._stream is not None and self._stream.is_complete
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no event follows that matters; the usage of a chat completion follows its end."""
+        return self._api not in {"chat", "completions"} and self.is_complete
+
+    def feed(self, event: Json) -> None:
+        """Add the next event of the provider's stream."""
+        assert self._stream is not None, "only a stream has events"
+        self._stream.feed(event)
+        for translated in [event] if self._translation is None else self._translation.feed(event):
+            self._pass_on(translated)
+
+    def set_whole(self, whole: Json) -> None:
+        """Set the provider's answer, which came whole."""
+        self._whole = whole
+
+    @property
+    def may_join_texts(self) -> bool:
+        """Whether neighbouring chunks that only add to a text may be fed as one: a caller of an API gets them as they
+        are."""
+        return self._api == "chat" and self._caller_api is None
+
+    def answer(self) -> ProviderAnswer:
+        """Return the answer for the caller. Raises `ValueError` where the provider's is none."""
+        body = self._whole if self._stream is None else self._stream.answer()
+        _check_answer(self._api, body)
+        if self._translation is not None and self._stream is None:
+            body = translate_answer(self._api, self._words, body)
+        elif self._translation is not None:
+            for event in self._translation.end():
+                self._pass_on(event)
+            body = self._translation.answer()
+        if self._caller_api is not None:
+            return _answer_with_body(self._words, body)
+        answer = read_answer(body)
+        for piece in self._pieces.end():
+            self._send(piece)
+        return answer
+
+    def _pass_on(self, event: Json) -> None:
+        if self._caller_api is not None:
+            self._send(event)
+            return
+        for piece in self._pieces.feed(event):
+            self._send(piece)
+
+    def _send(self, piece: Delta) -> None:
+        if self._on_piece is not None:
+            self._on_piece(piece)
+
+
+def _check_answer(api: ApiName, body: Json) -> None:
+    """Check that an answer of this API is one. Raises `ValueError`."""
+    content = body.get(_CONTENT_FIELDS[api])
+    items = objects(content)
+    if not isinstance(content, list) or len(items) < len(content) or not (items or api in {"messages", "responses"}):
+        raise ValueError("the answer has no content")
+    if api == "chat" and not all(isinstance(choice.get("message"), dict) for choice in items):
+        raise ValueError("the answer has no message")
+
+
+def _answer_with_body(api: ApiName, body: Json) -> ProviderAnswer:
+    """Return an answer in this API, with what the ledger is told of it."""
+    model = body.get("model")
+    return ProviderAnswer(
+        text="",
+        body=body,
+        token_usage=read_usage(_usage(api, body.get("usage"))),
+        model=model if isinstance(model, str) else None,
+        finish_reason=_reason_in(api, body),
+    )
+
+
+def _usage(api: ApiName, usage: Any) -> Json | None:
+    if not isinstance(usage, dict):
+        return None
+    if api == "messages":
+        return messages.usage_to_chat(usage)
+    return responses.usage_to_chat(usage) if api == "responses" else usage
+
+
+def _reason_in(api: ApiName, body: Json) -> str | None:
+    if api in {"chat", "completions"}:
+        reason = objects(body["choices"])[0].get("finish_reason")
+    else:
+        reason = body.get("stop_reason") if api == "messages" else body.get("status")
+    return reason if isinstance(reason, str) else None
+
+
+def read_answer(chat: Json) -> ProviderAnswer:
+    """Read a chat completion with one choice. Raises `ValueError` for one without a message."""
+    choices = objects(chat.get("choices"))
+    message = choices[0].get("message") if choices else None
+    if not isinstance(message, dict):
+        raise ValueError("no message")  # noqa: TRY004 -- a wrong value
+    refusal = _text(message.get("refusal")) or None
+    # A refusal is the model's answer: evaluations need its text.
+    text = text_of(message.get("content")) or refusal or ""
+    calls = [_tool_call(call) for call in objects(message.get("tool_calls"))]
+    logprobs = choices[0].get("logprobs")
+    output = OutputMessage(
+        content=replace_surrogates(text),
+        tool_calls=calls or None,
+        reasoning=_reasoning(message) or None,
+        refusal=None if refusal is None else replace_surrogates(refusal),
+        logprobs=objects(logprobs.get("content")) or None if isinstance(logprobs, dict) else None,
+    )
+    return ProviderAnswer(
+        text=text,
+        output=None if output == OutputMessage(content=output.content) else [output],
+        token_usage=read_usage(chat.get("usage")),
+        model=_text(chat.get("model")) or None,
+        finish_reason=_finish_reason(choices[0], has_calls=bool(calls), is_refusal=refusal is not None),
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _tool_call(call: Json) -> ToolCall:
+    function = call.get("function")
+    fields = function if isinstance(function, dict) else {}
+    return ToolCall(
+        id=_text(call.get("id")),
+        name=_text(fields.get("name")),
+        arguments=replace_surrogates(_text(fields.get("arguments"))),
+    )
+
+
+def _reasoning(message: Json) -> list[Reasoning]:
+    blocks = objects(message.get("thinking_blocks"))
+    if not blocks:
+        text = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
+        return [Reasoning(text=replace_surrogates(text))] if text else []
+    return [
+        Reasoning(redacted=_text(block["data"]))
+        if block.get("data") is not None
+        else Reasoning(
+            text=replace_surrogates(_text(block.get("thinking"))), signature=_text(block.get("signature")) or None
+        )
+        for block in blocks
+    ]
+
+
+def _finish_reason(choice: Json, *, has_calls: bool, is_refusal: bool) -> str | None:
+    reason = _text(choice.get("finish_reason")) or None
+    if is_refusal and reason == "stop":
+        return "content_filter"
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def read_usage(usage: object) -> TokenUsage | None:
+    """Read the token counts of a chat completion; None where there are none, or they are impossible."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    if prompt is None and completion is None:
+        return None
+    prompt_details, completion_details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    return TokenUsage(
+        input=prompt or 0,
+        output=completion or 0,
+        cached=_detail(prompt_details, "cached_tokens") or None,
+        cache_write=_detail(prompt_details, "cache_write_tokens") or None,
+        reasoning=_detail(completion_details, "reasoning_tokens"),
+    )
+
+
+def _detail(details: object, name: str) -> int | None:
+    return count_of(details.get(name)) if isinstance(details, dict) else None
+
+
+#: The fields of a choice that adds nothing but a text.
+_TEXT_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
+
+
+def join_texts(chunks: Iterable[Json]) -> list[Json]:
+    """Return the chunks of a chat completion, neighbours that only add to one text as one chunk: most are such."""
+    joined: list[Json] = []
+    last: Json | None = None
+    for chunk in chunks:
+        choice = _text_choice(chunk)
+        if choice is not None and last is not None and choice.get("index") == last.get("index"):
+            choice["delta"]["content"] = last["delta"]["content"] + choice["delta"]["content"]
+            joined[-1] |= chunk if None not in chunk.values() else _without_null(chunk)
+        else:
+            joined.append(chunk)
+        last = choice
+    return joined
+
+
+def _text_choice(chunk: Json) -> Json | None:
+    """Return the only choice of a chunk that adds nothing but a text."""
+    try:
+        (choice,) = chunk["choices"]
+        ((name, text),) = choice["delta"].items()
+        is_text = name == "content" and isinstance(text, str) and choice.keys() <= _TEXT_FIELDS
+        is_only_text = is_text and choice.get("finish_reason") is None and choice.get("logprobs") is None
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return choice if is_only_text else None
+
+
+def _without_null(chunk: Json) -> Json:
+    return {name: value for name, value in chunk.items() if value is not None}
+
+
+class StreamedPieces:
+    """Reads the chunks of a chat completion: its text, its tool calls and its reasoning, piece by piece.
+
+    A surrogate pair that is split over two chunks is joined first.
+    """
+
+    def __init__(self) -> None:
+        #: The first half of a surrogate pair, by what it is a part of.
+        self._high_surrogates: dict[object, str] = {}
+        #: The calls of which the id was passed on; some servers repeat it in each chunk.
+        self._started: set[int] = set()
+
+    def feed(self, chunk: Json) -> Iterator[Delta]:
+        """Yield the pieces of a chunk. A refusal is none: only the end of the answer shows that its text is one."""
+        for kind, at, piece, fields in pieces_of(chunk):
+            text = self._whole((kind, at), piece)
+            if kind == "thinking":
+                redacted, signature = fields.get("data"), fields.get("signature") or None
+                if text or redacted or signature:
+                    yield ReasoningChunk(index=at, text=text, signature=signature, redacted=redacted)
+            elif kind == "call":
+                if at not in self._started:
+                    self._started.add(at)
+                    yield ToolCallChunk(index=at, id=_text(fields["id"]), name=_text(fields["name"]), arguments=text)
+                elif text:
+                    yield ToolCallChunk(index=at, arguments=text)
+            elif kind == "text" and text:
+                yield text
+
+    def end(self) -> Iterator[Delta]:
+        """Yield what is left of the text: half of a character, replaced."""
+        if rest := self._high_surrogates.pop(("text", 0), ""):
+            yield replace_surrogates(rest)
+
+    def _whole(self, key: object, piece: str) -> str:
+        """Return the piece behind a half of a surrogate pair that waited, without one that begins at its end."""
+        text = self._high_surrogates.pop(key, "") + piece
+        if "\ud800" <= text[-1:] <= "\udbff":
+            self._high_surrogates[key] = text[-1:]
+            text = text[:-1]
+        return replace_surrogates(text)

@@ -1,0 +1,225 @@
+"""The provider of models: each try is one request to OpenAI's or Anthropic's API, or to a server that speaks them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+
+from quintain.apis.events import DONE, EventReader, error_in, parse_event, parse_json
+from quintain.apis.translation import Json
+from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
+from quintain.http_client import ConnectionLost, HttpClient, NotSent
+from quintain_worker.providers.model_answers import ProviderReply, join_texts
+from quintain_worker.providers.model_failures import (
+    CONNECTION_LOST,
+    NOT_SENT,
+    NOT_WRITABLE,
+    SERVER_ERROR,
+    STREAM_INTERRUPTED,
+    TIMED_OUT,
+    UNREADABLE,
+    FailureReader,
+)
+from quintain_worker.providers.model_requests import PATHS, ProviderCall, RequestBuilder
+from quintain_worker.providers.provider import (
+    ApiProvider,
+    Billing,
+    OnText,
+    ProviderAnswer,
+    ProviderContext,
+    ProviderFailure,
+    next_join,
+)
+
+#: The version of Anthropic's API, which its requests name.
+ANTHROPIC_VERSION = "2023-06-01"
+
+#: How long an idle connection is kept, in seconds.
+KEEPALIVE_SECONDS = 60.0
+
+#: How long the end of a stream's connection is waited for once its answer is complete, in seconds: a connection whose
+#: end was read can be used again.
+END_SECONDS = 0.25
+
+
+def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: ProviderContext) -> ModelProvider:
+    """Create the provider of a model. Raises `ConfigError` for settings that its API lacks."""
+    requests = RequestBuilder(target)
+    try:
+        requests.check_defaults()
+    except BadRequest as fault:
+        raise ConfigError(f"targets.{name}.{fault.message}") from None
+    key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+    if isinstance(target, AnthropicTarget):
+        headers["anthropic-version"] = ANTHROPIC_VERSION
+    # Calls are bounded by the slots of their target, and connections by the calls.
+    client = HttpClient(target.url, headers, context.env, keepalive_seconds=KEEPALIVE_SECONDS)
+    return ModelProvider(target, requests, client)
+
+
+class ModelProvider(ApiProvider):
+    """Sends each call to a model as one HTTP request."""
+
+    def __init__(self, target: OpenAITarget | AnthropicTarget, requests: RequestBuilder, client: HttpClient) -> None:
+        self._model, self._requests, self._client = target.model, requests, client
+        self._failures = FailureReader(target)
+
+    def check(self, request: ApiRequest) -> None:
+        """Check what a caller asks of the provider. Raises `BadRequest`, which names the field."""
+        self._requests.check(request)
+
+    async def answer(
+        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Request the model's answer within ``timeout_seconds``, streamed if ``on_text`` is given.
+
+        Raises `ProviderFailure`.
+        """
+        try:
+            if isinstance(request, ApiRequest):
+                call = self._requests.of_api_request(request)
+                reply = ProviderReply(call.api, request.api, on_text)
+            else:
+                call = self._requests.of_conversation(request)
+                reply = ProviderReply(call.api, None, on_text)
+            body = call.encode(self._model, stream=on_text is not None)
+        except BadRequest as fault:
+            raise ProviderFailure(fault, Billing.UNBILLED) from None
+        except ValueError:
+            # A number that became NaN after it was checked.
+            raise self._failures.of_error(NOT_WRITABLE) from None
+        try:
+            await self._exchange(call, body, reply, timeout_seconds, stream=on_text is not None)
+            return dataclasses.replace(reply.answer(), ignored=call.ignored)
+        except NotSent as error:
+            raise self._failures.of_error(NOT_SENT, detail=str(error)) from None
+        except ConnectionLost as error:
+            raise self._failures.of_error(CONNECTION_LOST, detail=str(error)) from None
+        except TimeoutError:
+            raise self._failures.of_error(TIMED_OUT) from None
+        except ReplyTooLarge as fault:
+            raise ProviderFailure(fault, Billing.BILLED) from None
+        except (ValueError, TypeError, AttributeError, LookupError):
+            # An answer of another shape than its API's. Not chained: its text is the model's.
+            raise self._failures.of_error(UNREADABLE) from None
+
+    async def close(self) -> None:
+        """Close the HTTP connections."""
+        await self._client.close()
+
+    async def _exchange(
+        self, call: ProviderCall, body: bytes, reply: ProviderReply, timeout_seconds: float, *, stream: bool
+    ) -> None:
+        async with self._client.request("POST", PATHS[call.api], body, call.headers, timeout_seconds) as response:
+            if response.status != 200:
+                raise await self._status_failure(response) from None
+            if stream:
+                await self._read_stream(response, reply)
+                return
+            whole = parse_json(await read_body(response))
+            if not isinstance(whole, dict):
+                raise ValueError("an answer is a JSON object")  # noqa: TRY004 -- a wrong value
+            if (error := error_in(whole)) is not None:
+                raise self._failures.of_error(SERVER_ERROR, error)
+            reply.set_whole(whole)
+
+    async def _status_failure(self, response: aiohttp.ClientResponse) -> ProviderFailure:
+        raw = await read_body(response)
+        try:
+            body = parse_json(raw)
+        except ValueError:
+            body = raw.decode(errors="replace")
+        return self._failures.of_status(response.status, response.headers, body)
+
+    async def _read_stream(self, response: aiohttp.ClientResponse, reply: ProviderReply) -> None:
+        reader = EventReader()
+        async for data in read_stream(response):
+            if self._feed(reply, reader.feed(data)):
+                break
+        else:
+            self._feed(reply, reader.end())
+        if not reply.is_complete:
+            raise self._failures.of_error(STREAM_INTERRUPTED)
+        if not response.content.is_eof():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await response.content.readany()
+
+    def _feed(self, reply: ProviderReply, texts: Iterator[str]) -> bool:
+        """Pass events on; returns whether the stream has ended."""
+        chunks: list[Json] = []
+        is_done, may_join = False, reply.may_join_texts
+        try:
+            for text in texts:
+                if is_done := text == DONE:
+                    break
+                event = parse_event(text)
+                if ("error" in event or "type" in event) and (error := error_in(event)) is not None:
+                    raise self._failures.of_error(STREAM_INTERRUPTED, error)
+                if may_join:
+                    chunks.append(event)
+                    continue
+                reply.feed(event)
+                if reply.has_ended:
+                    return True
+        finally:
+            # Also what came before garbage.
+            for chunk in join_texts(chunks):
+                reply.feed(chunk)
+        return is_done
+
+
+#: The largest answer of a provider, in bytes: a larger one fits into no reply.
+MAX_ANSWER_BYTES = 2 * MAX_BODY_BYTES
+
+#: The longest stream, in bytes: its events say more about each piece than the piece is long.
+MAX_STREAM_BYTES = 4 * MAX_ANSWER_BYTES
+
+#: From so many bytes on, a piece of a stream is followed by the next one without a pause.
+MIN_BULK_BYTES = 64 * 1024
+
+
+async def read_body(response: aiohttp.ClientResponse) -> bytes:
+    """Read a whole body. Raises `ReplyTooLarge` for one that fits into no reply."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ReplyTooLarge(f"The provider's answer has more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+async def read_stream(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield a body as it comes, joined as chunks are (`next_join`).
+
+    Raises `ReplyTooLarge` for one that is longer than any answer.
+    """
+    size, loop = 0, asyncio.get_running_loop()
+    paused: asyncio.Transport | None = None
+    resume: asyncio.TimerHandle | None = None
+    try:
+        while piece := await response.content.readany():
+            size += len(piece)
+            if size > MAX_STREAM_BYTES:
+                raise ReplyTooLarge(f"The provider's stream has more than {MAX_STREAM_BYTES} bytes")
+            yield piece
+            # Without a connection all of it was read.
+            paused = None if response.connection is None else response.connection.transport
+            if paused is not None and len(piece) < MIN_BULK_BYTES:
+                # What comes until then is left to the system: to read each event alone costs more than the event.
+                paused.pause_reading()
+                resume = loop.call_at(next_join(loop.time()), paused.resume_reading)
+    finally:
+        if resume is not None:
+            resume.cancel()
+        if paused is not None:
+            paused.resume_reading()

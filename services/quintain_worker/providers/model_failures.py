@@ -1,0 +1,228 @@
+"""Maps what went wrong with a request to a provider to a fault: whether the try was billed, and may be made again.
+
+A refund needs proof that no inference happened (``docs/configuration.md``): never sent, 401, 402, 403, 404, 429, 503,
+529. Other answers of the provider are charged. Unknown outcomes, such as an interrupted stream, are charged and in
+doubt. Messages name the provider, the HTTP status and the provider's request id, for a failing endpoint its URL, and at
+the end the provider's own words, bounded and masked.
+
+Error bodies may repeat keys. The target's own key is masked in every form it is sent in, and so is everything that
+looks like a secret. What a provider answers to a key that it does not accept is about the key: of that only the code is
+kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from quintain.config import AnthropicTarget, OpenAITarget, PydanticAITarget
+from quintain.config.references import redact_secrets
+from quintain.contracts.strings import replace_surrogates
+from quintain.errors import (
+    BadRequest,
+    Fault,
+    ProviderError,
+    ProviderFailed,
+    Rejected,
+    TargetUnavailable,
+    Throttled,
+    TimedOut,
+)
+from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """How one kind of failure is reported: fault, end of the message, billing, and whether a retry may help."""
+
+    make_fault: Callable[[str], Fault]
+    description: str
+    billing: Billing
+    retryable: bool = False
+
+
+def _failed_charged(message: str) -> Fault:
+    return ProviderFailed(message, charged=True)
+
+
+def _failed_uncharged(message: str) -> Fault:
+    return ProviderFailed(message, charged=False)
+
+
+_UNAVAILABLE = "refused the credentials, the model or the quota"
+_REFUSED = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED)
+_THROTTLED = FailureKind(Throttled, "asked to slow down", Billing.UNBILLED, retryable=True)
+_OVERLOADED = FailureKind(_failed_uncharged, "did not take the request", Billing.UNBILLED, retryable=True)
+NOT_SENT = FailureKind(_failed_uncharged, "could not be reached; nothing was sent", Billing.UNBILLED, retryable=True)
+_REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED)
+SERVER_ERROR = FailureKind(_failed_charged, "failed at the request", Billing.BILLED, retryable=True)
+TIMED_OUT = FailureKind(TimedOut, "did not answer in time", Billing.UNKNOWN)
+CONNECTION_LOST = FailureKind(_failed_charged, "was lost after sending", Billing.UNKNOWN, retryable=True)
+STREAM_INTERRUPTED = FailureKind(
+    _failed_charged, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True
+)
+UNREADABLE = FailureKind(_failed_charged, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
+NOT_WRITABLE = FailureKind(BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED)
+
+#: The failures that a wrong or dead endpoint has, so that its URL helps.
+_OF_THE_ENDPOINT = (_REFUSED, _OVERLOADED, NOT_SENT, SERVER_ERROR, CONNECTION_LOST, UNREADABLE)
+
+#: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
+_BY_STATUS = {
+    401: _REFUSED,
+    402: _REFUSED,
+    403: _REFUSED,
+    404: _REFUSED,
+    408: TIMED_OUT,
+    429: _THROTTLED,
+    503: _OVERLOADED,
+    529: _OVERLOADED,
+}
+
+_REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class FailureReader:
+    """Maps the failures of one target: knows its provider, its URL and the secret that no message may hold."""
+
+    def __init__(self, target: OpenAITarget | AnthropicTarget | PydanticAITarget) -> None:
+        self._provider = target.provider
+        self._secrets = () if target.api_key is None else (target.api_key.get_secret_value().strip(),)
+        self._endpoint = [] if target.base_url is None else [_without_query(target.base_url)]
+
+    def of_status(self, status: int, headers: Mapping[str, str], body: object) -> ProviderFailure:
+        """Return the failure of an answer with this HTTP status."""
+        words = read_provider_error(status, body, self._secrets)
+        kind = _BY_STATUS.get(status, SERVER_ERROR if status >= 500 else _REJECTED)
+        if status < 500 and words is not None and _is_credit_spent(words):
+            # An exhausted credit balance is reported as 400 or 429 with its own code; retrying does not help.
+            kind = _REFUSED
+        request_ids = [
+            f"request id {value}"
+            for name in _REQUEST_ID_HEADERS
+            if _REQUEST_ID.fullmatch(value := headers.get(name, ""))
+        ]
+        return self._failure(kind, [f"HTTP {status}", *request_ids[:1]], words, _retry_after(headers))
+
+    def of_error(self, kind: FailureKind, body: object = None, detail: str = "") -> ProviderFailure:
+        """Return a failure of this kind; ``body`` is an error that an answer of status 200 or an event holds."""
+        words = None if body is None else read_provider_error(None, body, self._secrets)
+        return self._failure(kind, [detail] if detail else [], words)
+
+    def _failure(
+        self,
+        kind: FailureKind,
+        details: list[str],
+        words: ProviderError | None,
+        retry_after_seconds: float | None = None,
+    ) -> ProviderFailure:
+        details = [*(self._endpoint if kind in _OF_THE_ENDPOINT else []), *details]
+        sentence = f"{self._provider} {kind.description}" + (f" ({', '.join(details)})" if details else "")
+        quoted = [] if words is None else [words.code or words.type, words.message]
+        fault = kind.make_fault(": ".join([sentence, *(word for word in quoted if word is not None)]))
+        fault.provider_error = words
+        retry_after_seconds = clamp_retry_after(retry_after_seconds)
+        if retry_after_seconds is not None:
+            fault.retry_after_ms = round(retry_after_seconds * 1000)
+        return ProviderFailure(fault, kind.billing, retryable=kind.retryable, retry_after_seconds=retry_after_seconds)
+
+
+def _is_credit_spent(words: ProviderError) -> bool:
+    return (
+        "insufficient_quota" in (words.code, words.type)
+        or words.type == "billing_error"
+        or "credit balance is too low" in (words.message or "").lower()
+    )
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds after which the provider wants to be asked again: a number, milliseconds, or a date."""
+    for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
+        try:
+            return float(headers[name]) / unit
+        except (KeyError, ValueError):
+            continue
+    try:
+        return email.utils.parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _without_query(url: str) -> str:
+    """Return a URL that may be shown: without credentials, query and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+
+
+#: The longest message, and the longest code, type or parameter, in characters.
+MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH = 500, 100
+
+MASK = "…"
+
+#: What precedes a secret, and secrets that their providers have shortened already, such as ``sk-…abcd``.
+_CREDENTIAL = re.compile(
+    r"\b(?:bearer|basic)\s+[^\s'\",;]+|\bsk-[\w.*…-]{4,}|\beyJ[\w-]{8,}\.[\w.-]+|\bAKIA[0-9A-Z]{12,}"
+    r"|\b(?:api[-_ ]?key|access[-_ ]?token|secret|password)['\"]?\s*[:=]\s*['\"]?[^\s'\",;]+",
+    re.IGNORECASE,
+)
+
+_HTTP_UNAUTHORIZED = 401
+
+
+def read_provider_error(status: int | None, body: object, secrets: Iterable[str]) -> ProviderError | None:
+    """Return what the provider wrote about a failure; None if it wrote nothing that can be read.
+
+    ``body`` is its JSON, or its text; ``status`` is None for an error inside an answer that had begun.
+    """
+    fields = _error_object(body)
+    if fields is None:
+        return None
+    variants = tuple(_variants(secrets))
+
+    def name(value: object) -> str | None:
+        text = "" if value is None or isinstance(value, bool | dict | list) else _clean(str(value), variants)
+        return text[:MAX_NAME_LENGTH] or None
+
+    found = ProviderError(
+        status=status,
+        code=name(fields.get("code")),
+        type=name(fields.get("type")),
+        parameter=name(fields.get("param")),
+        message=None if status == _HTTP_UNAUTHORIZED else _message(fields, variants),
+    )
+    return None if found == ProviderError(status=status) else found
+
+
+def _error_object(body: object) -> dict[str, object] | None:
+    """Return the object that describes the error, whichever way this provider wraps it."""
+    if isinstance(body, str):
+        # A proxy's error page says nothing in its first characters.
+        return {"message": body} if body.strip() and not body.lstrip().startswith("<") else None
+    if not isinstance(body, dict):
+        return None
+    return _error_object(body["error"]) if isinstance(body.get("error"), dict | str) else body
+
+
+def _message(fields: dict[str, object], secrets: Iterable[str]) -> str | None:
+    found = next((fields[key] for key in ("message", "detail") if isinstance(fields.get(key), str)), "")
+    text = _clean(str(found), secrets)
+    return (text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]}…") or None
+
+
+def _clean(text: str, secrets: Iterable[str]) -> str:
+    """Return the text on one line, with everything masked that is a secret or looks like one."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return replace_surrogates(_CREDENTIAL.sub(MASK, redact_secrets(" ".join(text.replace("\0", " ").split()))))
+
+
+def _variants(secrets: Iterable[str]) -> Iterator[str]:
+    for secret in secrets:
+        if secret:
+            yield from {secret, quote(secret, safe=""), base64.b64encode(secret.encode()).decode()}

@@ -1,0 +1,248 @@
+"""What a provider is sent for a request: the caller's own JSON where both speak the same API, else its translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from quintain.apis.policy import PUBLISHED_FIELDS, Policy, check_request
+from quintain.apis.translate import CONVERSATION_APIS, own_name, request_from_chat, request_to_chat
+from quintain.apis.translation import Json, Translation, invalid, text_of, tool_call
+from quintain.config.targets import AnthropicTarget, OpenAITarget
+from quintain.contracts.api_request import ApiName, ApiRequest
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage
+from quintain.contracts.json_text import JsonText, json_text
+from quintain.errors import BadRequest
+from quintain_worker.providers.conversation import (
+    leave_out_unknown,
+    named_as_sent,
+    settings_of,
+    with_defaults,
+    with_field,
+)
+
+#: Where each API is, below a target's URL.
+PATHS: Final[Mapping[ApiName, str]] = {
+    "chat": "/chat/completions",
+    "responses": "/responses",
+    "completions": "/completions",
+    "embeddings": "/embeddings",
+    "messages": "/v1/messages",
+}
+
+#: The name of a request's model, and of its endpoint, in messages about it.
+API_WORDS: Final[Mapping[ApiName, str]] = {
+    "chat": "openai",
+    "responses": "openai (api: responses)",
+    "completions": "openai (completions)",
+    "embeddings": "openai (embeddings)",
+    "messages": "anthropic",
+}
+
+
+#: The names that the longest answer has in the chat API.
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
+
+
+class ProviderCall(NamedTuple):
+    """One request as a provider gets it. ``ignored`` are the caller's fields that it is made without."""
+
+    api: ApiName
+    body: JsonText
+    headers: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+
+    def encode(self, model: str, *, stream: bool) -> bytes:
+        """Return the body to send."""
+        members: Json = {"model": model}
+        if stream:
+            members["stream"] = True
+            if self.api in {"chat", "completions"}:
+                members["stream_options"] = {"include_usage": True}
+        return self.body.with_members(members).text.encode()
+
+
+class RequestBuilder:
+    """Builds the requests to one target's provider: its APIs, its settings, and what it lets its callers ask."""
+
+    def __init__(self, target: OpenAITarget | AnthropicTarget) -> None:
+        self.apis: tuple[ApiName, ...] = target.apis
+        self._defaults = target.default_settings
+        self._default_chat = settings_of(self._defaults)
+        #: The API in which it is asked for conversations: chat where it has it.
+        ordered: tuple[ApiName, ...] = ("chat", "responses", "messages")
+        self._conversation_api = next((api for api in ordered if api in self.apis), None)
+        self._policy = Policy(is_vendor=target.is_vendors_host, allow=target.allow, image_urls=target.image_urls)
+        #: The target's settings as fields of each API's requests, made at the first call in it.
+        self._defaults_by_api: dict[ApiName, Json] = {}
+        #: For what is asked in other words than the provider's own.
+        self._neutral_policy = self._policy._replace(is_vendor=False)
+
+    def check(self, request: ApiRequest) -> None:
+        """Check what a caller asks of this target's provider. Raises `BadRequest`, which names the field."""
+        is_own = request.api in self.apis
+        if not is_own and (request.api not in CONVERSATION_APIS or self._conversation_api is None):
+            known = ", ".join(self.apis)
+            raise BadRequest(f"{request.api}: this target's provider has no such endpoint; it has {known}")
+        check_request(request.api, request.body.values, self._policy if is_own else self._neutral_policy)
+
+    def of_api_request(self, request: ApiRequest) -> ProviderCall:
+        """Return the provider's request for a caller's, which was checked: in the caller's API where the target has it.
+
+        Raises `BadRequest`, which names the field.
+        """
+        if request.api in self.apis:
+            return self._with_defaults(ProviderCall(request.api, request.body, request.headers))
+        own = self._conversation_api
+        assert own is not None, "the request was checked"
+        translation = Translation(API_WORDS[own], ignore_unsupported=request.ignore_unsupported)
+        for name in sorted(request.headers):
+            if name != "anthropic-version":
+                translation.leave_out(name)
+        chat = request_to_chat(request.api, request.body.values, translation)
+        try:
+            call = self._from_chat(own, chat, translation)
+        except BadRequest as fault:
+            field, _, reason = fault.message.partition(": ")
+            name = own_name(request.api, field, request.body.values, translation)
+            raise with_field(fault, name, name, reason) from None
+        names = (own_name(request.api, field, request.body.values, translation) for field in call.ignored)
+        return call._replace(ignored=tuple(names))
+
+    def of_conversation(self, request: InvokeRequest) -> ProviderCall:
+        """Return the provider's request for a conversation. Raises `BadRequest`, which names the field as it stands in
+        the request."""
+        own = self._conversation_api
+        if own is None:
+            raise BadRequest("question: this target's provider has no endpoint for conversations")
+        settings = with_defaults(request.settings, self._defaults)
+        translation = Translation(API_WORDS[own], ignore_unsupported=settings.unsupported == "ignore")
+        with named_as_sent(request):
+            chat = chat_of(request, settings, translation)
+            check_request("chat", chat, self._neutral_policy)
+            return self._from_chat(own, chat, translation, extra=settings.extra_body)
+
+    def _from_chat(
+        self, api: ApiName, chat: Json, translation: Translation, extra: Mapping[str, Any] | None = None
+    ) -> ProviderCall:
+        defaults = {name: value for name, value in self._default_chat.items() if chat.get(name) is None}
+        if chat.get("max_completion_tokens") is not None:
+            defaults.pop("max_tokens", None)
+        body = {**chat, **defaults}
+        body = request_from_chat(api, body, translation)
+        if api == "chat" and self._policy.is_vendor:
+            # Other servers know only ``max_tokens``.
+            if (limit := body.pop("max_tokens", None)) is not None:
+                body.setdefault("max_completion_tokens", limit)
+            for name in sorted(body.keys() - PUBLISHED_FIELDS["chat"]):
+                translation.leave_out(name, value=body.pop(name))
+        if api == "chat":
+            _strip_foreign_fields(body, translation)
+        if extra:
+            for name in extra.keys() & body.keys():
+                raise invalid(f"extra_body.{name}", "it may not be set here: a setting of its own sends it already")
+            check_request(api, extra, self._neutral_policy, "extra_body.")
+            body |= extra
+        return self._stored_nowhere(ProviderCall(api, json_text(body), {}, tuple(translation.ignored)))
+
+    def _defaults_of(self, api: ApiName) -> Json:
+        """Return the target's settings as fields of a request of this API: of those that it has."""
+        own: Json = {}
+        if api in CONVERSATION_APIS:
+            # A conversation cannot be empty; its fields are the caller's in any case.
+            chat = {**self._default_chat, "messages": [{"role": "user", "content": "-"}]}
+            own = request_from_chat(api, chat, Translation(API_WORDS[api], ignore_unsupported=True))
+            if api == "chat" and self._policy.is_vendor and "max_tokens" in own:
+                own["max_completion_tokens"] = own.pop("max_tokens")
+        elif api == "completions":
+            own = {name: value for name, value in self._default_chat.items() if name in PUBLISHED_FIELDS[api]}
+        own |= (self._defaults.extra_body or {}) if api != "embeddings" else {}
+        return {name: own[name] for name in own.keys() - {"messages", "input"} if own[name] is not None}
+
+    def _with_defaults(self, call: ProviderCall) -> ProviderCall:
+        """Add the target's settings where the caller sets none."""
+        given = {name for name, value in call.body.values.items() if value is not None}
+        if given & _LIMITS:
+            given |= _LIMITS
+        if (own := self._defaults_by_api.get(call.api)) is None:
+            own = self._defaults_by_api[call.api] = self._defaults_of(call.api)
+        missing = {name: value for name, value in own.items() if name not in given}
+        return self._stored_nowhere(call._replace(body=call.body.with_members(missing) if missing else call.body))
+
+    def _stored_nowhere(self, call: ProviderCall) -> ProviderCall:
+        """Nothing is stored at the provider: the Responses API does it unless told otherwise."""
+        if call.api == "responses":
+            return call._replace(body=call.body.with_members({"store": False}))
+        return call._replace(body=call.body.without("store")) if "store" in call.body.values else call
+
+    def check_defaults(self) -> None:
+        """Check the target's own settings. Raises `BadRequest`, which names the setting."""
+        if self._conversation_api is not None:
+            self.of_conversation(InvokeRequest(question="-"))
+        else:
+            check_request(self.apis[0], self._defaults.extra_body or {}, self._policy, "settings.extra_body.")
+
+
+def chat_of(request: InvokeRequest, settings: InvokeSettings, translation: Translation) -> Json:
+    """Return a conversation as a chat request. Raises `BadRequest` for a setting of no known name."""
+    chat = settings_of(settings)
+    leave_out_unknown(settings, translation)
+    if (modalities := chat.pop("modalities", None)) not in (None, ["text"]):
+        translation.leave_out("modalities", "answers are text only", modalities)
+    if settings.tools is not None and not settings.tools:
+        raise invalid("tools", "it is empty; leave it out")
+    if settings.tool_choice not in (None, "none") and not settings.tools:
+        raise invalid("tool_choice", "there are no settings.tools to choose from; leave it out")
+    chat["messages"] = [chat_message(message) for message in request.conversation()]
+    return chat
+
+
+def chat_message(message: ChatMessage) -> Json:
+    """Return one message as OpenAI writes it, with the reasoning where other servers keep it."""
+    content = message.content
+    if isinstance(content, list):
+        content = [part if "type" in part else {"type": "text", **part} for part in content]
+        if message.role != "user" and all(part.keys() == {"type", "text"} for part in content):
+            # Not every server takes parts here.
+            content = text_of(content)
+    written: Json = {"role": message.role, "content": content, **calls_and_thinking(message)}
+    if message.tool_calls:
+        written["content"] = content or None
+    if message.tool_call_id is not None:
+        written["tool_call_id"] = message.tool_call_id
+    return {**written, "is_error": True} if message.is_error else written
+
+
+def calls_and_thinking(message: ChatMessage | OutputMessage) -> Json:
+    """Return the calls and the reasoning of a message as fields of a chat message."""
+    fields: Json = {}
+    if message.tool_calls:
+        fields["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in message.tool_calls]
+    if message.reasoning:
+        fields["thinking_blocks"] = [
+            {"type": "redacted_thinking", "data": piece.redacted}
+            if piece.redacted is not None
+            else {
+                "type": "thinking",
+                "thinking": piece.text,
+                **({"signature": piece.signature} if piece.signature else {}),
+            }
+            for piece in message.reasoning
+        ]
+    return fields
+
+
+#: Fields of messages that are not OpenAI's own: no server of its chat API takes them back.
+_FOREIGN = ("thinking_blocks", "reasoning_content", "is_error")
+
+
+def _strip_foreign_fields(chat: Json, translation: Translation) -> None:
+    for message in chat["messages"]:
+        if message.keys() & {"thinking_blocks", "reasoning_content"}:
+            translation.note("messages.reasoning")
+        if message.get("is_error"):
+            translation.note("messages.is_error")
+    if any(message.keys() & set(_FOREIGN) for message in chat["messages"]):
+        chat["messages"] = [
+            {name: value for name, value in message.items() if name not in _FOREIGN} for message in chat["messages"]
+        ]
