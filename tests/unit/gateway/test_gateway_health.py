@@ -20,7 +20,7 @@ from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain_cli import services
 from quintain_gateway.app import build_app
-from quintain_gateway.endpoint import FleetGateway
+from quintain_gateway.auth import FleetGateway
 from quintain_gateway.fleet_access import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serve_app
