@@ -23,10 +23,10 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.ledger.base import Ledger
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.rules import calls, leases, sessions
-from quintain_metadata.service.admission import AdmissionQueue
+from quintain_metadata import calls, leases, sessions
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.store import Ledger
 
 WORKER = "w1"
 ROUNDS, SETTLES_PER_ROUND = 10, 50

@@ -35,11 +35,11 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, unwrap
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.rules import leases, sessions
-from quintain_metadata.rules.call_batches import SettleOperation
-from quintain_metadata.service.admission import AdmissionQueue
+from quintain_metadata import leases, sessions
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.call_batches import SettleOperation
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.store import Ledger, Moment, SqlProgram, unwrap
 from servers import durable_postgres, fresh_database
 
 STORES = ("sqlite", "postgres")

@@ -18,7 +18,11 @@ from support.command_line import clean_environment
 
 REPOSITORY = Path(__file__).parents[1]
 MODULES = sorted(path for folder in ("shared", "services") for path in (REPOSITORY / folder).rglob("*.py"))
-PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *REPOSITORY.glob("examples/*.md")])
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/*.md", "docs/protocol/*.md", "examples/*.md")
+    for page in REPOSITORY.glob(pattern)
+)
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60

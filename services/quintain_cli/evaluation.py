@@ -30,9 +30,9 @@ from quintain.graders import Case, Grader
 from quintain.settings import environment
 from quintain_cli.run.execution import execute_run
 from quintain_runner.engine.run_setup import RunOptions
-from quintain_runner.report.csv_file import flat_rows
+from quintain_runner.files import atomic_write
+from quintain_runner.report.report_files import flat_rows
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.row import Row
 
 Returned = TypeVar("Returned")

@@ -5,30 +5,26 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain_metadata.ledger.base import Ledger
-    from quintain_metadata.ledger.factory import open_ledger
-    from quintain_metadata.ledger.migrations import SCHEMA_VERSION
-    from quintain_metadata.ledger.snapshot import DatabaseServer, open_snapshot
-    from quintain_metadata.ledger.url import IN_MEMORY_URL, redacted_url
+    from quintain_metadata.audit import AuditReport, CallRecord, export_page, verify_counters
     from quintain_metadata.metrics import MetadataMetrics
-    from quintain_metadata.rules.audit import AuditReport, CallRecord, export_page, verify_counters
-    from quintain_metadata.rules.targets import target_names
-    from quintain_metadata.service.retention import PruneReport, find_old, prune
-    from quintain_metadata.service.service import running_metadata
+    from quintain_metadata.opening import DatabaseServer, open_ledger, open_snapshot
+    from quintain_metadata.retention import PruneReport, find_old, prune
+    from quintain_metadata.schema import SCHEMA_VERSION
+    from quintain_metadata.service import running_metadata
+    from quintain_metadata.store import IN_MEMORY_URL, Ledger, redacted_url
+    from quintain_metadata.targets import target_names
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain_metadata.ledger.base": ("Ledger",),
-            "quintain_metadata.ledger.factory": ("open_ledger",),
-            "quintain_metadata.ledger.migrations": ("SCHEMA_VERSION",),
-            "quintain_metadata.ledger.snapshot": ("DatabaseServer", "open_snapshot"),
-            "quintain_metadata.ledger.url": ("IN_MEMORY_URL", "redacted_url"),
+            "quintain_metadata.schema": ("SCHEMA_VERSION",),
+            "quintain_metadata.opening": ("DatabaseServer", "open_ledger", "open_snapshot"),
+            "quintain_metadata.store": ("IN_MEMORY_URL", "Ledger", "redacted_url"),
             "quintain_metadata.metrics": ("MetadataMetrics",),
-            "quintain_metadata.rules.audit": ("AuditReport", "CallRecord", "export_page", "verify_counters"),
-            "quintain_metadata.rules.targets": ("target_names",),
-            "quintain_metadata.service.retention": ("PruneReport", "find_old", "prune"),
-            "quintain_metadata.service.service": ("running_metadata",),
+            "quintain_metadata.audit": ("AuditReport", "CallRecord", "export_page", "verify_counters"),
+            "quintain_metadata.targets": ("target_names",),
+            "quintain_metadata.retention": ("PruneReport", "find_old", "prune"),
+            "quintain_metadata.service": ("running_metadata",),
         },
     )
 

@@ -1,17 +1,133 @@
-"""The metadata service's Prometheus metrics: decisions, ledger latency, and gauges of the ledger's contents."""
+"""What the metadata service measures: Prometheus metrics, gauges of the ledger, its operations, and calls for events.
+
+Callers that retry while the ledger is out of reach log nothing themselves: an outage is logged once when it begins and
+once when it ends. The log has the reason; the error that is raised has none, because it becomes a fault, and clients
+must not learn the database's address.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from quintain.contracts.ledger import Admission, AttemptOutcome
+from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.fleet import BUCKET_BASE, CallCounts
+from quintain.contracts.ledger import Admission, AttemptOutcome, Settle
+from quintain.contracts.session import SessionState
+from quintain.errors import BudgetUnavailable
 from quintain.observe.metrics import ServiceMetrics
-from quintain_metadata.call_counter import CallCounter
-from quintain_metadata.rules.gauges import LedgerGauges
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_metadata import targets
+from quintain_metadata.lifecycle import CallState
+from quintain_metadata.sessions import IS_NOT_COMMITTED
+from quintain_metadata.store import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one, unwrap
+
+_LOG_BASE = math.log(BUCKET_BASE)
+
+
+def bucket_of(milliseconds: float) -> int:
+    """Return the number of the histogram bucket of a duration; 0 for those of at most a millisecond."""
+    return 0 if milliseconds <= 1 else math.ceil(math.log(milliseconds) / _LOG_BASE)
+
+
+@dataclass(slots=True)
+class _TargetCounts:
+    started: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    wait: Counter[int] = field(default_factory=Counter)
+    service: Counter[int] = field(default_factory=Counter)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+
+
+class CallCounter:
+    """Counts admissions and settles by target until they are taken."""
+
+    def __init__(self) -> None:
+        self._targets: defaultdict[str, _TargetCounts] = defaultdict(_TargetCounts)
+
+    def count_admission(self, target: str, admission: Admission) -> None:
+        """Count a decision: a granted call, or the code of its refusal; others are neither."""
+        if admission.fault is not None:
+            self._targets[target].faults[admission.fault.code] += 1
+        elif admission.is_grant:
+            self._targets[target].started += 1
+
+    def count_settle(self, target: str, item: Settle) -> None:
+        """Count how an attempt ended, with the times, tokens and cost that its worker reported."""
+        counts = self._targets[target]
+        counts.outcomes[str(item.outcome)] += 1
+        if item.fault is not None:
+            counts.faults[item.fault.code] += 1
+        timed = item if item.reply is None else item.reply
+        if timed.queued_ms is not None and timed.duration_ms is not None:
+            counts.wait[bucket_of(timed.queued_ms)] += 1
+            counts.service[bucket_of(timed.duration_ms)] += 1
+            counts.cost_usd += timed.cost_usd or 0.0
+        if item.token_usage is not None:
+            counts.input_tokens += item.token_usage.input
+            counts.output_tokens += item.token_usage.output
+
+    def take(self) -> dict[str, CallCounts]:
+        """Return the counts since the last time, and begin again."""
+        taken, self._targets = self._targets, defaultdict(_TargetCounts)
+        return {
+            target: CallCounts(
+                started=counts.started,
+                outcomes=dict(counts.outcomes),
+                faults=dict(counts.faults),
+                wait=dict(counts.wait),
+                service=dict(counts.service),
+                input_tokens=counts.input_tokens,
+                output_tokens=counts.output_tokens,
+                cost_usd=counts.cost_usd,
+            )
+            for target, counts in taken.items()
+        }
+
+
+#: A session that has charged this percentage of its limit counts as nearly spent.
+NEAR_LIMIT_PERCENT = 90
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerGauges:
+    """Sessions by state; calls in doubt and nearly spent sessions among the open ones; the registered targets."""
+
+    sessions: Mapping[str, int] = field(default_factory=dict)
+    in_doubt: int = 0
+    near_limit: int = 0
+    targets: tuple[RegisteredTarget, ...] = ()
+
+
+def read_gauges(moment: Moment) -> SqlProgram[LedgerGauges]:
+    """Read the gauges. Calls are counted by the index of open sessions, never by a scan of all calls."""
+    state_rows = yield from execute("SELECT state, count(*) FROM session GROUP BY state")
+    in_doubt_row = yield from fetch_one(
+        "SELECT count(*) FROM session JOIN call ON call.session_id = session.id AND call.state = ?"
+        f" WHERE session.state = ? AND {IS_NOT_COMMITTED}",
+        *(CallState.IN_DOUBT, SessionState.OPEN),
+    )
+    near_limit_row = yield from fetch_one(
+        "SELECT count(*) FROM session WHERE state = ? AND max_calls > 0 AND used * 100 >= max_calls * ?",
+        *(SessionState.OPEN, NEAR_LIMIT_PERCENT),
+    )
+    registered = yield from targets.list_targets(moment.now)
+    assert in_doubt_row is not None
+    assert near_limit_row is not None
+    return LedgerGauges(
+        {row[0]: row[1] for row in state_rows}, in_doubt_row[0], near_limit_row[0], tuple(registered.targets)
+    )
+
 
 #: Histogram buckets of one ledger operation, in seconds.
 LEDGER_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -95,3 +211,100 @@ class MetadataMetrics(ServiceMetrics):
             limit.add_metric([target.name], target.max_concurrency)
         yield running
         yield limit
+
+
+log = logging.getLogger(__name__)
+
+OUTAGE_MESSAGE = "The ledger is out of reach, try again; the metadata service's log has the reason"
+
+
+class InstrumentedLedger:
+    """A ledger that measures and logs the operations of the ledger it wraps.
+
+    An outage is over when an operation succeeds and none has failed for `Timings.ledger_quiet_seconds`: with a full
+    disk, operations that write nothing succeed while all others fail.
+    """
+
+    def __init__(
+        self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
+    ) -> None:
+        self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
+        self._is_unreachable = False
+        self._last_failure_at = 0.0
+
+    @property
+    def kind(self) -> str:
+        """The kind of the wrapped ledger."""
+        return self._ledger.kind
+
+    async def transact(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation (`Ledger.transact`)."""
+        started_at = time.perf_counter()
+        try:
+            outcome: Returned | Exception = await self._ledger.transact(operation)
+        except Exception as error:
+            outcome = error
+        return unwrap(self._observe(outcome, time.perf_counter() - started_at))
+
+    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
+        """Run several operations (`Ledger.transact_each`); an outage is returned as the outcome of each."""
+        started_at = time.perf_counter()
+        try:
+            outcomes = await self._ledger.transact_each(operations)
+        except BudgetUnavailable as unavailable:
+            outcomes = [unavailable for _ in operations]
+        seconds = time.perf_counter() - started_at
+        if outcomes and not any(isinstance(outcome, BudgetUnavailable) for outcome in outcomes):
+            # One observation, because they were committed together.
+            self._observe(outcomes[0], seconds)
+            return outcomes
+        return [self._observe(outcome, seconds) for outcome in outcomes]
+
+    def _observe(self, outcome: Returned | Exception, seconds: float) -> Returned | Exception:
+        """Measure and log an outcome; return it, or the error for clients in place of an outage."""
+        is_reachable = not isinstance(outcome, BudgetUnavailable)
+        self._metrics.observe_ledger_operation(seconds, is_reachable=is_reachable)
+        if isinstance(outcome, BudgetUnavailable):
+            return self._record_failure(outcome)
+        self._record_success()
+        return outcome
+
+    def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
+        """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
+        self._ledger.suspend_lease_expiry_until(timestamp_ms)
+
+    def lapse_leases_until(self, timestamp_ms: int) -> None:
+        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
+        self._ledger.lapse_leases_until(timestamp_ms)
+
+    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
+        """Listen for free capacity (`Ledger.listen_for_capacity`)."""
+        self._ledger.listen_for_capacity(callback)
+
+    def announce_capacity(self, targets: Iterable[str]) -> None:
+        """Announce free capacity (`Ledger.announce_capacity`)."""
+        self._ledger.announce_capacity(targets)
+
+    async def now(self) -> int:
+        """Return the store's clock (`Ledger.now`)."""
+        try:
+            return await self._ledger.now()
+        except BudgetUnavailable as unavailable:
+            raise self._record_failure(unavailable) from None
+
+    async def close(self) -> None:
+        """Close the wrapped ledger."""
+        await self._ledger.close()
+
+    def _record_failure(self, unavailable: BudgetUnavailable) -> BudgetUnavailable:
+        """Log the first failure of an outage; return the error for clients."""
+        self._last_failure_at = time.monotonic()
+        if not self._is_unreachable:
+            self._is_unreachable = True
+            log.error("The ledger is out of reach; requests wait for it: %s", unavailable.message)
+        return BudgetUnavailable(OUTAGE_MESSAGE)
+
+    def _record_success(self) -> None:
+        if self._is_unreachable and time.monotonic() - self._last_failure_at >= self._timings.ledger_quiet_seconds:
+            self._is_unreachable = False
+            log.warning("The ledger answers again")

@@ -1,6 +1,7 @@
 """The Python programs of README.md and the guides, run as printed before a gateway.
 
-The others of docs/targets.md need superred: tests/superred/test_target_page.py.
+The others of docs/targets.md need superred: tests/superred/test_target_page.py. That of docs/protocol.md needs a
+broker: tests/integration/test_protocol_page.py.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ PRINTED = {
     "docs/targets.md 4": "1",
 }
 WITH_SUPERRED = {f"docs/targets.md {number}" for number in (1, 2, 3, 5)}
+WITH_BROKER = {"docs/protocol.md 1"}
 
 CONFIG = "targets: {claude: {provider: mock, response: Paris}, helpful: {provider: mock, response: 'yes, please'}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [claude]\ngraders: [{name: same, builtin: exact}]\n"
@@ -89,7 +91,7 @@ def test_every_program_of_every_page_is_run() -> None:
         for page in pages
         for number in range(1, len(python_blocks(page)) + 1)
     }
-    assert shown == {*PROGRAMS, *WITH_SUPERRED}
+    assert shown == {*PROGRAMS, *WITH_SUPERRED, *WITH_BROKER}
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))

@@ -19,10 +19,10 @@ from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
-from quintain_metadata.rules import audit, calls, cancellation, leases, reservations, sessions
-from quintain_metadata.rules.calls import Deferred
-from quintain_metadata.rules.cancellation import CancelResult
+from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
+from quintain_metadata.calls import Deferred
+from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.store import Ledger, Moment, SqlProgram
 
 
 class ClockedLedgerDriver:

@@ -9,7 +9,7 @@ from quintain.contracts.ledger import Admission, OpenChild
 from quintain.contracts.session import Info, SessionOpened, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import ForbiddenTarget, Unauthorized
-from quintain_metadata.rules import children, sessions
+from quintain_metadata import handlers, sessions
 
 
 async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **altered: object) -> SessionOpened:
@@ -25,7 +25,7 @@ async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **alte
     }
     request = OpenChild.model_validate(fields)
     return await driver.ledger.transact(
-        lambda moment: children.open_child(driver.with_clock(moment), request, SessionToken.mint())
+        lambda moment: handlers.open_child(driver.with_clock(moment), request, SessionToken.mint())
     )
 
 

@@ -24,12 +24,12 @@ from quintain.errors import (
     RequestConflict,
     Unauthorized,
 )
-from quintain_metadata.ledger.base import Moment, SqlProgram
-from quintain_metadata.rules import reservations, sessions
-from quintain_metadata.rules.calls import Deferred
-from quintain_metadata.rules.leases import LOST_SETTLE_MS
-from quintain_metadata.rules.lifecycle import LOSSES_BEFORE_ALONE
-from quintain_metadata.rules.replies import LargeReplay, read_replay
+from quintain_metadata import reservations, sessions
+from quintain_metadata.attempts import LOSSES_BEFORE_ALONE
+from quintain_metadata.calls import Deferred
+from quintain_metadata.leases import LOST_SETTLE_MS
+from quintain_metadata.replies import LargeReplay, read_replay
+from quintain_metadata.store import Moment, SqlProgram
 
 
 async def test_a_call_is_charged_once_from_its_admit_to_its_result(ledger_driver: ClockedLedgerDriver) -> None:

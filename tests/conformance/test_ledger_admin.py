@@ -9,8 +9,8 @@ from quintain.contracts.admin import PauseTarget, ResumeTarget, TargetPause, Wor
 from quintain.contracts.ledger import AttemptOutcome, DrainState, Heartbeat, LeaseRenewed, Register, TargetCard
 from quintain.errors import BadRequest, UnknownTarget
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.rules import leases, targets
-from quintain_metadata.rules.calls import Deferred
+from quintain_metadata import leases, targets
+from quintain_metadata.calls import Deferred
 
 
 async def pause(ledger_driver: ClockedLedgerDriver, seconds: float, target: str = "a") -> TargetPause:

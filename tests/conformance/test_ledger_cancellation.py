@@ -10,9 +10,9 @@ from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Cancelled, ForbiddenTarget, RequestConflict, Throttled, Unauthorized
-from quintain_metadata.rules.calls import DUPLICATE_WAIT_MS, DeferReason, Deferred
-from quintain_metadata.rules.cancellation import CancelResult
-from quintain_metadata.rules.targets import MAX_PAUSE_MS
+from quintain_metadata.calls import DUPLICATE_WAIT_MS, DeferReason, Deferred
+from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.targets import MAX_PAUSE_MS
 
 REFUSED = ("cancelled", False)
 KEPT = ("cancelled", True)

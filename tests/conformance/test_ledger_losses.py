@@ -9,10 +9,10 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
-from quintain_metadata.ledger.base import Moment, SqlProgram
-from quintain_metadata.rules import calls
-from quintain_metadata.rules.calls import Deferred
-from quintain_metadata.rules.lifecycle import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
+from quintain_metadata import calls
+from quintain_metadata.attempts import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
+from quintain_metadata.calls import Deferred
+from quintain_metadata.store import Moment, SqlProgram
 
 LEASE_MS = 16_000
 

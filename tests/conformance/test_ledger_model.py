@@ -38,20 +38,15 @@ from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
 from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, execute
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.rules import audit, calls, cancellation, leases, reservations, sessions
-from quintain_metadata.rules.calls import DUPLICATE_WAIT_MS, Deferred
-from quintain_metadata.rules.cancellation import CancelResult
-from quintain_metadata.rules.leases import LOST_SETTLE_MS
-from quintain_metadata.rules.lifecycle import (
-    COUNTED_STATES,
-    LOSSES_BEFORE_ALONE,
-    MAX_ATTEMPTS,
-    MAX_UNCOUNTED_ATTEMPTS,
-    CallState,
-)
-from quintain_metadata.rules.session_repository import SessionRow
+from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
+from quintain_metadata.attempts import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
+from quintain_metadata.calls import DUPLICATE_WAIT_MS, Deferred
+from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.leases import LOST_SETTLE_MS
+from quintain_metadata.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.session_rows import SessionRow
+from quintain_metadata.store import Ledger, Moment, SqlProgram, execute
 from support.servers.postgres_sql import run_sql
 
 NAMES = ("parent", "left", "right")

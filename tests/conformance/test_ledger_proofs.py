@@ -10,7 +10,7 @@ from quintain.contracts.proof import make_proof
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import digest
 from quintain.errors import Fault, Unauthorized
-from quintain_metadata.rules.call_batches import AdmitOperation
+from quintain_metadata.call_batches import AdmitOperation
 
 DEADLINE = 2**52
 

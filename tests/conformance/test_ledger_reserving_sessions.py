@@ -11,8 +11,8 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionOpened, SessionState
 from quintain.errors import BadRequest, BudgetExhausted, Unauthorized
-from quintain_metadata.ledger.base import Moment, SqlProgram
-from quintain_metadata.rules import reservations, sessions
+from quintain_metadata import reservations, sessions
+from quintain_metadata.store import Moment, SqlProgram
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,11 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionOpened, SessionState
 from quintain.errors import ConfigError, Unauthorized
-from quintain_metadata.ledger.base import SqlProgram
-from quintain_metadata.rules import retention as rules
-from quintain_metadata.rules import sessions
-from quintain_metadata.rules.audit import export_page, verify_counters
-from quintain_metadata.rules.replies import REPLY_RETENTION_MS as DAY
-from quintain_metadata.service import retention
+from quintain_metadata import retention, sessions
+from quintain_metadata import retention as rules
+from quintain_metadata.audit import export_page, verify_counters
+from quintain_metadata.replies import REPLY_RETENTION_MS as DAY
+from quintain_metadata.store import SqlProgram
 
 
 async def called(driver: ClockedLedgerDriver, session: SessionOpened, *request_ids: str) -> None:

@@ -7,7 +7,7 @@ from quintain.contracts.discovery import RegisteredTarget
 from quintain.contracts.ledger import DrainState, Heartbeat, Register, TargetCard
 from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.rules import leases, served_targets, targets
+from quintain_metadata import leases, targets
 
 LEASE_MS = DEFAULT_TIMINGS.lease_ms
 
@@ -109,9 +109,7 @@ async def register_slots(ledger_driver: ClockedLedgerDriver, worker: str, slots:
 
 
 async def group_slots(ledger_driver: ClockedLedgerDriver) -> dict[str, int]:
-    return await ledger_driver.ledger.transact(
-        lambda moment: served_targets.group_slots(ledger_driver.with_clock(moment).now)
-    )
+    return await ledger_driver.ledger.transact(lambda moment: targets.group_slots(ledger_driver.with_clock(moment).now))
 
 
 async def other_slots(ledger_driver: ClockedLedgerDriver, *workers: str) -> list[dict[str, int] | None]:

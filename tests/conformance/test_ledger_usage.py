@@ -7,13 +7,13 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import SessionOpened, TargetUsage
 from quintain.errors import ProviderFailed
-from quintain_metadata.rules import audit, usage
+from quintain_metadata import audit, sessions
 
 USED = TokenUsage(input=3, output=2)
 
 
 async def usage_of(ledger_driver: ClockedLedgerDriver, session: SessionOpened) -> dict[str, TargetUsage]:
-    return await ledger_driver.ledger.transact(lambda _: usage.usage_per_target(session.session_id))
+    return await ledger_driver.ledger.transact(lambda _: sessions.usage_per_target(session.session_id))
 
 
 async def complete_call(

@@ -21,8 +21,8 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain.program_confinement import Confinement, Sandbox
 from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
-from quintain_runner.graders.process import GraderCommand, GraderProcessPool, run_grader
-from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
+from quintain_runner.graders.verdict import GraderError
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 from support.sandbox import sandbox_refusal

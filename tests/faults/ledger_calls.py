@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from quintain_metadata.ledger.base import execute
-from quintain_metadata.ledger.snapshot import open_snapshot
-from quintain_metadata.rules.audit import FaultCode
-from quintain_metadata.rules.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.audit import FaultCode
+from quintain_metadata.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.opening import open_snapshot
+from quintain_metadata.store import execute
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from quintain_gateway import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
-from quintain_metadata.service.service import running_metadata
+from quintain_metadata.service import running_metadata
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 

@@ -37,10 +37,10 @@ from quintain.topology import (
     Exchange,
     exclusive_reply_topology,
 )
-from quintain_metadata.ledger.base import Ledger
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.rules import sessions
-from quintain_metadata.service.service import MetadataService
+from quintain_metadata import sessions
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.service import MetadataService
+from quintain_metadata.store import Ledger
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.service.worker import Worker
 from support.observed_fleet import CARD, StubProvider

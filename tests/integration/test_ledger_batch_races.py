@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from quintain.contracts.ledger import AttemptOutcome
-from quintain_metadata.ledger.base import Ledger
+from quintain_metadata.store import Ledger
 from support.ledger_operations import (
     WORKER,
     admit_operation,

@@ -20,9 +20,9 @@ from quintain.contracts.ledger import Admission, AttemptOutcome, Heartbeat
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Cancelled, Fault
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.ledger.base import AdvisoryLock, Ledger, Moment, Operation, Returned, SqlProgram, Statement
-from quintain_metadata.rules import leases
-from quintain_metadata.rules.cancellation import CancelResult
+from quintain_metadata import leases
+from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.store import AdvisoryLock, Ledger, Moment, Operation, Returned, SqlProgram, Statement
 from support.ledger_operations import (
     WORKER,
     admit,

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.ledger.migrations import SCHEMA_VERSION
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.schema import SCHEMA_VERSION
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.servers.postgres_admin import PostgresUnderTest
 from support.servers.postgres_sql import fresh_database, run_sql

@@ -17,17 +17,15 @@ from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome, Reg
 from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
 from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.ledger import postgres
-from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram, acquire_lock, execute, fetch_one
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.ledger.migrations import SCHEMA_VERSION
-from quintain_metadata.ledger.postgres import MAX_TRIES
-from quintain_metadata.ledger.postgres_connection import number_placeholders
-from quintain_metadata.ledger.url import redacted_url
-from quintain_metadata.rules import calls, leases, targets
-from quintain_metadata.rules.calls import Deferred
-from quintain_metadata.rules.lifecycle import CallState
-from quintain_metadata.service.admission import AdmissionQueue
+from quintain_metadata import calls, leases, postgres, targets
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.calls import Deferred
+from quintain_metadata.lifecycle import CallState
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.postgres import MAX_TRIES
+from quintain_metadata.postgres_connection import number_placeholders
+from quintain_metadata.schema import SCHEMA_VERSION
+from quintain_metadata.store import Ledger, Moment, SqlProgram, acquire_lock, execute, fetch_one, redacted_url
 from support.ledger_driver import admit_request, settle_request
 from support.ledger_operations import (
     WORKER,

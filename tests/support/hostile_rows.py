@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, ToolCall
-from quintain_runner.results.row import CheckRow, GraderRow, Row, RowStatus
-from quintain_runner.results.row_content import Answer, RowCase
+from quintain_runner.results.row import Answer, CheckRow, GraderRow, Row, RowCase, RowStatus
 
 HOSTILE = (
     "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\x9b2J\u202eright\u2066 {{ 7*7 }} javascript:x"

@@ -14,10 +14,10 @@ from quintain.contracts.session import AmendSession, Info, OpenSession, SessionO
 from quintain.contracts.token import SessionToken
 from quintain.errors import ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.ledger.base import Ledger, Moment, SqlProgram
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.rules import calls, cancellation, leases, reservations, sessions
-from quintain_metadata.rules.cancellation import CancelResult
+from quintain_metadata import calls, cancellation, leases, reservations, sessions
+from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store import Ledger, Moment, SqlProgram
 
 
 @dataclass(frozen=True)

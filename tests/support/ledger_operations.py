@@ -10,11 +10,11 @@ from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.ledger.base import Ledger, Moment, Operation, SqlProgram
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.rules import audit, calls, cancellation, leases, reservations, sessions
-from quintain_metadata.rules.calls import Deferred
-from quintain_metadata.rules.cancellation import CancelResult
+from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
+from quintain_metadata.calls import Deferred
+from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.store import Ledger, Moment, Operation, SqlProgram
 
 WORKER = "w1"
 

@@ -17,8 +17,8 @@ from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue
-from quintain_metadata.ledger.base import Ledger
-from quintain_metadata.service.service import MetadataService
+from quintain_metadata.service import MetadataService
+from quintain_metadata.store import Ledger
 from support.ledger_driver import LedgerDriver, memory_ledger_driver
 
 ADMIN_TOKEN = "the admin token of a test"

@@ -27,8 +27,8 @@ from quintain.routes import TOKEN_HEADER
 from quintain.rpc.client import RpcClient
 from quintain.rpc.request import RpcRequest
 from quintain.topology import INVOKE, METADATA, POISON_QUEUE, REPLY, Exchange, Queue, reply_topology
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.service.service import MetadataService
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.service import MetadataService
 from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 from quintain_worker.service.worker import Worker

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.cost import Cost
-from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.run_record import RunFindings, identity_of, open_record, write_record
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.summary import summarize
+from quintain_runner.results.counts import Cost
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import load_evaluation

@@ -21,7 +21,7 @@ from quintain_cli.commands.serve import connect_when_available, print_ready, pri
 from quintain_cli.config_file import load_configuration
 from quintain_cli.console import handle_stop_signals
 from quintain_cli.state_dir import ledger_url
-from quintain_metadata.service.service import running_metadata
+from quintain_metadata.service import running_metadata
 from support.crashing_bus import CRASH_VARIABLE, CrashingBus, CrashPoint
 
 #: By how many seconds this process's clock is ahead.

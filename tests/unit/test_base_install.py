@@ -23,7 +23,7 @@ MODULES = [
     *sorted({reference.partition(":")[0] for reference, _ in COMMANDS.values()}),
     "quintain.client.http_transport",
     "quintain_gateway.app",
-    "quintain_metadata.ledger.sqlite",
+    "quintain_metadata.sqlite",
     "quintain_runner.graders.builtin",
     "quintain_worker.providers.model_api",
     "quintain_runner.report.run_report",

@@ -35,16 +35,16 @@ from quintain_cli.run.inspection import CheckedEvaluation, inspect_evaluation
 from quintain_cli.run.output import OutputFiles, format_size, print_report, report_to_json
 from quintain_cli.run.session import RunBudget, RunSessions, write_calls
 from quintain_cli.running_fleet import wait_for_first_worker
-from quintain_runner.dataset.reader import DatasetStats, read_cases
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
 from quintain_runner.engine.run_setup import RunOptions, RunSetup
-from quintain_runner.graders.environment import GraderEnvironment, unconfined_programs
+from quintain_runner.files import exclusive_lock
+from quintain_runner.graders.base import GraderEnvironment, unconfined_programs
+from quintain_runner.plan.dataset import DatasetStats, read_cases
 from quintain_runner.plan.trials import estimate_calls
-from quintain_runner.progress.display import NoProgressDisplay, progress_display
+from quintain_runner.report.progress_display import NoProgressDisplay, progress_display
 from quintain_runner.report.run_record import Origin, planned_targets
 from quintain_runner.report.run_report import RunReport, read_report
-from quintain_runner.results.atomic_file import exclusive_lock
 
 ConfigOption = Annotated[
     Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")

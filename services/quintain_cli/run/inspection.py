@@ -16,15 +16,12 @@ from quintain.errors import ConfigError
 from quintain.program_environment import program_environment
 from quintain.settings import Settings, environment
 from quintain_cli.run.backend import is_on_fleet, load_evaluation_config, select_targets
-from quintain_runner.dataset.command import open_dataset
-from quintain_runner.dataset.reader import DatasetStats
-from quintain_runner.dataset.requirements import feature_warnings
+from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
 from quintain_runner.engine.run_setup import RunOptions
-from quintain_runner.graders.base import judge_target_of
-from quintain_runner.graders.environment import variable_warnings
-from quintain_runner.graders.factory import UnavailableGraders, open_graders
-from quintain_runner.graders.fingerprint import unseen_files
-from quintain_runner.graders.requirements import case_requirements, fields_in_use, graders_without_session
+from quintain_runner.graders.base import judge_target_of, variable_warnings
+from quintain_runner.graders.factory import UnavailableGraders, open_graders, unseen_files
+from quintain_runner.plan.dataset import DatasetStats, open_dataset
+from quintain_runner.plan.selection import feature_warnings
 from quintain_runner.plan.trials import check_targets_available
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation

@@ -13,20 +13,17 @@ import typer
 
 from quintain.errors import ConfigError, QuintainError
 from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, format_count, print_stderr, stdout_console
-from quintain_runner.escaping import plain_line
-from quintain_runner.report.csv_file import write_csv
-from quintain_runner.report.junit import write_junit
-from quintain_runner.report.markdown import write_markdown
+from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.summary_text import (
+from quintain_runner.report.summary import (
     calls_made_twice_note,
     exit_line,
     parked_target_notes,
-    rich_table,
     unaccounted_calls_note,
     unavailable_grader_notes,
 )
-from quintain_runner.report.tables import TextTable, cost_line, run_tables
+from quintain_runner.report.tables import TextTable, cost_line, rich_table, run_tables
+from quintain_runner.untrusted import plain_line
 from quintain_view.html_report import write_html_report
 from quintain_view.index_reader import WorstAnswer, worst_answers
 from quintain_view.index_writer import update_index

@@ -22,12 +22,12 @@ from quintain.settings import Settings
 from quintain_cli.run.backend import connect_backend, embedded_fleet_plan
 from quintain_cli.run.inspection import CheckedEvaluation, Inspection, inspect_evaluation
 from quintain_metadata import IN_MEMORY_URL
-from quintain_runner.dataset.reader import read_cases
-from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
+from quintain_runner.engine.requirements import EstimateInput, RunEstimate, estimate_run
 from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.files import read_text_file
+from quintain_runner.plan.dataset import read_cases
 from quintain_runner.plan.trials import max_grader_calls
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.files import read_text_file
 from quintain_runner.spec.graders import GraderSpec, JudgeGrader, grader_kind
 
 #: The deadline of a probe, in seconds.

@@ -22,9 +22,9 @@ from quintain_cli.run.backend import Backend
 from quintain_cli.run.inspection import CheckedEvaluation
 from quintain_metadata import CallRecord, export_page, open_snapshot
 from quintain_runner.engine.run_setup import PlanSession, RunOptions, SessionRequest
+from quintain_runner.files import atomic_write
 from quintain_runner.plan.trials import CallsEstimate
 from quintain_runner.report.run_report import read_run
-from quintain_runner.results.atomic_file import atomic_write
 from quintain_runner.results.store import charged_calls
 
 CALLS_FILE_NAME = "calls.jsonl"

@@ -28,7 +28,14 @@ from quintain.contracts.session import Info
 from quintain.errors import BadRequest, BusError, Fault, PayloadTooLarge
 from quintain.rpc.server import log_defect
 from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
-from quintain_gateway.endpoint import HTTP_METHODS, UNMATCHED_ROUTE, Api, cancel_on_disconnect, context_of, unreachable_fault
+from quintain_gateway.endpoint import (
+    HTTP_METHODS,
+    UNMATCHED_ROUTE,
+    Api,
+    cancel_on_disconnect,
+    context_of,
+    unreachable_fault,
+)
 from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
 from quintain_gateway.idempotency import read_deadline_seconds, read_request_id
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses

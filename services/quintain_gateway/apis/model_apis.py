@@ -20,7 +20,20 @@ from quintain_gateway.answers import AnswerEncoder
 from quintain_gateway.auth import FleetGateway, model_token, verify_token_on_body_error
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.calls import CallGroup
-from quintain_gateway.endpoint import ANTHROPIC, HTTP_METHODS, MESSAGES_PATH, MODEL_API_PATH, OPENAI, UNMATCHED_ROUTE, Api, Handler, cancel_on_disconnect, context_of, is_anthropic, method_route
+from quintain_gateway.endpoint import (
+    ANTHROPIC,
+    HTTP_METHODS,
+    MESSAGES_PATH,
+    MODEL_API_PATH,
+    OPENAI,
+    UNMATCHED_ROUTE,
+    Api,
+    Handler,
+    cancel_on_disconnect,
+    context_of,
+    is_anthropic,
+    method_route,
+)
 from quintain_gateway.errors import AnthropicErrorResponse, NotFound, OpenAIErrorResponse
 from quintain_gateway.idempotency import read_deadline_seconds, read_idempotency_key, retry_identity
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses

@@ -15,7 +15,7 @@ from quintain.contracts.limits import BodyBytes
 from quintain.contracts.session import Count
 from quintain.contracts.strings import TargetName
 from quintain.program_confinement import SandboxOption
-from quintain_runner.spec.files import ModelsByPlace, config_error, validation_messages
+from quintain_runner.files import ModelsByPlace, config_error, validation_messages
 from quintain_runner.spec.graders import (
     GRADER_MODELS,
     GraderSpec,

@@ -25,8 +25,8 @@ from quintain.contracts.message import Message
 from quintain.contracts.session import DEFAULT_MAX_CALLS, Count
 from quintain.contracts.strings import TargetName
 from quintain.program_confinement import SandboxOption
-from quintain_runner.spec.files import ModelsByPlace, kind_tag
-from quintain_runner.spec.patterns import compile_pattern
+from quintain_runner.files import ModelsByPlace, kind_tag
+from quintain_runner.untrusted import compile_pattern
 
 _AT_K: Final = re.compile(r"pass[@^](\d+)")
 

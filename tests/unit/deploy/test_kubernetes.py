@@ -12,7 +12,7 @@ import yaml
 
 from quintain.topology import target_queue
 from quintain_cli.__main__ import app
-from quintain_metadata.rules.lifecycle import MAX_DEADLINE_AHEAD_MS
+from quintain_metadata.lifecycle import MAX_DEADLINE_AHEAD_MS
 from support.kubernetes_manifests import (
     BROKER_PODS,
     EXAMPLE,

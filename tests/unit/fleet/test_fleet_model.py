@@ -21,7 +21,7 @@ from quintain.fleet.model import EVENTS_SECONDS, GONE_SECONDS, SILENT_SECONDS, F
 from quintain.fleet.tables import amount, duration, errors
 from quintain.fleet.windows import SLICE_SECONDS, WINDOW_SECONDS
 from quintain_cli.commands.status import consumer_problems
-from quintain_metadata.call_counter import bucket_of
+from quintain_metadata.metrics import bucket_of
 
 EPOCH_MS = 1_700_000_000_000
 

@@ -25,9 +25,9 @@ from quintain_gateway.fleet_access import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serve_app
 from quintain_gateway.settings import BindAddress, GatewayLimits
-from quintain_metadata.instrumentation import OUTAGE_MESSAGE
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.service.service import MetadataService, running_metadata
+from quintain_metadata.metrics import OUTAGE_MESSAGE
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.service import MetadataService, running_metadata
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 

@@ -11,11 +11,10 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BrokerUnavailable
-from quintain_metadata.ledger.base import execute
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.rules import calls
-from quintain_metadata.rules.lifecycle import MAX_HELD_DUPLICATES
-from quintain_metadata.service.admission import AdmissionQueue
+from quintain_metadata import calls
+from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue
+from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store import execute
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
 from support.quick import timings
 

@@ -12,9 +12,9 @@ from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Heartbea
 from quintain.contracts.session import OpenSession
 from quintain.contracts.token import SessionToken
 from quintain.errors import ConfigError
-from quintain_metadata.ledger.snapshot import open_snapshot
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.rules import audit, calls, leases, sessions
+from quintain_metadata import audit, calls, leases, sessions
+from quintain_metadata.opening import open_snapshot
+from quintain_metadata.sqlite import SqliteLedger
 
 
 async def write_ledger(path: Path) -> None:

@@ -17,11 +17,11 @@ from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata.ledger.base import Moment, Operation, SqlProgram
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.rules import cancellation, leases, replies, reservations, sessions
-from quintain_metadata.rules.call_batches import AdmitOperation, SettleOperation
-from quintain_metadata.rules.calls import Deferred
+from quintain_metadata import cancellation, leases, replies, reservations, sessions
+from quintain_metadata.call_batches import AdmitOperation, SettleOperation
+from quintain_metadata.calls import Deferred
+from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store import Moment, Operation, SqlProgram
 from support.ledger_operations import assert_ledger_consistent, is_granted
 
 #: The wide session has no limit that is reached here; the others are a parent and its child, which reserves calls.
@@ -35,7 +35,7 @@ TABLES = ("call", "attempt", "session", "reply", "running_calls")
 
 @pytest.fixture(autouse=True)
 def fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_metadata.ledger.sqlite._now_ms", lambda: NOW)
+    monkeypatch.setattr("quintain_metadata.sqlite._now_ms", lambda: NOW)
 
 
 def open_sessions(moment: Moment) -> SqlProgram[None]:

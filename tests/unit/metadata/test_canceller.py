@@ -13,10 +13,10 @@ from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Unauthorized
 from quintain.topology import CANCEL, Exchange, cancel_topology
-from quintain_metadata.ledger.base import Moment
-from quintain_metadata.rules import cancellation, leases, sessions
-from quintain_metadata.service.admission import AdmissionQueue
-from quintain_metadata.service.canceller import CallCanceller
+from quintain_metadata import cancellation, leases, sessions
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.cancellation import CallCanceller
+from quintain_metadata.store import Moment
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 

@@ -43,8 +43,8 @@ from quintain.topology import (
     target_queue,
     target_topology,
 )
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.service.dead_letters import poison_handler
+from quintain_metadata.dead_letters import poison_handler
+from quintain_metadata.sqlite import SqliteLedger
 from support.ledger_driver import admit_request
 from support.metadata_service import (
     ADMIN_TOKEN,

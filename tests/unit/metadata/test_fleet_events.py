@@ -15,9 +15,8 @@ from quintain.contracts.ledger import Admission, AttemptOutcome, DrainState, Set
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetExhausted
 from quintain.topology import EVENTS, Binding, Queue, Topology, events_topology
-from quintain_metadata.call_counter import CallCounter
-from quintain_metadata.rules.fleet import find_changes, find_events
-from quintain_metadata.service.fleet_events import pause_seconds
+from quintain_metadata.events import find_changes, find_events, pause_seconds
+from quintain_metadata.metrics import CallCounter
 from support.ledger_driver import admit_request, result
 from support.metadata_service import next_delivery, run_metadata_service
 from support.quick import timings

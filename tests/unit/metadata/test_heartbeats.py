@@ -12,11 +12,11 @@ from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
 from quintain.contracts.session import SessionOpened
 from quintain.routes import HEARTBEAT_PROBE
 from quintain.topology import HEARTBEAT_QUEUE, LEDGER
-from quintain_metadata.ledger.base import Operation
-from quintain_metadata.ledger.sqlite import SqliteLedger
-from quintain_metadata.rules import leases
-from quintain_metadata.rules.calls import Deferred
-from quintain_metadata.service.heartbeats import HEARTBEAT_PREFETCH
+from quintain_metadata import leases
+from quintain_metadata.calls import Deferred
+from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH
+from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store import Operation
 from support.ledger_driver import LedgerDriver, admit_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import QUICK, timings

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.errors import BadRequest, BudgetUnavailable
-from quintain_metadata.instrumentation import InstrumentedLedger
-from quintain_metadata.ledger.base import Moment, SqlProgram, execute
-from quintain_metadata.ledger.postgres_errors import translate_error
-from quintain_metadata.ledger.sqlite import SqliteLedger
+from quintain_metadata.metrics import InstrumentedLedger
+from quintain_metadata.postgres_connection import translate_error
+from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store import Moment, SqlProgram, execute
 from support.quick import timings
 
 OUTAGE, RECOVERY = "The ledger is out of reach", "The ledger answers again"

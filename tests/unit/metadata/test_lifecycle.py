@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
-from quintain_metadata.rules.lifecycle import (
+from quintain_metadata.lifecycle import (
     COUNTED_STATES,
-    MAX_ATTEMPTS,
     TRANSITIONS,
     CallState,
     LifecycleEvent,
@@ -86,31 +85,36 @@ def test_only_granting_adds_an_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "attempts", "current", "alive", "late", "cancelled", "event"),
+    ("state", "left", "current", "alive", "late", "cancelled", "event"),
     [
-        (CallState.NONE, 0, False, False, False, False, LifecycleEvent.ADMITTED),
-        (CallState.RUNNING, 1, True, True, False, False, LifecycleEvent.ADMITTED_AGAIN),
-        (CallState.RUNNING, 1, True, False, True, False, LifecycleEvent.ADMITTED_AGAIN),
-        (CallState.RUNNING, 1, False, True, False, False, LifecycleEvent.JOINED),
-        (CallState.RUNNING, 1, False, True, True, False, LifecycleEvent.JOINED),
-        (CallState.RUNNING, 1, False, False, False, False, LifecycleEvent.TAKEN_OVER),
-        (CallState.RUNNING, MAX_ATTEMPTS - 1, False, False, False, False, LifecycleEvent.TAKEN_OVER),
-        (CallState.RUNNING, MAX_ATTEMPTS, False, False, False, False, LifecycleEvent.LOST),
-        (CallState.RUNNING, 1, False, False, True, False, LifecycleEvent.LOST),
-        (CallState.COMMITTED, 1, False, False, True, False, LifecycleEvent.ADMITTED),
-        (CallState.RELEASED, 0, False, False, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
-        (CallState.REFUNDED, 1, False, False, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
-        (CallState.IN_DOUBT, 1, True, True, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
-        (CallState.RUNNING, 1, True, True, False, True, LifecycleEvent.ADMITTED_AGAIN),
-        (CallState.RUNNING, 1, False, True, False, True, LifecycleEvent.JOINED),
-        (CallState.RUNNING, 1, False, False, False, True, LifecycleEvent.LOST),
+        (CallState.NONE, True, False, False, False, False, LifecycleEvent.ADMITTED),
+        (CallState.RUNNING, True, True, True, False, False, LifecycleEvent.ADMITTED_AGAIN),
+        (CallState.RUNNING, True, True, False, True, False, LifecycleEvent.ADMITTED_AGAIN),
+        (CallState.RUNNING, True, False, True, False, False, LifecycleEvent.JOINED),
+        (CallState.RUNNING, True, False, True, True, False, LifecycleEvent.JOINED),
+        (CallState.RUNNING, True, False, False, False, False, LifecycleEvent.TAKEN_OVER),
+        (CallState.RUNNING, False, False, False, False, False, LifecycleEvent.LOST),
+        (CallState.RUNNING, True, False, False, True, False, LifecycleEvent.LOST),
+        (CallState.COMMITTED, True, False, False, True, False, LifecycleEvent.ADMITTED),
+        (CallState.RELEASED, True, False, False, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
+        (CallState.REFUNDED, True, False, False, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
+        (CallState.IN_DOUBT, True, True, True, False, True, LifecycleEvent.ADMITTED_TOO_LATE),
+        (CallState.RUNNING, True, True, True, False, True, LifecycleEvent.ADMITTED_AGAIN),
+        (CallState.RUNNING, True, False, True, False, True, LifecycleEvent.JOINED),
+        (CallState.RUNNING, True, False, False, False, True, LifecycleEvent.LOST),
     ],
 )
 def test_an_admit_is_the_event_its_situation_makes_it(
-    state: CallState, attempts: int, current: bool, alive: bool, late: bool, cancelled: bool, event: LifecycleEvent
+    state: CallState, left: bool, current: bool, alive: bool, late: bool, cancelled: bool, event: LifecycleEvent
 ) -> None:
-    situation = {"current": current, "holder_alive": alive, "past_deadline": late, "cancelled": cancelled}
-    assert admit_event(state, attempts, **situation) is event
+    situation = {
+        "current": current,
+        "attempts_left": left,
+        "holder_alive": alive,
+        "past_deadline": late,
+        "cancelled": cancelled,
+    }
+    assert admit_event(state, **situation) is event
 
 
 @pytest.mark.parametrize("state", [CallState.COMMITTED, CallState.IN_DOUBT])
@@ -121,7 +125,9 @@ def test_a_call_that_has_ended_cannot_be_cancelled_and_tells_its_end(state: Call
 
 @pytest.mark.parametrize("state", list(CallState))
 def test_no_attempt_begins_once_a_call_was_cancelled(state: CallState) -> None:
-    event = admit_event(state, 1, current=False, holder_alive=False, past_deadline=False, cancelled=True)
+    event = admit_event(
+        state, current=False, attempts_left=True, holder_alive=False, past_deadline=False, cancelled=True
+    )
     assert transition(state, event).attempts == 0
 
 

@@ -12,9 +12,9 @@ from quintain.contracts.session import SessionOpened
 from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget, Overloaded, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
-from quintain_metadata.service.admission import AdmissionQueue
-from quintain_metadata.service.canceller import CallCanceller
-from quintain_metadata.service.handlers import MetadataRequestHandler
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.cancellation import CallCanceller
+from quintain_metadata.handlers import MetadataRequestHandler
 from support.ledger_driver import admit_request
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
 from support.quick import timings

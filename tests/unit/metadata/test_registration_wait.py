@@ -15,10 +15,10 @@ from quintain.contracts.token import digest
 from quintain.errors import BadRequest, BudgetUnavailable, UnknownTarget
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, UNROUTED_QUEUE, target_queue, target_topology
-from quintain_metadata.ledger.base import Ledger
-from quintain_metadata.service import registration_wait
-from quintain_metadata.service.routing import WAIT_ENDS_HEADER
-from quintain_metadata.service.service import MetadataService
+from quintain_metadata import routing
+from quintain_metadata.routing import WAIT_ENDS_HEADER
+from quintain_metadata.service import MetadataService
+from quintain_metadata.store import Ledger
 from support.ledger_driver import memory_ledger_driver
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
@@ -32,7 +32,7 @@ BODY = {"question": "x"}
 @pytest.fixture
 async def metadata(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningMetadataService]:
     """A service that has just started, with nothing registered."""
-    monkeypatch.setattr(registration_wait, "READ_SECONDS", 0.02)
+    monkeypatch.setattr(routing, "READ_SECONDS", 0.02)
     async with run_metadata_service(LONG, start_window_seconds=None) as alone:
         yield alone
 
@@ -80,7 +80,7 @@ async def test_waiting_calls_block_no_other_request_of_the_queue(
     waiting = [f"r{number}" for number in range(2 * CLIENT_QUEUE_PREFETCH)]
     for request_id in waiting:
         await publish(metadata, session, "later", request_id)
-    await wait_for_waiting(metadata.service, registration_wait.MAX_WAITING)
+    await wait_for_waiting(metadata.service, routing.MAX_WAITING)
     await register(metadata, "a")
     got = await metadata.consume_queue(target_queue("a"))
     await publish(metadata, session, "", "next")
@@ -98,7 +98,7 @@ async def test_waiting_calls_block_no_other_request_of_the_queue(
 async def test_the_wait_ends_with_the_list_and_the_reservation(
     monkeypatch: pytest.MonkeyPatch, window_seconds: float | None
 ) -> None:
-    monkeypatch.setattr(registration_wait, "READ_SECONDS", 0.02)
+    monkeypatch.setattr(routing, "READ_SECONDS", 0.02)
     async with run_metadata_service(
         timings(unknown_target_seconds=0.2), start_window_seconds=window_seconds
     ) as metadata:
@@ -115,7 +115,7 @@ async def test_the_wait_ends_with_the_list_and_the_reservation(
 
 
 async def test_the_start_is_over_when_all_workers_of_the_last_one_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_wait, "READ_SECONDS", 0.02)
+    monkeypatch.setattr(routing, "READ_SECONDS", 0.02)
     async with memory_ledger_driver() as before:
         for incarnation in ("w1", "w2"):
             await before.register("a", incarnation=incarnation)
@@ -173,7 +173,7 @@ async def test_a_name_that_no_registration_can_help_is_answered_at_once(
 async def test_a_wait_in_the_queue_ends_with_its_time(
     metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration_wait, "MAX_WAITING", 0)
+    monkeypatch.setattr(routing, "MAX_WAITING", 0)
     deadline = int(time.time() * 1000) + 200
     with pytest.raises(UnknownTarget):
         await metadata.invoke(session.token, BODY, "a", {DEADLINE_HEADER: deadline})

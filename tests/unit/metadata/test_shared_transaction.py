@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from quintain_metadata.ledger.base import Row, SqlProgram, Statement, fetch_one
-from quintain_metadata.ledger.shared_transaction import OperationsFailed, SharedTransaction
+from quintain_metadata.shared_transaction import OperationsFailed, SharedTransaction
+from quintain_metadata.store import Row, SqlProgram, Statement, fetch_one
 
 READ = "SELECT n FROM counter WHERE id = ?"
 ADD = "UPDATE counter SET n = n + ? WHERE id = ? AND n + ? <= most RETURNING n, most"

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from quintain_metadata.ledger.sqlite import MAX_GROUP_OPERATIONS, ThreadWriter, WriteBatch
+from quintain_metadata.sqlite import MAX_GROUP_OPERATIONS, ThreadWriter, WriteBatch
 
 
 class CommitRecorder:

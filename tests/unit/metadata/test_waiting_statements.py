@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quintain_metadata.ledger.base import Moment, Statement
-from quintain_metadata.rules.waiting import read_capacity
-from quintain_metadata.service.admission import MAX_DECISIONS
+from quintain_metadata.admission import MAX_DECISIONS
+from quintain_metadata.store import Moment, Statement
+from quintain_metadata.waiting import read_capacity
 
 
 def test_the_attempts_of_a_target_are_read_with_few_different_statements() -> None:

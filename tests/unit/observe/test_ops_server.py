@@ -28,7 +28,7 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import BrokerProbe, report_ready
 from quintain_cli import services
 from quintain_host.host import Host
-from quintain_metadata.service.service import running_metadata
+from quintain_metadata.service import running_metadata
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN
 

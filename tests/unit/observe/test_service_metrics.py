@@ -18,9 +18,8 @@ from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
 from quintain_cli import services
-from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.rules.gauges import LedgerGauges
-from quintain_metadata.service.service import running_metadata
+from quintain_metadata.metrics import LedgerGauges, MetadataMetrics
+from quintain_metadata.service import running_metadata
 from quintain_worker.instrumentation import InstrumentedProvider
 from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure

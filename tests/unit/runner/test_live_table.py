@@ -12,10 +12,9 @@ from rich.console import Console
 from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
-from quintain_runner.cost import run_cost
-from quintain_runner.progress.live_table import render_progress
-from quintain_runner.progress.state import Latencies, ProgressState
-from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState
+from quintain_runner.report.progress import Latencies, ProgressState
+from quintain_runner.report.progress_display import render_progress
+from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState, run_cost
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 
 HOSTILE = "\x1b[2J[red]b:bomb:"

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from quintain_runner.progress.display import Lines, LiveTable, progress_display
-from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.progress import ProgressState
+from quintain_runner.report.progress_display import Lines, LiveTable, progress_display
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowError, RowStatus
 

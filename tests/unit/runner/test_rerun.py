@@ -12,12 +12,11 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed
-from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.report.csv_file import write_csv
-from quintain_runner.report.junit import write_junit
+from quintain_runner.report.report_files import write_csv, write_junit
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode, RunSummary
 from quintain_runner.report.tables import run_tables

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
-from quintain_runner.results.row_content import Check, Verdict
+from quintain_runner.results.row import Check, GraderRow, Row, RowError, RowStatus, Verdict
 
 VERDICT = Verdict(score=0.5, passed=True, reason="r", checks=(Check(text="c", passed=False, evidence="e"),))
 

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.progress.state import ProgressState
-from quintain_runner.report.summary import ExitCode, RunSummary, TrialCounts, summarize
-from quintain_runner.report.summary_text import exit_line, unaccounted_calls_note
-from quintain_runner.results.counts import ResumeState
-from quintain_runner.results.row import GraderRow, Row, RowError, RowStats, RowStatus
+from quintain_runner.report.progress import ProgressState
+from quintain_runner.report.summary import (
+    ExitCode,
+    RunSummary,
+    TrialCounts,
+    exit_line,
+    summarize,
+    unaccounted_calls_note,
+)
+from quintain_runner.results.counts import ResumeState, RowStats
+from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 
 GOOD = TrialCounts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8

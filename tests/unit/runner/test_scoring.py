@@ -12,9 +12,9 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
 from quintain_runner.engine.run import run_evaluation
-from quintain_runner.plan.scoring import tags_of
+from quintain_runner.plan.trials import tags_of
 from quintain_runner.report.comparison import compare_runs
-from quintain_runner.report.markdown import render_markdown
+from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.report.tables import TextTable, run_tables

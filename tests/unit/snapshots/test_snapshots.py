@@ -36,8 +36,8 @@ from quintain_cli.run.preflight import CheckReport
 from quintain_gateway import errors as http_errors
 from quintain_gateway.app import OPERATIONS
 from quintain_gateway.openapi import build_document as openapi_document
-from quintain_metadata.ledger.factory import open_ledger
-from quintain_metadata.ledger.migrations import MIGRATIONS
+from quintain_metadata.opening import open_ledger
+from quintain_metadata.schema import MIGRATIONS
 from quintain_runner.report.comparison import Comparison
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.row import Row

@@ -1,0 +1,307 @@
+"""Answers workers' admit requests, and queues those that must wait.
+
+An admit waits while another attempt runs its call, while its target is at its fleet-wide limit or paused, or while its
+worker has no valid lease. It is decided again only when what it waits for may have ended: when its call is settled or
+cancelled, when its target has free capacity (take-overs before new calls, then in order of arrival), and at a sweep
+that finds so, because leases lapse and pauses end without a message. A deadline that the request does not name starts
+at the first admit. Workers resend unanswered admits, so the queue may be lost with this process; an admit that is no
+longer resent is dropped, and one that waits already is answered from memory. While the ledger is unavailable nothing
+is answered, and workers resend. Decision 3 has the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+
+from quintain.clock import Clock
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch
+from quintain.contracts.token import public_id
+from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
+from quintain.observe import logs
+from quintain.observe.semconv import ledger_admit_span
+from quintain.observe.spans import record_finished_span, valid_traceparent
+from quintain.rpc.server import log_defect
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_metadata.call_batches import AdmitOperation
+from quintain_metadata.call_rows import CallRow
+from quintain_metadata.calls import DeferReason, Deferred
+from quintain_metadata.lifecycle import CallState
+from quintain_metadata.metrics import MetadataMetrics
+from quintain_metadata.store import Ledger, Operation, Returned
+from quintain_metadata.waiting import CallKey, SendAnswer, WaitingAdmit, WaitingAdmits, read_capacity, read_ready
+
+log = logging.getLogger(__name__)
+
+#: How many duplicates of one running call are deferred; a further one is refused as `overloaded`.
+MAX_HELD_DUPLICATES = 16
+
+#: How many waiting admits are decided at once: others of the same ledger wait for all of them.
+MAX_DECISIONS = 64
+
+
+class AdmissionQueue:
+    """Decides admits one by one, and queues those that must wait."""
+
+    def __init__(
+        self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
+    ) -> None:
+        self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
+        self._waiting = WaitingAdmits()
+        self._clock = Clock()
+        self._targets_to_fill: set[str] = set()
+        #: Whether the ledger took the last operation of this queue.
+        self._is_ledger_available = True
+        self._fill_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def waiting_count(self) -> int:
+        """The number of waiting admits."""
+        return len(self._waiting)
+
+    async def admit(self, batch: AdmitBatch, send_answer: SendAnswer) -> None:
+        """Decide a batch of admits, answer what is decided, and queue the rest.
+
+        ``send_answer`` is called now, and again for each waiting admit when it is decided.
+        """
+        self._metrics.observe_batch("admit", len(batch.items))
+        now = asyncio.get_running_loop().time()
+        renewed_ids, admits = list[str](), batch.items
+        if self._waiting:
+            renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
+            admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
+        awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
+        decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets)
+        answers: list[Admission] = []
+        waiting_ids = renewed_ids if self._is_ledger_available else []
+        for admit, decision in zip(admits, decisions, strict=True):
+            if isinstance(decision, Deferred):
+                waiting = WaitingAdmit(
+                    _with_deadline(admit, decision), batch.incarnation, send_answer, decision, last_requested_at=now
+                )
+                refusal = self._add_waiting(waiting)
+                answers += refusal
+                waiting_ids += [] if refusal else [admit.attempt_id]
+            elif decision is not None:
+                self._waiting.remove(admit.attempt_id)
+                answers.append(decision)
+        await send_answer(answers, waiting_ids)
+        for target in awaited_targets:
+            # Its capacity may have become free while these were decided to wait behind others.
+            await self.fill(target)
+
+    def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
+        """Note that the worker still waits for this admit, and where; returns whether it goes on waiting here.
+
+        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted. So is
+        one whose worker runs nothing else any more.
+        """
+        waiting = self._waiting.get(admit.attempt_id)
+        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms() or waiting.admit.alone != admit.alone:
+            return False
+        self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
+        return True
+
+    async def on_settled(self, settled_calls: Collection[CallRow], ended_attempts: Iterable[str] = ()) -> None:
+        """Decide the admits that join these calls, and fill the capacity of their targets.
+
+        ``ended_attempts`` are attempts whose workers have stopped waiting for their grants.
+        """
+        for attempt_id in ended_attempts:
+            self._waiting.remove(attempt_id)
+        await self.retry_calls({(call.session_id, call.request_id) for call in settled_calls})
+        targets = {call.target for call in settled_calls if call.state is CallState.RUNNING}
+        for target in targets:
+            await self.fill(target)
+        # What is awaited here still has no capacity left for others.
+        self._ledger.announce_capacity(target for target in targets if not self._waiting.is_awaited(target))
+
+    async def retry_waiting(self) -> None:
+        """Decide the waiting admits that no longer need to wait; called at every sweep."""
+        for waiting in self._waiting.requested_before(self._oldest_request()):
+            self._waiting.remove(waiting.admit.attempt_id)
+        if not self._waiting:
+            return
+        ready = await self._read(partial(read_ready, waited_for=self._waiting.waited_for()))
+        if ready is None:
+            return
+        self._clock.synchronize(ready.now)
+        await self._retry(self._waiting.ready(ready))
+        for target in self._waiting.targets():
+            await self.fill(target)
+
+    async def retry_calls(self, call_keys: Iterable[CallKey]) -> None:
+        """Decide again the waiting admits of these calls, given by session id and request id."""
+        await self._retry(self._waiting.of_calls(call_keys))
+
+    async def fill(self, target: str) -> None:
+        """Grant the target's free capacity to the admits that wait for it."""
+        if not self._waiting.is_awaited(target):
+            return
+        self._targets_to_fill.add(target)
+        async with self._fill_locks[target]:
+            # Another task that had the lock may have done it already.
+            while target in self._targets_to_fill:
+                self._targets_to_fill.discard(target)
+                if await self._fill_once(target):
+                    self._targets_to_fill.add(target)
+
+    async def _fill_once(self, target: str) -> bool:
+        """Decide the first admits that wait for this target; returns whether more of them may be granted."""
+        first = self._waiting.first_at(target, MAX_DECISIONS)
+        attempts = {waiting.admit.attempt_id: waiting.call_key for waiting in first}
+        if not first:
+            return False
+        found = await self._read(partial(read_capacity, target=target, attempts=attempts))
+        if found is None:
+            return False
+        capacity, ended_ids = found
+        oldest_request = self._oldest_request()
+        chosen, is_any_removed = list[WaitingAdmit](), False
+        for waiting in first[:capacity]:
+            # Granted by another service, or its worker is gone. A lost grant is sent again when the admit is repeated.
+            if waiting.admit.attempt_id in ended_ids or waiting.last_requested_at < oldest_request:
+                self._waiting.remove(waiting.admit.attempt_id)
+                is_any_removed = True
+            else:
+                chosen.append(waiting)
+        decisions = await self._retry(chosen)
+        if any(decision is None or _is_blocked(decision) for decision in decisions):
+            return False
+        granted = sum(
+            isinstance(each, Admission) and each.fault is None and not each.must_be_alone for each in decisions
+        )
+        return is_any_removed or (bool(decisions) and (capacity is None or granted < capacity))
+
+    async def _read(self, operation: Operation[Returned]) -> Returned | None:
+        """Run an operation; None while the ledger is out of reach: the next sweep tries again."""
+        try:
+            returned = await self._ledger.transact(operation)
+        except BudgetUnavailable:
+            self._is_ledger_available = False  # logged by the instrumented ledger
+            return None
+        self._is_ledger_available = True
+        return returned
+
+    def _oldest_request(self) -> float:
+        """Return the time before which an admit counts as no longer resent, in the loop's seconds."""
+        return asyncio.get_running_loop().time() - self._timings.held_admit_seconds
+
+    async def _retry(self, admits: Sequence[WaitingAdmit]) -> list[Admission | Deferred | None]:
+        """Decide waiting admits again, and answer those that are decided; returns the decisions."""
+        all_decisions = list[Admission | Deferred | None]()
+        for start in range(0, len(admits), MAX_DECISIONS):
+            page = admits[start : start + MAX_DECISIONS]
+            decisions = await self._decide([each.admit for each in page], [each.incarnation for each in page])
+            all_decisions += decisions
+            decided: dict[SendAnswer, list[Admission]] = {}
+            for waiting, decision in zip(page, decisions, strict=True):
+                current = self._waiting.get(waiting.admit.attempt_id)
+                if current is None:
+                    continue  # answered meanwhile
+                if isinstance(decision, Admission):
+                    self._waiting.remove(waiting.admit.attempt_id)
+                    decided.setdefault(current.send_answer, []).append(decision)
+                elif decision is not None:
+                    self._waiting.put(dataclasses.replace(current, deferred=decision))
+            await asyncio.gather(*(_send(send_answer, answers) for send_answer, answers in decided.items()))
+        return all_decisions
+
+    def _add_waiting(self, waiting: WaitingAdmit) -> list[Admission]:
+        if waiting.deferred.is_duplicate:
+            count = self._waiting.count_duplicates(waiting.call_key, but=waiting.admit.attempt_id)
+            if count >= MAX_HELD_DUPLICATES:
+                # The call itself runs: it is not decided yet whether it stays charged.
+                refusal = Overloaded(
+                    f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already",
+                    retry_after_ms=1000,
+                    charge_unknown=True,
+                )
+                return [_refusal(waiting.admit, refusal)]
+        self._waiting.put(waiting)
+        return []
+
+    async def _decide(
+        self, admits: Sequence[Admit], incarnations: Sequence[str], awaited_targets: Collection[str] = ()
+    ) -> list[Admission | Deferred | None]:
+        """Return the ledger's decision on each admit; None while the ledger is out of reach.
+
+        A new call of one of the ``awaited_targets`` waits behind others. A final decision is recorded as a span of the
+        call's trace; a deferral is not, because it is decided many times.
+        """
+        if not admits:
+            return []
+        started_at = time.perf_counter()
+        outcomes = await self._ledger.transact_each(
+            [
+                AdmitOperation(admit, worker, after_others=admit.target in awaited_targets)
+                for admit, worker in zip(admits, incarnations, strict=True)
+            ]
+        )
+        seconds = time.perf_counter() - started_at
+        decisions = [_decision_of(admit, outcome) for admit, outcome in zip(admits, outcomes, strict=True)]
+        self._is_ledger_available = None not in decisions
+        self._metrics.count_admissions(each for each in decisions if isinstance(each, Admission))
+        for admit, decision in zip(admits, decisions, strict=True):
+            if not isinstance(decision, Admission):
+                continue
+            self._metrics.call_counter.count_admission(admit.target, decision)
+            if admit.traceparent is not None:
+                _record_span(admit, decision, seconds=seconds)
+        return decisions
+
+
+async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
+    try:
+        await send_answer(answers, [])
+    except (BusError, Fault) as error:
+        log.warning("An admission could not be sent; it is sent when the worker repeats its admit: %s", error.message)
+
+
+def _is_blocked(decision: Admission | Deferred) -> bool:
+    """Whether the decision is that the target has no capacity left."""
+    return isinstance(decision, Deferred) and decision.reason is DeferReason.TARGET
+
+
+def _decision_of(admit: Admit, outcome: Admission | Deferred | Exception) -> Admission | Deferred | None:
+    if isinstance(outcome, BudgetUnavailable):
+        return None
+    if isinstance(outcome, Fault):
+        return _refusal(admit, outcome)
+    if isinstance(outcome, Exception):
+        # A defect in one admit must not affect the others of its batch.
+        with logs.log_context(
+            request_id=admit.request_id, session_id=admit.session_id or public_id(admit.token), target=admit.target
+        ):
+            return _refusal(admit, log_defect(outcome, f"admitting call {admit.request_id!r}"))
+    return outcome
+
+
+def _with_deadline(admit: Admit, deferred: Deferred) -> Admit:
+    """Return the admit with its deadline; one that names none gets the deadline computed at its first decision."""
+    return admit if admit.deadline is not None else admit.model_copy(update={"deadline": deferred.deadline})
+
+
+def _refusal(admit: Admit, fault: Fault) -> Admission:
+    return Admission(attempt_id=admit.attempt_id, fault=FaultReply.from_fault(fault))
+
+
+def _record_span(admit: Admit, decision: Admission, *, seconds: float) -> None:
+    """Record the decision as a span of the call's trace, if the call has one."""
+    traceparent = valid_traceparent(admit.traceparent)
+    if traceparent is None:
+        return
+    fault_code = None if decision.fault is None else decision.fault.code
+    outcome = fault_code or ("replayed" if decision.is_replay else "granted" if decision.is_grant else "must_be_alone")
+    record_finished_span(
+        ledger_admit_span(admit.request_id, outcome),
+        duration_seconds=seconds,
+        parent=traceparent,
+        error_type=fault_code,
+    )

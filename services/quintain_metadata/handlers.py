@@ -1,0 +1,344 @@
+"""Handles the requests of ``protocol.md`` §4: a table from the request type to its required role and function."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from functools import partial
+from typing import TypeVar
+
+from quintain.bus.base import Bus, Delivery
+from quintain.contracts import admin, discovery, fleet
+from quintain.contracts import session as session_messages
+from quintain.contracts.ledger import OpenChild
+from quintain.contracts.limits import MAX_OPERATION_BYTES
+from quintain.contracts.message import Message
+from quintain.contracts.session import OpenSession, SessionOpened, SessionState
+from quintain.contracts.token import SessionToken, same_secret
+from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
+from quintain.observe.semconv import process_span
+from quintain.routes import (
+    AMEND,
+    CANCEL,
+    CLOSE,
+    CLOSE_CHILDREN,
+    DRAIN,
+    FLEET,
+    INFO,
+    LIST,
+    OPEN,
+    PAUSE,
+    RELEASE,
+    RESERVE,
+    RESUME,
+    SHOW,
+    TARGETS,
+    TOKEN_HEADER,
+    WORKERS,
+    ReplyT,
+    RequestT,
+    Route,
+)
+from quintain.rpc.server import delivery_context, result_or_fault, send_reply
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import METADATA, METADATA_QUEUE
+from quintain_metadata import call_rows, leases, reservations, sessions, targets
+from quintain_metadata.cancellation import CallCanceller
+from quintain_metadata.events import read_fleet
+from quintain_metadata.lifecycle import CallState
+from quintain_metadata.session_rows import SessionRow, load_session
+from quintain_metadata.store import Ledger, Moment, SqlProgram, execute, fetch_one
+
+Returned = TypeVar("Returned")
+
+#: How often `info` looks whether the calls that its asker was answered have ended, in seconds.
+SETTLE_CHECK_SECONDS = 0.05
+
+#: The function of an operation. Its arguments are the moment, the request, and the caller's session, or None for the
+#: administrator.
+OperationFunction = Callable[[Moment, RequestT, SessionRow | None], SqlProgram[Returned]]
+
+
+class Role(Enum):
+    """Whose token an operation requires."""
+
+    ADMINISTRATOR = auto()
+    SESSION = auto()
+    EITHER = auto()
+
+    def require(self, session: SessionRow | None) -> None:
+        """Raise `Unauthorized` or `BadRequest` where this caller may not use the operation.
+
+        None is the administrator.
+        """
+        if session is not None and self is Role.ADMINISTRATOR:
+            raise Unauthorized
+        if session is None and self is Role.SESSION:
+            raise BadRequest("The admin token belongs to no session: use a session's token, or `show`")
+
+
+class MetadataRequestHandler:
+    """Consumes the metadata queue and answers each request."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        canceller: CallCanceller,
+        admin_sha256: bytes | None,
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
+        self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
+        self.canceller, self.timings = canceller, timings
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Answer one request and acknowledge it."""
+        # The queue is bound only to the operations' routing keys, so the key is safe as a span name.
+        with delivery_context(delivery, process_span(METADATA.name, delivery.routing_key, METADATA_QUEUE.name)):
+            answer = await result_or_fault(self._answer(delivery), f"answering {delivery.routing_key}")
+            await send_reply(self._bus, delivery, answer)
+            await delivery.ack()
+
+    async def _answer(self, delivery: Delivery) -> Message:
+        if (size := len(delivery.body)) > MAX_OPERATION_BYTES:
+            # Before anything else: parsing a large body takes several times its size.
+            raise PayloadTooLarge(f"The body has {size} bytes; an operation may have {MAX_OPERATION_BYTES}")
+        header_value = delivery.headers.get(TOKEN_HEADER)
+        raw_token = header_value if isinstance(header_value, str) else ""
+        is_admin = self._is_admin(raw_token)
+        # Check the token first: its format here, and its secret in the operation's transaction.
+        token = None if is_admin else SessionToken.parse(raw_token)
+        operation = OPERATIONS_BY_KEY.get(delivery.routing_key)
+        if operation is None:
+            if token is not None:
+                await self._ledger.transact(lambda moment: sessions.authenticate(moment.now, token))
+            known_keys = ", ".join(OPERATIONS_BY_KEY)
+            raise BadRequest(f"type: there is no operation {delivery.routing_key!r}; there are {known_keys}")
+        return await operation(self, delivery, token)
+
+    def _is_admin(self, raw_token: str) -> bool:
+        return self._admin_sha256 is not None and same_secret(raw_token, self._admin_sha256)
+
+    async def run_operation(
+        self,
+        route: Route[RequestT, ReplyT],
+        role: Role,
+        function: OperationFunction[RequestT, Returned],
+        delivery: Delivery,
+        token: SessionToken | None,
+    ) -> Returned:
+        """Authenticate the token, parse the request and run the function, in one transaction."""
+
+        def operation(moment: Moment) -> SqlProgram[Returned]:
+            session = None if token is None else (yield from sessions.authenticate(moment.now, token))
+            role.require(session)
+            request = route.request_type.from_wire(delivery.body or b"{}")
+            return (yield from function(moment, request, session))
+
+        return await self._ledger.transact(operation)
+
+
+def _read_info(
+    moment: Moment, request: session_messages.GetInfo, session: SessionRow | None, *, waits: bool
+) -> SqlProgram[session_messages.Info | None]:
+    """Return the session's information; None if it ``waits`` for a call that the asker was answered, and that runs."""
+    session = _require_session(session)
+    if waits and request.answered and (yield from call_rows.is_any_running(session.id, request.answered)):
+        return None
+    info = yield from sessions.session_info(moment.now, session)
+    if not request.per_target:
+        return info
+    return info.model_copy(update={"per_target": (yield from sessions.usage_per_target(info.session_id))})
+
+
+def _open(
+    moment: Moment, request: session_messages.OpenSession, session: SessionRow | None
+) -> SqlProgram[session_messages.SessionOpened]:
+    return (yield from sessions.open_session(moment.now, request, SessionToken.mint(), session))
+
+
+def _amend(
+    moment: Moment, request: session_messages.AmendSession, _: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    if request.state is session_messages.SessionState.CLOSED:
+        session = yield from sessions.require_session(request.session_id)
+        yield from leases.end_lost_calls(moment, session)
+        yield from reservations.release_all(moment, session)
+    return (yield from sessions.amend_session(moment.now, request))
+
+
+def _close(
+    moment: Moment, _: session_messages.CloseSession, session: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    amendment = session_messages.AmendSession(
+        session_id=_require_session(session).id, state=session_messages.SessionState.CLOSED
+    )
+    return (yield from _amend(moment, amendment, session))
+
+
+def _close_children(
+    moment: Moment, _: session_messages.CloseChildren, session: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    parent = _require_session(session)
+    children = yield from sessions.open_children(moment.now, parent.id)
+    # Every lock before any counter, as when a session is closed.
+    yield from reservations.lock_descendants(parent)
+    for child_id in children:
+        closed = session_messages.AmendSession(session_id=child_id, state=session_messages.SessionState.CLOSED)
+        yield from _amend(moment, closed, None)
+    return (yield from sessions.info_by_id(moment.now, parent.id))
+
+
+def _reserve(
+    moment: Moment, request: session_messages.ReserveCalls, session: SessionRow | None
+) -> SqlProgram[session_messages.CallsReserved]:
+    granted = yield from reservations.reserve(
+        moment.now, _require_session(session), request.request_ids, request.deadline
+    )
+    return session_messages.CallsReserved(granted=granted)
+
+
+def _release(
+    moment: Moment, request: session_messages.ReleaseCalls, session: SessionRow | None
+) -> SqlProgram[session_messages.CallsReleased]:
+    released = yield from reservations.release(moment, _require_session(session), request.request_ids)
+    return session_messages.CallsReleased(released=released)
+
+
+def _list(
+    moment: Moment, request: session_messages.ListSessions, _: SessionRow | None
+) -> SqlProgram[session_messages.SessionList]:
+    return (yield from sessions.list_page(moment.now, request))
+
+
+def _show(
+    moment: Moment, request: session_messages.ShowSession, _: SessionRow | None
+) -> SqlProgram[session_messages.Info]:
+    return (yield from sessions.info_by_id(moment.now, request.session_id))
+
+
+def _list_targets(moment: Moment, _: discovery.ListTargets, __: SessionRow | None) -> SqlProgram[discovery.TargetList]:
+    return (yield from targets.list_targets(moment.now))
+
+
+def _pause(moment: Moment, request: admin.PauseTarget, _: SessionRow | None) -> SqlProgram[admin.TargetPause]:
+    return (yield from targets.pause_target(moment.now, request))
+
+
+def _resume(moment: Moment, request: admin.ResumeTarget, _: SessionRow | None) -> SqlProgram[admin.TargetPause]:
+    return (yield from targets.resume_target(moment.now, request))
+
+
+def _list_workers(moment: Moment, _: admin.ListWorkers, __: SessionRow | None) -> SqlProgram[admin.WorkerList]:
+    return (yield from leases.list_workers(moment.now))
+
+
+def _drain(moment: Moment, request: admin.DrainWorker, _: SessionRow | None) -> SqlProgram[admin.WorkerList]:
+    return (yield from leases.request_drain(moment.now, request.worker_id))
+
+
+def _fleet(moment: Moment, _: fleet.GetFleet, __: SessionRow | None) -> SqlProgram[fleet.FleetState]:
+    return (yield from read_fleet(moment.now))
+
+
+def _return_request(
+    _: Moment, request: RequestT, session: SessionRow | None
+) -> SqlProgram[tuple[RequestT, SessionRow]]:
+    """Return the authenticated request; for an operation that needs several transactions after this one."""
+    yield from ()
+    return request, _require_session(session)
+
+
+def _require_session(session: SessionRow | None) -> SessionRow:
+    assert session is not None, "the operation's role requires a session's token"
+    return session
+
+
+_BoundOperation = Callable[[MetadataRequestHandler, Delivery, SessionToken | None], Awaitable[Message]]
+
+
+def _bind(route: Route[RequestT, ReplyT], role: Role, function: OperationFunction[RequestT, ReplyT]) -> _BoundOperation:
+    async def bound(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+        return await request_handler.run_operation(route, role, function, delivery, token)
+
+    return bound
+
+
+async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+    """Answer once the calls that the asker names as answered have ended: a worker replies as soon as its settle is
+    in the queue, which may be before it is in the ledger.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + request_handler.timings.answered_settle_seconds
+    info: session_messages.Info | None = None
+    while info is None:
+        read_info = partial(_read_info, waits=loop.time() < give_up_at)
+        info = await request_handler.run_operation(INFO, Role.SESSION, read_info, delivery, token)
+        if info is None:
+            await asyncio.sleep(SETTLE_CHECK_SECONDS)
+    return info
+
+
+async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+    request, session = await request_handler.run_operation(CANCEL, Role.SESSION, _return_request, delivery, token)
+    return await request_handler.canceller.cancel(session, request.request_ids)
+
+
+OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
+    INFO.key: _info,
+    OPEN.key: _bind(OPEN, Role.EITHER, _open),
+    AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
+    CLOSE.key: _bind(CLOSE, Role.SESSION, _close),
+    CLOSE_CHILDREN.key: _bind(CLOSE_CHILDREN, Role.SESSION, _close_children),
+    RESERVE.key: _bind(RESERVE, Role.SESSION, _reserve),
+    RELEASE.key: _bind(RELEASE, Role.SESSION, _release),
+    CANCEL.key: _cancel,
+    LIST.key: _bind(LIST, Role.ADMINISTRATOR, _list),
+    SHOW.key: _bind(SHOW, Role.ADMINISTRATOR, _show),
+    TARGETS.key: _bind(TARGETS, Role.ADMINISTRATOR, _list_targets),
+    PAUSE.key: _bind(PAUSE, Role.ADMINISTRATOR, _pause),
+    RESUME.key: _bind(RESUME, Role.ADMINISTRATOR, _resume),
+    WORKERS.key: _bind(WORKERS, Role.ADMINISTRATOR, _list_workers),
+    DRAIN.key: _bind(DRAIN, Role.ADMINISTRATOR, _drain),
+    FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, _fleet),
+}
+
+
+def open_child(moment: Moment, request: OpenChild, token: SessionToken) -> SqlProgram[SessionOpened]:
+    """Open a child session of the call's session, until the call's deadline at most; an earlier one is closed.
+
+    Raises `Unauthorized` if the attempt does not run the call now, and what `sessions.open_session` raises.
+    """
+    row = yield from fetch_one(
+        "SELECT deadline FROM call WHERE session_id = ? AND request_id = ? AND state = ? AND attempt_id = ?"
+        " AND incarnation = ?",
+        *(request.session_id, request.request_id, CallState.RUNNING, request.attempt_id, request.incarnation),
+    )
+    parent = yield from load_session(request.session_id)
+    remaining_seconds = 0.0 if row is None else (row[0] - moment.now) / 1000
+    if parent is None or not parent.is_usable(moment.now) or remaining_seconds <= 0:
+        raise Unauthorized
+    yield from _close_earlier(moment, request)
+    terms = OpenSession(
+        default_target=request.targets[0],
+        allowed_targets=request.targets,
+        # A limit above the parent's would be refused, and a parent with a small budget is no error.
+        max_calls=min(request.max_calls, parent.max_calls),
+        expires_in_seconds=min(request.expires_in_seconds or remaining_seconds, remaining_seconds),
+    )
+    opened = yield from sessions.open_session(moment.now, terms, token, parent)
+    yield from execute("UPDATE session SET opened_for = ? WHERE id = ?", request.request_id, opened.session_id)
+    return opened
+
+
+def _close_earlier(moment: Moment, request: OpenChild) -> SqlProgram[None]:
+    rows = yield from execute(
+        "SELECT id FROM session WHERE parent_id = ? AND opened_for = ? AND state <> ?",
+        *(request.session_id, request.request_id, SessionState.CLOSED),
+    )
+    for (child_id,) in rows:
+        child = yield from sessions.require_session(child_id)
+        yield from leases.end_lost_calls(moment, child)
+        yield from reservations.release_all(moment, child)
+        yield from execute("UPDATE session SET state = ? WHERE id = ?", SessionState.CLOSED, child_id)

@@ -1,0 +1,247 @@
+"""Renews workers' leases, and measures how late heartbeats are read, so that no lease lapses for a delay of ours.
+
+Heartbeats have a queue of their own. Each metadata service publishes a probe to it at every interval, with the time on
+the ledger's clock. A queue keeps its order: whoever reads a probe knows that every heartbeat that was sent before it
+was delivered. Leases that end after the last probe that was read do not lapse yet. If probes are read too late,
+heartbeats may have expired in the queue: then no lease lapses for the duration of one lease. The answers to heartbeats
+name the service's own queue for admits, to which workers send without the delay of a quorum queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from quintain.bus.base import Bus, Consumer, Delivery, Envelope, Handler
+from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
+from quintain.contracts.message import Message
+from quintain.errors import BrokerRefused, BudgetUnavailable, BusError, Fault
+from quintain.routes import HEARTBEAT_PROBE
+from quintain.rpc.server import result_or_fault, send_reply
+from quintain.runtime.batching import Batcher
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import admit_topology
+from quintain_metadata import leases
+from quintain_metadata.store import Ledger, Moment, SqlProgram
+
+log = logging.getLogger(__name__)
+
+#: How many are delivered and not acknowledged at most. A service that freezes keeps these from the others, and one more
+#: of each worker, which it acknowledged: together fewer than a worker sends in one lease.
+HEARTBEAT_PREFETCH = 2
+
+
+class LeaseGuard:
+    """Decides which leases may lapse, from the probes that were read. Times are milliseconds on the ledger's clock."""
+
+    def __init__(self, ledger: Ledger, timings: Timings = DEFAULT_TIMINGS) -> None:
+        self._ledger = ledger
+        self._lease_ms, self._gap_ms = timings.lease_ms, int(timings.gap_seconds * 1000)
+        self._read_until = 0
+        self._has_missed = self._was_late = False
+
+    def start(self, now: int) -> None:
+        """Let no lease lapse for the duration of one lease: heartbeats may have been lost before the start."""
+        self._suspend(now)
+        self._read_until = now
+        self._ledger.lapse_leases_until(now)
+
+    def on_missed(self) -> None:
+        """Note that a heartbeat was read and its lease not renewed, because the ledger was out of reach."""
+        self._has_missed = True
+
+    def on_probe(self, sent_at: int, now: int) -> None:
+        """Note that every heartbeat that was sent before this probe was read."""
+        is_late = now - self._read_until > self._gap_ms or self._has_missed
+        if is_late and not self._was_late:
+            log.warning(
+                "Heartbeats are read late: no lease lapses for %.0f s after the last such one", self._lease_ms / 1000
+            )
+        if is_late:
+            self._suspend(now)
+        self._was_late, self._has_missed = is_late, False
+        self._read_until = max(self._read_until, min(sent_at, now))
+        self._ledger.lapse_leases_until(self._read_until)
+
+    def _suspend(self, now: int) -> None:
+        self._ledger.suspend_lease_expiry_until(now + self._lease_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unprocessed:
+    """A heartbeat, or a probe (None), that was delivered."""
+
+    delivery: Delivery
+    heartbeat: Heartbeat | None
+
+
+class HeartbeatConsumer:
+    """Consumes heartbeats and probes in the order of their queue, in batches: one transaction for many heartbeats."""
+
+    def __init__(
+        self, bus: Bus, ledger: Ledger, timings: Timings = DEFAULT_TIMINGS, own_admits: OwnAdmitQueue | None = None
+    ) -> None:
+        self._bus, self._ledger, self._timings = bus, ledger, timings
+        self._own_admits = own_admits or OwnAdmitQueue(bus)
+        self._guard = LeaseGuard(ledger, timings)
+        self._order = asyncio.Lock()
+        self._batches: Batcher[_Unprocessed] = Batcher(self._process)
+        #: Of each worker with a heartbeat that is not processed: done when it is.
+        self._of_worker: dict[str, asyncio.Future[None]] = {}
+        self._probe_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Let no lease lapse for the duration of one lease; called before anything is consumed."""
+        self._guard.start(await self._ledger.now())
+
+    def start_probes(self) -> None:
+        """Publish probes periodically, from when the queue is consumed."""
+        self._probe_task = asyncio.get_running_loop().create_task(self._probe_periodically(), name="heartbeat-probe")
+
+    async def stop(self) -> None:
+        """Publish no more probes, and finish the heartbeats that were acknowledged."""
+        await asyncio.gather(*self._of_worker.values(), return_exceptions=True)
+        if self._probe_task is not None:
+            self._probe_task.cancel()
+            await asyncio.gather(self._probe_task, return_exceptions=True)
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Put one heartbeat or probe in the next batch, after those that were delivered before it, and acknowledge it.
+
+        A heartbeat waits, unacknowledged, while an earlier one of its worker is not processed: a service that freezes
+        must not take all heartbeats of a worker from the others.
+        """
+        async with self._order:
+            if delivery.exchange == HEARTBEAT_PROBE.exchange.name:
+                self._batches.add(_Unprocessed(delivery, None))
+            else:
+                await self._add_heartbeat(delivery)
+            await delivery.ack()
+
+    async def _add_heartbeat(self, delivery: Delivery) -> None:
+        try:
+            heartbeat = Heartbeat.from_wire(delivery.body)
+        except Fault as unreadable:
+            await self._reply(delivery, unreadable)
+            return
+        earlier = self._of_worker.get(heartbeat.incarnation)
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._of_worker[heartbeat.incarnation] = self._batches.add(_Unprocessed(delivery, heartbeat))
+
+    async def renew(self, delivery: Delivery) -> LeaseRenewed:
+        """Renew the lease of the worker that sent this heartbeat."""
+        return await self._renew_one(Heartbeat.from_wire(delivery.body))
+
+    async def _process(self, batch: list[_Unprocessed]) -> None:
+        """Process heartbeats and probes in their order, the heartbeats between two probes in one transaction."""
+        for is_probe, group in groupby(batch, key=lambda one: one.heartbeat is None):
+            if is_probe:
+                for probe in group:
+                    await result_or_fault(self._on_probe(probe.delivery), "reading a probe")
+            else:
+                await self._renew_all(list(group))
+
+    async def _renew_all(self, group: list[_Unprocessed]) -> None:
+        heartbeats = [one.heartbeat for one in group if one.heartbeat is not None]
+        answers: Sequence[LeaseRenewed | Fault]
+        try:
+            renewed = await self._ledger.transact(
+                lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms)
+            )
+            answers = [self._own_admits.tell(each) for each in renewed]
+        except BudgetUnavailable as unavailable:
+            self._guard.on_missed()
+            answers = [BudgetUnavailable(unavailable.message) for _ in heartbeats]
+        except Exception:  # of one of them, and nothing says of which
+            answers = [await result_or_fault(self._renew_one(each), "renewing a lease") for each in heartbeats]
+        for heartbeat in heartbeats:
+            self._of_worker.pop(heartbeat.incarnation, None)
+        await asyncio.gather(*(self._reply(one.delivery, answer) for one, answer in zip(group, answers, strict=True)))
+
+    async def _renew_one(self, heartbeat: Heartbeat) -> LeaseRenewed:
+        try:
+            renewed = await self._ledger.transact(
+                lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
+            )
+        except BudgetUnavailable:
+            self._guard.on_missed()
+            raise
+        return self._own_admits.tell(renewed)
+
+    async def _reply(self, delivery: Delivery, answer: Message | Fault) -> None:
+        try:
+            await send_reply(self._bus, delivery, answer)
+        except BusError as error:
+            # The bus logs its outages, and the worker sends its next heartbeat soon.
+            log.debug("The answer to a heartbeat was not sent: %s", error.message)
+
+    async def _on_probe(self, delivery: Delivery) -> None:
+        probe = HeartbeatProbe.from_wire(delivery.body)
+        # An operation, not `now`: while the ledger is out of reach, no heartbeat can be taken.
+        self._guard.on_probe(probe.sent_at, await self._ledger.transact(_read_time))
+
+    async def _probe_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.sweep_seconds)
+            try:
+                probe = HeartbeatProbe(sent_at=await self._ledger.now())
+                envelope = Envelope(
+                    body=probe.to_wire(),
+                    type=HEARTBEAT_PROBE.key,
+                    expiration_ms=self._timings.lease_ms,
+                    persistent=False,
+                )
+                await self._bus.publish(
+                    HEARTBEAT_PROBE.exchange,
+                    HEARTBEAT_PROBE.key,
+                    envelope,
+                    timeout_seconds=self._timings.heartbeat_seconds,
+                )
+            except (BusError, Fault) as error:
+                # The bus and the ledger log their outages; until a probe is read again, no lease lapses.
+                log.debug("A probe was not published: %s", error.message)
+
+
+def _read_time(moment: Moment) -> SqlProgram[int]:
+    yield from ()
+    return moment.now
+
+
+class OwnAdmitQueue:
+    """An exclusive queue, which ends with this service's connection: the broker then returns what is sent to it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._topology = admit_topology(secrets.token_hex(8))
+        self._consumer: Consumer | None = None
+
+    async def start(self, handler: Handler, *, prefetch: int) -> None:
+        """Declare and consume the queue; without the permission for it the service has only the shared queue."""
+        try:
+            await self._bus.declare(self._topology, redeclare=False)
+        except BrokerRefused as refusal:
+            log.warning("All admits take the shared queue, which is slower: %s", refusal.message)
+            return
+        await self._bus.declare(self._topology)
+        self._consumer = await self._bus.consume(self._topology.queues[0], handler, prefetch=prefetch)
+
+    def tell(self, renewed: LeaseRenewed) -> LeaseRenewed:
+        """Return the answer to a worker with the key of this queue, if it is consumed now."""
+        if self._consumer is None or not self._consumer.active:
+            return renewed
+        return renewed.model_copy(update={"admit_key": self._topology.bindings[0].key})
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Delete the queue, so that further admits are returned to their workers, and wait for the handlers."""
+        if self._consumer is None:
+            return
+        await self._consumer.cancel()
+        with contextlib.suppress(BusError):
+            await self._bus.delete(self._topology.queues[0])
+        await self._consumer.drain(grace_seconds)

@@ -1,0 +1,182 @@
+"""Runs the steps of operations on a connection of PostgreSQL, and maps its errors, by SQLSTATE, to the ledger's.
+
+A server that cannot be used raises `BudgetUnavailable`: callers repeat their request. A violated constraint is a
+defect and raises `AssertionError`, as with SQLite. An error that is not in the tables is raised unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
+from quintain_metadata.store import AdvisoryLock, CapacityCheck, Returned, Row, SqlProgram, Statement, Step
+
+#: Errors after which the whole operation is rolled back and run again: a deadlock, a conflict or an outdated plan.
+_RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
+
+#: PostgreSQL stores no text with U+0000, and no character outside the database's encoding.
+_INVALID_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerProblem:
+    """A problem of the server and its remedy. ``needs_operator``: waiting does not help, so it fails the start."""
+
+    description: str
+    hint: str
+    needs_operator: bool = False
+
+
+_NO_ANSWER = _ServerProblem("it does not answer", "start it, or name the one that runs by QUINTAIN_LEDGER_URL")
+_GRANT_RIGHTS = "give its user the rights on the database's schema, or name another by QUINTAIN_LEDGER_URL"
+
+#: By the first two characters of the SQLSTATE.
+_PROBLEMS_BY_CLASS: Final[dict[str, _ServerProblem]] = {
+    "08": _NO_ANSWER,
+    "25": _ServerProblem(
+        "it takes no writes", "name the primary, not a standby, by QUINTAIN_LEDGER_URL", needs_operator=True
+    ),
+    "28": _ServerProblem("it refuses the login", "check user and password in QUINTAIN_LEDGER_URL", needs_operator=True),
+    "3D": _ServerProblem("it has no such database", "create it (createdb), or name another", needs_operator=True),
+    "40": _ServerProblem("operations deadlock repeatedly", "try again"),
+    "42": _ServerProblem("its tables cannot be used", _GRANT_RIGHTS, needs_operator=True),
+    "53": _ServerProblem("it has no connection, memory or disk left", "raise max_connections, or free its disk"),
+    "55": _ServerProblem("a lock is held for too long", "find its holder in pg_locks"),
+    "57": _ServerProblem("it stops, starts or takes too long", "try again; its log says more"),
+    "58": _ServerProblem("its operating system reports an error", "its log says more"),
+    "XX": _ServerProblem("it has an internal error", "its log says more"),
+}
+
+#: SQLSTATEs that differ from their class.
+_PROBLEMS_BY_SQLSTATE: Final[dict[str, _ServerProblem]] = {
+    # A transaction that was idle for too long, and every statement after it on the same connection.
+    "25P02": _NO_ANSWER,
+    "25P03": _NO_ANSWER,
+}
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether the operation should be run again, at once and from its start."""
+    return isinstance(error, _RETRYABLE)
+
+
+def problem_of(error: BaseException) -> _ServerProblem | None:
+    """Return the problem of the server that this error shows; None for any other error."""
+    if isinstance(error, asyncpg.PostgresError):
+        sqlstate = error.sqlstate or ""
+        return _PROBLEMS_BY_SQLSTATE.get(sqlstate) or _PROBLEMS_BY_CLASS.get(sqlstate[:2])
+    if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
+        # TimeoutError is an OSError. The two errors of asyncpg mean that the connection ended during a call.
+        return _NO_ANSWER
+    return None
+
+
+def translate_error(error: Exception, location: str) -> Exception:
+    """Return the error to raise from an operation in place of this one.
+
+    ``location`` is the server without a password.
+    """
+    if isinstance(error, asyncpg.IntegrityConstraintViolationError):
+        return AssertionError(f"an operation broke the ledger's invariant: {_first_line(error)}")
+    if isinstance(error, _INVALID_TEXT):
+        return BadRequest("A text of this request holds a character that the ledger cannot keep, such as U+0000")
+    problem = problem_of(error)
+    return error if problem is None else BudgetUnavailable(_message(problem, error, location))
+
+
+def translate_startup_error(error: Exception, location: str) -> Exception:
+    """Return the error to raise from the start in place of this one: `ConfigError` where waiting does not help."""
+    if isinstance(error, ValueError):
+        # asyncpg could not parse the URL; its message may contain a part of the password.
+        return ConfigError(f"The ledger {location} cannot be used: the options in QUINTAIN_LEDGER_URL cannot be parsed")
+    problem = problem_of(error)
+    if problem is None:
+        return error
+    kind = ConfigError if problem.needs_operator else BudgetUnavailable
+    return kind(_message(problem, error, location))
+
+
+def _message(problem: _ServerProblem, error: Exception, location: str) -> str:
+    return f"The ledger {location} cannot be used: {problem.description} ({_first_line(error)}): {problem.hint}"
+
+
+def _first_line(error: Exception) -> str:
+    """Return the error's class and first line; the lines after it (DETAIL, HINT) contain data of rows."""
+    name = type(error).__name__
+    text = str(error).partition("\n")[0]
+    return f"{name}: {text}" if text else name
+
+
+Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: the class is not generic at run time
+
+_LOCK_SQL: Final = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest($1::text[]) AS key"
+
+#: A placeholder, or a quoted string, in which a question mark is no placeholder.
+_PLACEHOLDER = re.compile(r"'[^']*'|\?")
+
+
+class PostgresTransaction:
+    """A connection with an open transaction (`TransactionConnection`)."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def lock(self, keys: Sequence[str]) -> None:
+        """Lock these keys, in this order, until the transaction ends."""
+        await self._connection.fetch(_LOCK_SQL, list(keys))
+
+    async def run(self, statement: Statement) -> list[Row]:
+        """Run one statement and return its rows."""
+        records = await self._connection.fetch(number_placeholders(statement.sql), *statement.parameters)
+        return [tuple(record) for record in records]
+
+    async def run_many(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements that differ in their parameters only in one round trip; returns the rows of each."""
+        if len(statements) == 1:
+            return [await self.run(statements[0])]
+        all_rows: list[list[Row]] = [[] for _ in statements]
+        sql = number_placeholders(statements[0].sql)
+        if not statements[0].returns_rows:
+            await self._connection.executemany(sql, [statement.parameters for statement in statements])
+            return all_rows
+        # The rows of all come in one list: the last parameter says whose each row is.
+        sql = f"WITH step AS ({sql}) SELECT ${len(statements[0].parameters) + 1}::integer, step.* FROM step"
+        parameters = [(*statement.parameters, index) for index, statement in enumerate(statements)]
+        for index, *values in await self._connection.fetchmany(sql, parameters):
+            all_rows[index].append(tuple(values))
+        return all_rows
+
+    async def run_program(self, program: SqlProgram[Returned]) -> Returned:
+        """Run one operation to its end and return its result."""
+        try:
+            step = next(program)
+            while True:
+                step = program.send(await self._run_step(step))
+        except StopIteration as stop:
+            result: Returned = stop.value
+            return result
+
+    async def _run_step(self, step: Step) -> list[Row]:
+        match step:
+            case Statement():
+                return await self.run(step)
+            case AdvisoryLock():
+                await self.lock(step.keys)
+                return []
+            case CapacityCheck():
+                await self.lock(step.lock.keys)
+                return await self.run(step.statement)
+
+
+@functools.lru_cache(maxsize=256)
+def number_placeholders(sql: str) -> str:
+    """Replace the ``?`` placeholders of a statement with ``$1``, ``$2`` and so on."""
+    numbers = iter(range(1, sql.count("?") + 1))
+    return _PLACEHOLDER.sub(lambda match: f"${next(numbers)}" if match[0] == "?" else match[0], sql)

@@ -1,0 +1,276 @@
+"""The metadata service: composes its six queue consumers and the periodic sweep over one bus and one ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator
+
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
+
+from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.ledger import AdmitBatch, OpenChild, Register
+from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
+from quintain.contracts.message import Message
+from quintain.contracts.token import SessionToken, digest
+from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
+from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.routes import ADMIT, OPEN_CHILD, PROTOCOL_VERSION, REGISTER
+from quintain.rpc.group_delivery import group_handler
+from quintain.rpc.server import log_defect, result_or_fault, send_reply
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import (
+    ADMIT_QUEUE,
+    DEAD_QUEUE,
+    HEARTBEAT_QUEUE,
+    METADATA_QUEUE,
+    METADATA_TOPOLOGY,
+    SETTLE_QUEUE,
+    UNROUTED_QUEUE,
+    Queue,
+    target_topology,
+)
+from quintain_metadata import handlers, leases, retention, targets
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.cancellation import CallCanceller
+from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
+from quintain_metadata.events import FleetEvents
+from quintain_metadata.handlers import MetadataRequestHandler
+from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
+from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
+from quintain_metadata.replies import AdmitReplySender, LargeReplays
+from quintain_metadata.routing import Router
+from quintain_metadata.settles import SettleConsumer
+from quintain_metadata.store import Ledger
+
+log = logging.getLogger(__name__)
+
+#: The prefetch of the queues that only workers write to. The largest messages there, settles with a reply of
+#: `MAX_STORED_REPLY_BYTES` in base64, are 90 MiB together.
+PREFETCH = 64
+
+#: How often the gauges are read from the ledger, in seconds.
+GAUGES_SECONDS = 10.0
+
+#: The service is not ready if a small query takes the ledger longer than this, in seconds.
+LEDGER_CHECK_SECONDS = 2.0
+
+#: Pause before a ledger that is out of reach is asked again while the service starts, in seconds.
+LEDGER_RETRY_SECONDS = 0.5
+
+
+class MetadataService:
+    """Consumes the queues of sessions and operations, admits, settles, unrouted requests and dead letters."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        admin_sha256: bytes | None,
+        metrics: MetadataMetrics | None = None,
+        *,
+        timings: Timings = DEFAULT_TIMINGS,
+        start_window_seconds: float | None = None,
+    ) -> None:
+        self._metrics, self._timings = metrics or MetadataMetrics(), timings
+        self._identity = ServiceIdentity("metadata")
+        self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
+        self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
+        canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
+        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
+        self._own_admits, self._large_replays = OwnAdmitQueue(bus), LargeReplays()
+        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
+        self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
+        self._consumers: dict[str, Consumer] = {}
+        self._start_window_seconds = start_window_seconds
+        self._router: Router | None = None
+        self._sweep_task: asyncio.Task[None] | None = None
+        self._fill_tasks: set[asyncio.Task[object]] = set()
+        self._gauges_read_at = -math.inf
+
+    async def start(self) -> None:
+        """Declare the topology and the queues of the registered targets, then start consuming and sweeping.
+
+        A ledger that is out of reach meanwhile is waited for, as is the broker.
+        """
+        when_reachable = AsyncRetrying(
+            retry=retry_if_exception_type(BudgetUnavailable), wait=wait_fixed(LEDGER_RETRY_SECONDS)
+        )
+        await when_reachable(self._heartbeats.start)
+        self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
+        await when_reachable(self._router.start)
+        await self._bus.declare(METADATA_TOPOLOGY)
+        names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
+        for target in names:
+            await self._bus.declare(target_topology(target))
+        await self._own_admits.start(self._on_ledger_request, prefetch=PREFETCH)
+        dead_letters = DeadLetterConsumer(self._bus, self._ledger, self._timings)
+        handlers: dict[Queue, Handler] = {
+            METADATA_QUEUE: poison_handler(self._bus, self._request_handler),
+            ADMIT_QUEUE: self._on_ledger_request,
+            SETTLE_QUEUE: SettleConsumer(self._ledger, self._metrics, self._admission_queue, self._timings),
+            UNROUTED_QUEUE: group_handler(self._bus, poison_handler(self._bus, self._router)),
+            DEAD_QUEUE: group_handler(self._bus, poison_handler(self._bus, dead_letters)),
+            HEARTBEAT_QUEUE: self._heartbeats,
+        }
+        client_queues = dict.fromkeys((METADATA_QUEUE, UNROUTED_QUEUE, DEAD_QUEUE), CLIENT_QUEUE_PREFETCH)
+        prefetches = {HEARTBEAT_QUEUE: HEARTBEAT_PREFETCH, **client_queues}
+        for queue, handler in handlers.items():
+            self._consumers[queue.name] = await self._bus.consume(
+                queue, handler, prefetch=prefetches.get(queue, PREFETCH)
+            )
+        self._heartbeats.start_probes()
+        self._ledger.listen_for_capacity(self._on_capacity)
+        self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
+        self._events.start()
+
+    async def stop(self, grace_seconds: float = 10.0) -> None:
+        """Stop consuming, wait up to ``grace_seconds`` for the handlers that run, and stop the sweep."""
+        await self._events.stop()
+        for consumer in self._consumers.values():
+            await consumer.cancel()
+        if self._router is not None:
+            self._router.stop()
+        await asyncio.gather(
+            self._own_admits.stop(grace_seconds),
+            *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
+        )
+        await self._heartbeats.stop()
+        if self._sweep_task is not None:
+            self._sweep_task.cancel()
+            await asyncio.gather(self._sweep_task, return_exceptions=True)
+        await asyncio.gather(*self._fill_tasks)
+
+    def card(self) -> ServiceCard:
+        """Return the card that the service announces to discovery; waiting admits count as in flight."""
+        return self._identity.card(
+            in_flight=self._admission_queue.waiting_count,
+            broker_reconnects=self._bus.reconnects,
+            ledger=self._ledger.kind,
+        )
+
+    async def check(self) -> str | None:
+        """Return why the service is not ready, or None: it must consume all its queues, and the ledger must answer."""
+        not_consumed = [name for name, consumer in self._consumers.items() if not consumer.active]
+        if not_consumed:
+            return f"not consumed: {', '.join(not_consumed)}"
+        try:
+            async with asyncio.timeout(LEDGER_CHECK_SECONDS):
+                await self._ledger.transact(lambda _: targets.target_names())
+        except BudgetUnavailable as unavailable:
+            return unavailable.message
+        except TimeoutError:
+            return f"the ledger does not answer within {LEDGER_CHECK_SECONDS:g} s"
+        return None
+
+    async def _on_ledger_request(self, delivery: Delivery) -> None:
+        answer = await result_or_fault(self._answer_ledger_request(delivery), f"answering {delivery.routing_key}")
+        if answer is not None:
+            await send_reply(self._bus, delivery, answer)
+        await delivery.ack()
+
+    async def _answer_ledger_request(self, delivery: Delivery) -> Message | None:
+        if delivery.routing_key.startswith(ADMIT.key):
+            batch = AdmitBatch.from_wire(delivery.body)
+
+            address = (delivery.reply_to, delivery.correlation_id)
+            sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
+            await self._admission_queue.admit(batch, sender)
+            return None
+        if delivery.routing_key == OPEN_CHILD.key:
+            child = OpenChild.from_wire(delivery.body)
+            return await self._ledger.transact(lambda moment: handlers.open_child(moment, child, SessionToken.mint()))
+        assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys only"
+        registration = Register.from_wire(delivery.body)
+        if registration.protocol != PROTOCOL_VERSION:
+            raise BadRequest(
+                f"protocol: the worker speaks version {registration.protocol}, this metadata service "
+                f"{PROTOCOL_VERSION}: install the same release of Quintain on both"
+            )
+        for target in registration.targets:
+            await self._bus.declare(target_topology(target.name))
+        renewed = await self._ledger.transact(
+            lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms)
+        )
+        return self._own_admits.tell(renewed)
+
+    def _on_capacity(self, target: str) -> None:
+        """Fill a target's capacity that another service announced."""
+        work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
+        task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
+        self._fill_tasks.add(task)
+        task.add_done_callback(self._fill_tasks.discard)
+
+    async def _sweep_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.sweep_seconds)
+            try:
+                await self._ledger.transact(leases.sweep)
+                await self._update_gauges()
+                await self._admission_queue.retry_waiting()
+            except BudgetUnavailable:
+                continue  # logged by the instrumented ledger
+            except (Fault, BusError) as error:
+                log.error("The sweep failed and will be repeated: %s", error.message)
+            except Exception as error:
+                # The sweep must go on after any error: without it no call would ever expire.
+                log_defect(error, "sweeping")
+
+    async def _update_gauges(self) -> None:
+        """Read the gauges from the ledger, at most every `GAUGES_SECONDS`."""
+        now = asyncio.get_running_loop().time()
+        if now - self._gauges_read_at >= GAUGES_SECONDS:
+            self._gauges_read_at = now
+            self._metrics.set_gauges(await self._ledger.transact(read_gauges))
+
+
+@contextlib.asynccontextmanager
+async def running_metadata(  # noqa: PLR0913 -- the service's own arguments
+    bus: Bus,
+    ledger: Ledger,
+    admin_token: str | None,
+    metrics: MetadataMetrics | None = None,
+    *,
+    timings: Timings = DEFAULT_TIMINGS,
+    start_window_seconds: float | None = None,
+    retention_days: int | None = None,
+) -> AsyncIterator[MetadataService]:
+    """Run a metadata service while the context is open. The caller closes the ledger.
+
+    Arguments: ``admin_token`` is the administrator's token, or None for no administrator.
+    ``start_window_seconds`` is for how long after its start calls wait for targets that are not registered, by default
+    as ``timings`` say; 0 where all workers are known to register before the first call. ``retention_days`` is for how
+    long sessions that have ended are kept; None is for ever.
+    """
+    admin_sha256 = None if admin_token is None else digest(admin_token)
+    service = MetadataService(
+        bus,
+        ledger,
+        admin_sha256,
+        metrics,
+        timings=timings,
+        start_window_seconds=start_window_seconds,
+    )
+    try:
+        await service.start()
+        async with announce(bus, service.card), _retaining(ledger, retention_days):
+            yield service
+    finally:
+        await service.stop()
+
+
+@contextlib.asynccontextmanager
+async def _retaining(ledger: Ledger, retention_days: int | None) -> AsyncIterator[None]:
+    """Delete sessions that ended so many days ago, every hour while the context is open."""
+    if retention_days is None:
+        yield
+        return
+    task = asyncio.get_running_loop().create_task(retention.prune_periodically(ledger, retention_days), name="prune")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,1 +1,0 @@
-"""The queue consumers of the metadata service and their composition."""

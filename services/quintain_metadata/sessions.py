@@ -1,0 +1,346 @@
+"""Opens, authenticates, amends, lists and charges sessions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
+from quintain.contracts.proof import CallProof
+from quintain.contracts.session import (
+    DEFAULT_MAX_CALLS,
+    AmendSession,
+    Info,
+    ListSessions,
+    OpenSession,
+    SessionList,
+    SessionOpened,
+    SessionState,
+    TargetUsage,
+)
+from quintain.contracts.token import SessionToken
+from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
+from quintain_metadata.attempts import HOLDER_WITHOUT_ROW
+from quintain_metadata.call_counter import charge
+from quintain_metadata.call_rows import resolved_target
+from quintain_metadata.lifecycle import CallState
+from quintain_metadata.session_rows import SessionRow, load_session, require_authorized
+from quintain_metadata.store import SqlProgram, execute
+from quintain_metadata.targets import current_fingerprints, differences, group_slots, live_served_targets
+
+DEFAULT_DEADLINE_MS = 600_000
+PAGE_SIZE = 100
+
+#: The largest integer that every JSON parser reads exactly.
+MAX_SAFE_INTEGER = 2**53 - 1
+
+#: The longest lifetime of a session that has one, in seconds: a hundred years.
+MAX_LIFETIME_SECONDS = 100 * 366 * 24 * 3600
+
+#: The condition of the index of a session's calls by state, which has no entries of committed calls.
+IS_NOT_COMMITTED = "call.state <> 'committed'"
+
+#: Begins a query over a session (its one parameter) and all its descendants.
+FAMILY_CTE = (
+    "WITH RECURSIVE family (id) AS (SELECT CAST(? AS text) UNION ALL"
+    " SELECT child.id FROM session child JOIN family ON child.parent_id = family.id)"
+)
+
+
+def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[SessionRow]:
+    """Return the session of this token or proof. Raises `Unauthorized`, with the same message for every reason."""
+    session = yield from load_session(credential.id)
+    try:
+        return require_authorized(now, credential, session)
+    except Unauthorized:
+        if not isinstance(credential, CallProof):
+            raise
+        # Made without a routing key, it is also good for the target for which its call was admitted before.
+        target = yield from resolved_target(credential.session_id, credential.request_id)
+        return require_authorized(now, credential.without_target(), session if target == credential.target else None)
+
+
+def require_not_paused(session: SessionRow) -> None:
+    """Raise `Overloaded` while the session or an ancestor is paused by its operator."""
+    if any(member.state == SessionState.PAUSED for member in session.lineage):
+        raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
+
+
+def require_body_allowed(session: SessionRow, size: int) -> None:
+    """Raise `PayloadTooLarge` for a request whose body has more bytes than the session may send."""
+    max_bytes = session.max_body_bytes or DEFAULT_REQUEST_BYTES
+    if size > max_bytes:
+        raise PayloadTooLarge(f"The body has {size} bytes; the limit of this session is {max_bytes}")
+
+
+def open_session(
+    now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
+) -> SqlProgram[SessionOpened]:
+    """Open a session, or a child session within its parent's limits.
+
+    Raises `BadRequest`, `ForbiddenTarget`; `BudgetExhausted` where the parent does not have the calls to reserve.
+    """
+    max_calls, allowed, expires_at = _resolve_limits(now, request, parent)
+    reserved = _resolve_reserved(request, max_calls, parent)
+    if parent is not None and reserved:
+        # What is reserved for a session that ended must be found by its own expiry.
+        expiries = [one for one in (expires_at, *(session.expires_at for session in parent.lineage)) if one is not None]
+        expires_at = min(expiries, default=None)
+    deadline_ms = DEFAULT_DEADLINE_MS if request.deadline_seconds is None else int(request.deadline_seconds * 1000)
+    store_replies = request.store_replies is not False and (parent is None or bool(parent.store_replies))
+    inherited = parent is not None and bool(parent.ignore_unsupported)
+    ignore_unsupported = inherited if request.unsupported is None else request.unsupported == "ignore"
+    max_body_bytes = _resolve_max_body_bytes(request, parent)
+    yield from execute(
+        "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
+        " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported,"
+        " max_body_bytes) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?)",
+        token.id,
+        token.sha256,
+        parent.id if parent else None,
+        request.default_target,
+        None if allowed is None else json.dumps(list(dict.fromkeys(allowed))),
+        max_calls,
+        request.label,
+        deadline_ms,
+        int(store_replies),
+        now,
+        expires_at,
+        reserved,
+        int(ignore_unsupported),
+        max_body_bytes,
+    )
+    if parent is not None and reserved:
+        require_not_paused(parent)
+        yield from charge(parent, reserved)
+    return SessionOpened(session_id=token.id, token=token.text, parent_id=parent.id if parent else None)
+
+
+def _resolve_limits(
+    now: int, request: OpenSession, parent: SessionRow | None
+) -> tuple[int, list[str] | None, int | None]:
+    expires_at = None if request.expires_in_seconds is None else now + _lifetime_ms(request.expires_in_seconds)
+    _require_valid_max_calls(request.max_calls)
+    allowed = request.allowed_targets
+    if allowed is not None and request.default_target not in allowed:
+        raise BadRequest("defaultTarget: it is not among allowedTargets")
+    if parent is None:
+        return DEFAULT_MAX_CALLS if request.max_calls is None else request.max_calls, allowed, expires_at
+    if request.max_calls is not None and request.max_calls > parent.max_calls:
+        raise BadRequest(f"maxCalls: a child may only narrow its parent's {parent.max_calls}")
+    for target in (request.default_target, *(allowed or ())):
+        if not parent.allows(target):
+            raise ForbiddenTarget(f"This session may not call {target!r}, so its child sessions may not either")
+    if allowed is None and parent.allowed_targets is not None:
+        allowed = json.loads(parent.allowed_targets)
+    max_calls = min(DEFAULT_MAX_CALLS, parent.max_calls) if request.max_calls is None else request.max_calls
+    # A child expires with its parent at the latest: `is_usable` checks the parent's expiry too.
+    return max_calls, allowed, expires_at
+
+
+def _resolve_max_body_bytes(request: OpenSession, parent: SessionRow | None) -> int | None:
+    if parent is None:
+        return request.max_body_bytes
+    if request.max_body_bytes is None:
+        return parent.max_body_bytes
+    if request.max_body_bytes > (limit := parent.max_body_bytes or DEFAULT_REQUEST_BYTES):
+        raise BadRequest(f"maxBodyBytes: a child may only narrow its parent's {limit}")
+    return request.max_body_bytes
+
+
+def _resolve_reserved(request: OpenSession, max_calls: int, parent: SessionRow | None) -> int:
+    if not request.reserve:
+        return 0
+    if parent is None:
+        raise BadRequest("reserve: only a child session reserves calls, from its parent")
+    reserved = max_calls if request.reserve is True else request.reserve
+    if reserved > max_calls:
+        raise BadRequest(f"reserve: at most the session's maxCalls, {max_calls}")
+    return reserved
+
+
+def _require_valid_max_calls(max_calls: int | None) -> None:
+    if max_calls is not None and max_calls > MAX_SAFE_INTEGER:
+        raise BadRequest(f"maxCalls: at most {MAX_SAFE_INTEGER}")
+
+
+def _lifetime_ms(seconds: float) -> int:
+    if seconds > MAX_LIFETIME_SECONDS:
+        raise BadRequest(f"expiresInSeconds: at most {MAX_LIFETIME_SECONDS}")
+    return int(seconds * 1000)
+
+
+def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
+    """Change a session's limits or state. Usage is never reset; a limit below the usage is set to the usage."""
+    session = yield from require_session(request.session_id)
+    _require_valid_max_calls(request.max_calls)
+    if request.max_calls is not None:
+        yield from execute(
+            "UPDATE session SET max_calls = CASE WHEN used > ? THEN used ELSE ? END WHERE id = ?",
+            request.max_calls,
+            request.max_calls,
+            session.id,
+        )
+    if request.max_body_bytes is not None:
+        yield from execute("UPDATE session SET max_body_bytes = ? WHERE id = ?", request.max_body_bytes, session.id)
+    if request.state is not None and session.state != SessionState.CLOSED:
+        yield from execute("UPDATE session SET state = ? WHERE id = ?", request.state, session.id)
+    return (yield from info_by_id(now, session.id))
+
+
+def open_children(now: int, session_id: str) -> SqlProgram[list[str]]:
+    """Return the ids of a session's children that are neither closed nor expired, in order."""
+    rows = yield from execute(
+        "SELECT id FROM session WHERE parent_id = ? AND state <> ? AND (expires_at IS NULL OR expires_at > ?)"
+        " ORDER BY id",
+        *(session_id, SessionState.CLOSED, now),
+    )
+    return [row[0] for row in rows]
+
+
+def info_by_id(now: int, session_id: str) -> SqlProgram[Info]:
+    """Return a session's information. Raises `BadRequest` where there is no such session."""
+    session = yield from require_session(session_id)
+    return (yield from session_info(now, session))
+
+
+def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
+    """Return a session's counters, with the calls of its descendants included."""
+    counts = yield from _count_calls(session.id)
+    served = yield from live_served_targets(now)
+    targets = yield from current_fingerprints(served)
+    different_since = yield from differences(now, served)
+    available = session.available(targets)
+    fingerprints = {name: fingerprint for name in available if (fingerprint := targets[name]) is not None}
+    slots = {name: slots for name, slots in (yield from group_slots(now)).items() if name in available}
+    return Info(
+        session_id=session.id,
+        target_name=session.default_target,
+        max_calls=session.max_calls,
+        call_count=counts.used,
+        available_targets=available,
+        allowed_targets=None if session.allowed_targets is None else json.loads(session.allowed_targets),
+        target_fingerprints=fingerprints or None,
+        different_since={name: since for name, since in different_since.items() if session.allows(name)} or None,
+        reserved=counts.reserved,
+        running=counts.running,
+        committed=counts.committed,
+        refunded=counts.refunded,
+        in_doubt=counts.in_doubt,
+        token_usage=TokenUsage(
+            input=session.tokens_input,
+            output=session.tokens_output,
+            cached=session.tokens_cached or None,
+            reasoning=session.tokens_reasoning or None,
+        ),
+        expires_at=session.expires_at,
+        state=SessionState(session.state),
+        label=session.label,
+        parent_id=session.parent_id,
+        unsupported="ignore" if session.ignore_unsupported else None,
+        max_body_bytes=session.max_body_bytes,
+        group_slots=slots or None,
+        now=now,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _CallCounts:
+    """The calls of a session and its descendants, by state; ``used`` is the session's counter.
+
+    ``reserved`` includes what descendants reserved and have not used.
+    """
+
+    used: int
+    reserved: int
+    running: int
+    refunded: int
+    in_doubt: int
+
+    @property
+    def committed(self) -> int:
+        """The charged calls that are in no other state: counting them would read a row of each."""
+        return self.used - self.reserved - self.running - self.in_doubt
+
+
+def _count_calls(session_id: str) -> SqlProgram[_CallCounts]:
+    """Count by one statement, so that the counter and the calls are those of one moment."""
+    rows = yield from execute(
+        f"{FAMILY_CTE} SELECT call.state, count(*) FROM call WHERE call.session_id IN (SELECT id FROM family)"
+        f" AND {IS_NOT_COMMITTED} GROUP BY call.state"
+        " UNION ALL SELECT 'unused', coalesce(sum(session.reserved - session.used), 0) FROM session JOIN family"
+        " USING (id) WHERE session.reserved > session.used AND id <> ?"
+        " UNION ALL SELECT 'used', used FROM session WHERE id = ?",
+        *(session_id, session_id, session_id),
+    )
+    found = {row[0]: int(row[1]) for row in rows}
+    return _CallCounts(
+        used=found["used"],
+        reserved=found.get(CallState.RESERVED, 0) + found["unused"],
+        running=found.get(CallState.RUNNING, 0),
+        refunded=found.get(CallState.REFUNDED, 0),
+        in_doubt=found.get(CallState.IN_DOUBT, 0),
+    )
+
+
+def list_page(now: int, request: ListSessions) -> SqlProgram[SessionList]:
+    """Return one page of sessions, newest first; the cursor is the ``created_at.id`` of the last one."""
+    created_before, _, last_id = (request.cursor or "").partition(".")
+    if request.cursor and not (created_before.isdecimal() and len(created_before) < 18):
+        raise BadRequest("cursor: use the cursor of the previous page")
+    rows = yield from execute(
+        "SELECT id, created_at FROM session WHERE (created_at < ? OR (created_at = ? AND id < ?))"
+        " AND (CAST(? AS text) IS NULL OR state = ?) ORDER BY created_at DESC, id DESC LIMIT ?",
+        int(created_before) if created_before else now + 1,
+        int(created_before) if created_before else now + 1,
+        last_id,
+        request.state,
+        request.state,
+        PAGE_SIZE + 1,
+    )
+    sessions: list[Info] = []
+    for row in rows[:PAGE_SIZE]:
+        sessions.append((yield from info_by_id(now, row[0])))  # noqa: PERF401 -- `yield from` is not allowed in a comprehension
+    has_more = len(rows) > PAGE_SIZE
+    return SessionList(
+        sessions=sessions, cursor=f"{rows[PAGE_SIZE - 1][1]}.{rows[PAGE_SIZE - 1][0]}" if has_more else None
+    )
+
+
+def require_session(session_id: str) -> SqlProgram[SessionRow]:
+    """Return the session of this id. Raises `BadRequest` where there is none."""
+    session = yield from load_session(session_id)
+    if session is None:
+        raise BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")
+    return session
+
+
+#: The states of calls that were charged and sent to their target.
+_CHARGED_STATES = ", ".join(f"'{state}'" for state in (CallState.RUNNING, CallState.COMMITTED, CallState.IN_DOUBT))
+
+#: The number of calls with two attempts of which none is proven unbilled, and none void. Few calls have two attempts.
+_MADE_TWICE = (
+    "CAST(coalesce(sum(CASE WHEN attempts >= 2 AND (SELECT count(*) FROM attempt WHERE attempt.session_id ="
+    " call.session_id AND attempt.request_id = call.request_id AND attempt.state NOT IN ('proven', 'void'))"
+    f" + CASE WHEN {HOLDER_WITHOUT_ROW} THEN 1 ELSE 0 END >= 2 THEN 1 ELSE 0 END), 0) AS bigint)"
+)
+
+
+def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
+    """Return the calls and token usage of a session and its descendants, by target."""
+    sums = ", ".join(f"CAST(coalesce(sum(tokens_{kind}), 0) AS bigint)" for kind in ("input", "output", "cached"))
+    rows = yield from execute(
+        f"{FAMILY_CTE} SELECT target, count(*), count(tokens_input), {_MADE_TWICE}, {sums}"
+        " FROM call WHERE session_id IN (SELECT id FROM family)"
+        f" AND state IN ({_CHARGED_STATES}) GROUP BY target ORDER BY target",
+        session_id,
+    )
+    return {target: _target_usage(*counts) for target, *counts in rows}
+
+
+def _target_usage(
+    calls: int, counted: int, made_twice: int, tokens_in: int, tokens_out: int, cached: int
+) -> TargetUsage:
+    usage = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
+    return TargetUsage(calls=calls, counted=counted, token_usage=usage, made_twice=made_twice)

@@ -1,0 +1,299 @@
+"""Registered targets: their limits, running calls and pauses, and which worker serves them with which fingerprint."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from quintain.contracts.admin import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
+from quintain.contracts.discovery import RegisteredTarget, TargetList
+from quintain.contracts.ledger import DrainState, Register
+from quintain.contracts.strings import shorten
+from quintain.errors import UnknownTarget
+from quintain_metadata.store import (
+    CapacityCheck,
+    Moment,
+    Row,
+    SqlProgram,
+    Statement,
+    execute,
+    fetch_one,
+    lock_on,
+    values_table,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """The target that a request names, the field that named it, and the targets that the session may call."""
+
+    target: str
+    field_name: str
+    is_registered: bool
+    available_targets: list[str]
+
+
+def unknown_target(route: RouteRequest) -> UnknownTarget:
+    """Return the fault that lists the available targets, in the wording of AgentV."""
+    return UnknownTarget(
+        f"Unknown {route.field_name} '{shorten(route.target)}'. Available: {', '.join(route.available_targets)}",
+        available_targets=route.available_targets,
+    )
+
+
+MAX_PAUSE_MS = MAX_PAUSE_SECONDS * 1000
+
+
+def extend_pause(now: int, target: str, duration_ms: int) -> SqlProgram[int | None]:
+    """Pause a target for ``duration_ms`` from now, at most a day; a pause is never shortened.
+
+    Returns the end of the pause, or None where the target is not registered.
+    """
+    paused_until = now + min(duration_ms, MAX_PAUSE_MS)
+    row = yield from fetch_one(
+        "UPDATE target SET paused_until = CASE WHEN paused_until > ? THEN paused_until ELSE ? END WHERE name = ?"
+        " RETURNING paused_until",
+        *(paused_until, paused_until, target),
+    )
+    return None if row is None else row[0]
+
+
+def paused_targets(now: int) -> SqlProgram[dict[str, int]]:
+    """Return the paused targets and the end of each pause, in milliseconds since the epoch."""
+    rows = yield from execute("SELECT name, paused_until FROM target WHERE paused_until > ? ORDER BY name", now)
+    return {row[0]: row[1] for row in rows}
+
+
+def list_targets(now: int) -> SqlProgram[TargetList]:
+    """Return every registered target with its limit, running calls and pause, sorted by name."""
+    running_rows = yield from execute("SELECT target, CAST(sum(running) AS bigint) FROM running_calls GROUP BY target")
+    running_by_target = {row[0]: row[1] for row in running_rows}
+    served = yield from live_served_targets(now)
+    different_since = yield from differences(now, served)
+    rows = yield from execute("SELECT name, provider, model, max_concurrency, paused_until FROM target ORDER BY name")
+    targets = [
+        RegisteredTarget(
+            name=name,
+            provider=provider,
+            model=model,
+            max_concurrency=max_concurrency,
+            running=running_by_target.get(name, 0),
+            paused_until=paused_until if paused_until > now else None,
+            workers_by_fingerprint=_workers_by_fingerprint(served.get(name, ())) or None,
+            different_since=different_since.get(name),
+        )
+        for name, provider, model, max_concurrency, paused_until in rows
+    ]
+    return TargetList(targets=targets, now=now)
+
+
+def _workers_by_fingerprint(served: Iterable[WorkerFingerprint]) -> dict[str, list[str]]:
+    workers: dict[str, list[str]] = {}
+    for one in served:
+        if one.fingerprint is not None:
+            workers.setdefault(one.fingerprint, []).append(one.worker_id)
+    return {fingerprint: sorted(ids) for fingerprint, ids in workers.items()}
+
+
+def free_capacity(moment: Moment, target: str) -> SqlProgram[int | None]:
+    """Return how many more calls of the target may run now: none while it is paused; None where it is not registered.
+
+    The calls of workers whose leases have lapsed are not counted. The counts are maintained by triggers on ``call``.
+    """
+    return _capacity_of((yield _capacity_query(moment, target)))
+
+
+def lock_and_check_full(moment: Moment, target: str) -> SqlProgram[bool]:
+    """Lock a target until the operation ends; returns whether no further call of it may run now."""
+    return _capacity_of((yield CapacityCheck(lock_on("target", target), _capacity_query(moment, target)))) == 0
+
+
+def _capacity_query(moment: Moment, target: str) -> Statement:
+    return Statement(
+        "SELECT CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
+        " FROM running_calls JOIN worker USING (incarnation)"
+        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END FROM target WHERE name = ?",
+        (moment.now, moment.lease_expiry_cutoff, target),
+    )
+
+
+def _capacity_of(rows: list[Row]) -> int | None:
+    return max(0, int(rows[0][0])) if rows else None
+
+
+def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:
+    """Pause a target until the later end of its provider's pause and this one. Raises `UnknownTarget`."""
+    paused_until = yield from extend_pause(now, request.target, math.ceil(request.for_seconds * 1000))
+    if paused_until is None:
+        raise (yield from _unknown_target_fault(request.target))
+    return TargetPause(target=request.target, paused_until=paused_until, now=now)
+
+
+def resume_target(now: int, request: ResumeTarget) -> SqlProgram[TargetPause]:
+    """End a target's pause, including its provider's, which reports it again if needed. Raises `UnknownTarget`."""
+    if (yield from fetch_one("UPDATE target SET paused_until = 0 WHERE name = ? RETURNING 1", request.target)) is None:
+        raise (yield from _unknown_target_fault(request.target))
+    return TargetPause(target=request.target, now=now)
+
+
+def target_names() -> SqlProgram[list[str]]:
+    """Return the names of all registered targets, in the order of registration."""
+    rows = yield from execute("SELECT name FROM target ORDER BY position, name")
+    return [row[0] for row in rows]
+
+
+def _unknown_target_fault(target: str) -> SqlProgram[UnknownTarget]:
+    return unknown_target(
+        RouteRequest(target, "target", is_registered=False, available_targets=(yield from target_names()))
+    )
+
+
+#: How long the pause between two runs of one worker may be, in milliseconds: Kubernetes waits for 5 minutes at most.
+RESTART_MS = 5 * 60_000
+
+
+#: The rank of the first drain state in which a worker takes no more calls.
+DRAINING_RANK = list(DrainState).index(DrainState.DRAINING)
+
+
+class WorkerFingerprint(NamedTuple):
+    """A target as one live worker serves it, since a time in milliseconds since the epoch."""
+
+    target: str
+    worker_id: str
+    fingerprint: str | None
+    since: int
+
+
+def record_served_targets(now: int, registration: Register) -> SqlProgram[None]:
+    """Store what a worker's registration says; the time stays where the fingerprint does."""
+    for card in registration.targets:
+        yield from execute(
+            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots)"
+            " VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (incarnation, target) DO UPDATE SET fingerprint = excluded.fingerprint,"
+            " group_slots = excluded.group_slots,"
+            " since = CASE WHEN COALESCE(served_target.fingerprint, '') = COALESCE(excluded.fingerprint, '')"
+            " THEN served_target.since ELSE excluded.since END",
+            *(registration.incarnation, card.name, card.fingerprint, now, card.slots),
+        )
+
+
+def group_slots(now: int) -> SqlProgram[dict[str, int]]:
+    """Return the targets that live workers serve, each with the fewest slots that one of them has."""
+    rows = yield from execute(
+        "SELECT target, min(group_slots) FROM served_target JOIN worker USING (incarnation) WHERE lease_until > ?"
+        " GROUP BY target",
+        now,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+#: The workers that serve each target, and the free slots of one of them; parameters: now, now, `DRAINING_RANK`.
+_FREE_SLOTS = (
+    "CASE WHEN lease_until > ? AND paused_until <= ? AND drain < ? AND group_slots > coalesce(running, 0)"
+    " THEN group_slots - coalesce(running, 0) ELSE 0 END"
+)
+_SERVING_WORKERS = (
+    "served_target JOIN worker ON worker.incarnation = served_target.incarnation"
+    " JOIN target ON target.name = served_target.target LEFT JOIN running_calls"
+    " ON running_calls.target = served_target.target AND running_calls.incarnation = served_target.incarnation"
+)
+
+
+def free_slots_of_others(now: int, incarnations: Sequence[str]) -> SqlProgram[dict[str, dict[str, int]]]:
+    """Return, for each of these workers, the free slots of its targets in other live workers, where there are any.
+
+    They are no more than the target's own limit has room for.
+    """
+    rows = yield from execute(
+        f"WITH own AS (SELECT served_target.incarnation, served_target.target, {_FREE_SLOTS} AS slots"
+        f" FROM {_SERVING_WORKERS} WHERE served_target.incarnation IN"
+        f" (SELECT column1 FROM {values_table(incarnations)} AS wanted)),"
+        f" total AS (SELECT served_target.target, sum({_FREE_SLOTS}) AS slots, max(max_concurrency)"
+        " - (SELECT coalesce(sum(running), 0) FROM running_calls JOIN worker USING (incarnation)"
+        f" WHERE target = served_target.target AND lease_until > ?) AS room FROM {_SERVING_WORKERS}"
+        " WHERE served_target.target IN (SELECT target FROM own) GROUP BY served_target.target)"
+        " SELECT incarnation, own.target, total.slots - own.slots, room"
+        " FROM own JOIN total ON total.target = own.target",
+        *(now, now, DRAINING_RANK),
+        *incarnations,
+        *(now, now, DRAINING_RANK, now),
+    )
+    slots: dict[str, dict[str, int]] = {}
+    for incarnation, target, others, room in rows:
+        if (count := min(int(others), int(room))) > 0:
+            slots.setdefault(incarnation, {})[target] = count
+    return slots
+
+
+def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint]]]:
+    """Return, by target, what workers with a valid lease serve; the one that changed last comes first."""
+    rows = yield from execute(
+        "SELECT target, worker_id, fingerprint, since FROM served_target JOIN worker USING (incarnation)"
+        " WHERE lease_until > ? ORDER BY target, since DESC, incarnation",
+        now,
+    )
+    by_target: dict[str, list[WorkerFingerprint]] = {}
+    for row in rows:
+        by_target.setdefault(row[0], []).append(WorkerFingerprint(*row))
+    return by_target
+
+
+def count_workers(since: int) -> SqlProgram[dict[str, int]]:
+    """Return, by target, how many workers have a lease until ``since`` or later, in milliseconds since the epoch."""
+    rows = yield from execute(
+        "SELECT target, count(*) FROM served_target JOIN worker USING (incarnation) WHERE lease_until >= ?"
+        " GROUP BY target",
+        since,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def count_last_workers(lease_ms: int) -> SqlProgram[dict[str, int]]:
+    """Return, by target, how many workers were live when a lease was last renewed."""
+    row = yield from fetch_one("SELECT max(lease_until) FROM worker")
+    return {} if row is None or row[0] is None else (yield from count_workers(row[0] - lease_ms))
+
+
+def current_fingerprints(live: Mapping[str, Sequence[WorkerFingerprint]]) -> SqlProgram[dict[str, str | None]]:
+    """Return every registered target, in the order of registration, with the fingerprint of the live worker that
+    changed last.
+
+    Where no worker is live it is that of the last registration.
+    """
+    rows = yield from execute("SELECT name, fingerprint FROM target ORDER BY position, name")
+    return {name: live[name][0].fingerprint if name in live else last for name, last in rows}
+
+
+def differences(now: int, live: Mapping[str, Sequence[WorkerFingerprint]]) -> SqlProgram[dict[str, int]]:
+    """Return, for the targets whose live workers serve them with different fingerprints, since when they do.
+
+    Of a worker that reports no fingerprint, nothing is known. A worker that starts again within `RESTART_MS` goes on
+    with what its predecessor served.
+    """
+    fingerprints = {target: {one.fingerprint for one in served} - {None} for target, served in live.items()}
+    first_seen = {(target, one): now for target, found in fingerprints.items() if len(found) > 1 for one in found}
+    if not first_seen:
+        return {}
+    # Latest first: each row may only continue what later ones began.
+    rows = yield from execute(
+        "SELECT target, fingerprint, since, lease_until FROM served_target JOIN worker USING (incarnation)"
+        " ORDER BY lease_until DESC"
+    )
+    for target, fingerprint, since, lease_until in rows:
+        first = first_seen.get((target, fingerprint))
+        if first is not None and lease_until >= first - RESTART_MS:
+            first_seen[target, fingerprint] = min(first, since)
+    # Of a target's fingerprints, the second oldest is the one with which the difference began.
+    return {
+        target: sorted(first_seen[target, one] for one in fingerprints[target])[1]
+        for target in dict.fromkeys(target for target, _ in first_seen)
+    }
+
+
+def delete_served_targets_of_forgotten_workers() -> SqlProgram[None]:
+    """Delete what workers served that the ledger does not know any more."""
+    yield from execute("DELETE FROM served_target WHERE incarnation NOT IN (SELECT incarnation FROM worker)")

@@ -1,0 +1,308 @@
+"""The admits that wait for a decision: which of them the ledger can decide now, and an index by what they wait for.
+
+An admit that is not found to be ready would be decided as before, so that its service need not ask about it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from quintain.contracts.ledger import Admission, Admit
+from quintain.contracts.session import SessionState
+from quintain_metadata import targets
+from quintain_metadata.calls import DUPLICATE_WAIT_MS, DeferReason, Deferred
+from quintain_metadata.store import Moment, SqlProgram, SqlValue, acquire_lock, execute, values_table
+
+#: The key of a call: its session's id and its request id.
+CallKey = tuple[str, str]
+
+#: How many calls one statement names at most: a statement may have 32,766 parameters.
+MAX_CALLS_PER_STATEMENT = 10_000
+
+#: Lists of calls are filled up to a multiple of this, so that few statements differ in length only.
+CALLS_ROUNDED_TO = 64
+
+#: Lists of attempts, which have at most a few dozen, are filled up to a multiple of this for the same reason: a
+#: connection of PostgreSQL keeps each statement of another length, with what it knows of its parameters.
+ATTEMPTS_ROUNDED_TO = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedFor:
+    """What the admits of one service wait for.
+
+    ``joined`` are the calls that their admits join, ``new`` those that no attempt runs; ``sessions`` the sessions of
+    both, and ``incarnations`` the workers whose leases are waited for.
+    """
+
+    joined: Sequence[CallKey] = ()
+    new: Sequence[CallKey] = ()
+    sessions: Sequence[str] = ()
+    incarnations: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class Ready:
+    """What need not be waited for any longer. ``now`` is the store's clock, in milliseconds since the epoch.
+
+    ``closed_sessions`` may call nothing any more, ``paused_sessions`` no new call.
+    """
+
+    now: int
+    calls: set[CallKey] = field(default_factory=set)
+    closed_sessions: set[str] = field(default_factory=set)
+    paused_sessions: set[str] = field(default_factory=set)
+    incarnations: set[str] = field(default_factory=set)
+
+
+def read_ready(moment: Moment, waited_for: WaitedFor) -> SqlProgram[Ready]:
+    """Return what can be decided now, and record that the joined calls are waited for."""
+    ready = Ready(moment.now)
+    for page in _pages(waited_for.joined):
+        yield from _renew_joins(moment, page)
+        ready.calls |= yield from _ended_calls(moment, page)
+    for page in _pages(waited_for.new):
+        ready.calls |= yield from _answered_calls(page)
+    yield from _read_sessions(moment, waited_for.sessions, ready)
+    if waited_for.incarnations:
+        rows = yield from execute(
+            f"SELECT incarnation FROM {values_table(waited_for.incarnations)} AS wanted"
+            " JOIN worker ON worker.incarnation = wanted.column1 WHERE lease_until > ?",
+            *waited_for.incarnations,
+            moment.lease_expiry_cutoff,
+        )
+        ready.incarnations = {row[0] for row in rows}
+    return ready
+
+
+def read_capacity(
+    moment: Moment, target: str, attempts: Mapping[str, CallKey]
+) -> SqlProgram[tuple[int | None, set[str]]]:
+    """Return the target's free capacity (None: no limit), and which attempts are ended: granted before, or void.
+
+    ``attempts`` are those that wait, in their order, with their calls; as many as have room are looked up.
+    """
+    capacity = yield from targets.free_capacity(moment, target)
+    first_ids = list(attempts)[:capacity]
+    if not first_ids:
+        return capacity, set()
+    first_ids += [first_ids[0]] * (-len(first_ids) % ATTEMPTS_ROUNDED_TO)
+    table, parameters = _table([attempts[attempt_id] for attempt_id in first_ids])
+    rows = yield from execute(
+        f"SELECT id FROM {values_table(first_ids)} AS wanted JOIN attempt ON attempt.id = wanted.column1"
+        f" UNION SELECT call.attempt_id FROM {table} AS wanted JOIN call ON {_IS_WANTED}",
+        *(*first_ids, *parameters),
+    )
+    return capacity, {row[0] for row in rows}.intersection(first_ids)
+
+
+def _pages(calls: Sequence[CallKey]) -> Iterator[list[CallKey]]:
+    for start in range(0, len(calls), MAX_CALLS_PER_STATEMENT):
+        page = list(calls[start : start + MAX_CALLS_PER_STATEMENT])
+        yield page + page[:1] * (-len(page) % CALLS_ROUNDED_TO)
+
+
+def _table(page: Sequence[CallKey]) -> tuple[str, list[SqlValue]]:
+    """Return SQL for these calls as a table with ``column1`` and ``column2``, and its parameters."""
+    return f"(VALUES {', '.join(['(?, ?)'] * len(page))})", [part for key in page for part in key]
+
+
+_IS_WANTED = "call.session_id = wanted.column1 AND call.request_id = wanted.column2"
+
+
+def _renew_joins(moment: Moment, page: Sequence[CallKey]) -> SqlProgram[None]:
+    table, parameters = _table(page)
+    # Services that renew joins of the same calls would lock their rows in different orders.
+    yield from acquire_lock("joins")
+    yield from execute(
+        f"UPDATE call SET joined_until = ? FROM {table} AS wanted WHERE {_IS_WANTED} AND call.state = 'running'"
+        " AND call.cancelled_at IS NULL AND call.joined_until < ?",
+        *(moment.now + DUPLICATE_WAIT_MS, *parameters, moment.now + DUPLICATE_WAIT_MS // 2),
+    )
+
+
+def _ended_calls(moment: Moment, page: Sequence[CallKey]) -> SqlProgram[set[CallKey]]:
+    """Return those of these calls that no worker with a valid lease runs."""
+    table, parameters = _table(page)
+    rows = yield from execute(
+        f"SELECT call.session_id, call.request_id FROM {table} AS wanted JOIN call ON {_IS_WANTED}"
+        " LEFT JOIN worker ON worker.incarnation = call.incarnation"
+        " WHERE call.state <> 'running' OR worker.lease_until IS NULL OR worker.lease_until <= ?",
+        *(*parameters, moment.lease_expiry_cutoff),
+    )
+    return {(row[0], row[1]) for row in rows}
+
+
+def _answered_calls(page: Sequence[CallKey]) -> SqlProgram[set[CallKey]]:
+    """Return those of these calls that were cancelled, or answered through another attempt."""
+    table, parameters = _table(page)
+    rows = yield from execute(
+        f"SELECT call.session_id, call.request_id FROM {table} AS wanted JOIN call ON {_IS_WANTED}"
+        " WHERE call.state IN ('committed', 'inDoubt') OR (call.state <> 'running' AND call.cancelled_at IS NOT NULL)",
+        *parameters,
+    )
+    return {(row[0], row[1]) for row in rows}
+
+
+def _read_sessions(moment: Moment, session_ids: Sequence[str], ready: Ready) -> SqlProgram[None]:
+    """Find the sessions that are not open, or have an ancestor that is not."""
+    if not session_ids:
+        return
+    rows = yield from execute(
+        f"WITH RECURSIVE lineage (id, member) AS (SELECT column1, column1 FROM {values_table(session_ids)} AS wanted"
+        " UNION ALL SELECT lineage.id, session.parent_id FROM lineage JOIN session ON session.id = lineage.member"
+        " WHERE session.parent_id IS NOT NULL)"
+        " SELECT lineage.id, session.state FROM lineage JOIN session ON session.id = lineage.member"
+        " WHERE session.state <> 'open' OR session.expires_at <= ?",
+        *session_ids,
+        moment.now,
+    )
+    for session_id, state in rows:
+        (ready.paused_sessions if state == SessionState.PAUSED else ready.closed_sessions).add(session_id)
+
+
+Key = TypeVar("Key")
+
+#: Sends an answer to the worker that asked: the decided admissions, and the attempt ids that must wait. Two that are
+#: equal send to the same worker.
+SendAnswer = Callable[[list[Admission], list[str]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingAdmit:
+    """An admit that waits for a decision."""
+
+    admit: Admit
+    incarnation: str
+    send_answer: SendAnswer
+    deferred: Deferred
+    #: When its worker last sent the admit, in the loop's seconds.
+    last_requested_at: float
+
+    @property
+    def call_key(self) -> CallKey:
+        """The key of the call it wants to run: session id and request id."""
+        return self.deferred.session_id, self.deferred.request_id
+
+    @property
+    def line(self) -> tuple[str, bool] | None:
+        """The line in which it waits for its target: the target, and whether it is a new call; None where in none."""
+        deferred = self.deferred
+        return (deferred.target, not deferred.is_takeover) if deferred.reason is DeferReason.TARGET else None
+
+    def is_ready(self, ready: Ready) -> bool:
+        """Whether the ledger would decide otherwise than before, but for its target's free capacity."""
+        deferred = self.deferred
+        if self.call_key in ready.calls or deferred.session_id in ready.closed_sessions:
+            return True
+        if deferred.is_duplicate:
+            return False
+        if deferred.deadline <= ready.now or (
+            deferred.session_id in ready.paused_sessions and not deferred.is_takeover
+        ):
+            return True
+        return deferred.reason is DeferReason.LEASE and self.incarnation in ready.incarnations
+
+
+class WaitingAdmits:
+    """The admits of one service that wait, by attempt, by call and by target.
+
+    At a target take-overs come before new calls, and among each kind the first to arrive is the first.
+    """
+
+    def __init__(self) -> None:
+        self._admits: dict[str, WaitingAdmit] = {}
+        self._by_call: dict[CallKey, dict[str, None]] = {}
+        self._lines: dict[tuple[str, bool], dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._admits)
+
+    def get(self, attempt_id: str) -> WaitingAdmit | None:
+        """Return the waiting admit of this attempt, or None."""
+        return self._admits.get(attempt_id)
+
+    def put(self, waiting: WaitingAdmit) -> None:
+        """Add an admit, or replace the one of its attempt, which keeps its place in its line."""
+        attempt_id = waiting.admit.attempt_id
+        before = self._admits.get(attempt_id)
+        if before is not None and before.line != waiting.line:
+            self._leave_line(before)
+        self._admits[attempt_id] = waiting
+        self._by_call.setdefault(waiting.call_key, {})[attempt_id] = None
+        if waiting.line is not None:
+            self._lines.setdefault(waiting.line, {})[attempt_id] = None
+
+    def remove(self, attempt_id: str) -> WaitingAdmit | None:
+        """Remove the admit of this attempt and return it; None where none waits."""
+        waiting = self._admits.pop(attempt_id, None)
+        if waiting is None:
+            return None
+        self._leave_line(waiting)
+        _discard(self._by_call, waiting.call_key, attempt_id)
+        return waiting
+
+    def of_calls(self, keys: Iterable[CallKey]) -> list[WaitingAdmit]:
+        """Return the admits of these calls."""
+        return [self._admits[attempt_id] for key in keys for attempt_id in self._by_call.get(key, ())]
+
+    def count_duplicates(self, key: CallKey, *, but: str) -> int:
+        """Return how many admits join this call, without the attempt ``but``."""
+        return sum(
+            waiting.deferred.is_duplicate and waiting.admit.attempt_id != but for waiting in self.of_calls([key])
+        )
+
+    def targets(self) -> list[str]:
+        """Return the targets for whose capacity admits wait."""
+        return list(dict.fromkeys(target for target, _ in self._lines))
+
+    def is_awaited(self, target: str) -> bool:
+        """Whether an admit waits for this target's capacity."""
+        return (target, True) in self._lines or (target, False) in self._lines
+
+    def first_at(self, target: str, count: int) -> list[WaitingAdmit]:
+        """Return the first so many that wait for this target's capacity: take-overs, then new calls."""
+        lines = (self._lines.get((target, is_new), {}) for is_new in (False, True))
+        return [self._admits[attempt_id] for attempt_id in itertools.islice(itertools.chain(*lines), count)]
+
+    def requested_before(self, time: float) -> list[WaitingAdmit]:
+        """Return the admits that their workers have not sent since this time, in the loop's seconds."""
+        return [waiting for waiting in self if waiting.last_requested_at < time]
+
+    def ready(self, ready: Ready) -> list[WaitingAdmit]:
+        """Return the admits that can be decided now, take-overs among them first."""
+        found = [waiting for waiting in self if waiting.is_ready(ready)]
+        return sorted(found, key=lambda waiting: not waiting.deferred.is_duplicate)
+
+    def waited_for(self) -> WaitedFor:
+        """Return what the admits wait for."""
+        return WaitedFor(
+            joined=_unique(waiting.call_key for waiting in self if waiting.deferred.is_duplicate),
+            new=_unique(waiting.call_key for waiting in self if not waiting.deferred.is_duplicate),
+            sessions=_unique(waiting.deferred.session_id for waiting in self),
+            incarnations=_unique(
+                waiting.incarnation for waiting in self if waiting.deferred.reason is DeferReason.LEASE
+            ),
+        )
+
+    def __iter__(self) -> Iterator[WaitingAdmit]:
+        return iter(self._admits.values())
+
+    def _leave_line(self, waiting: WaitingAdmit) -> None:
+        if waiting.line is not None:
+            _discard(self._lines, waiting.line, waiting.admit.attempt_id)
+
+
+def _discard(index: dict[Key, dict[str, None]], key: Key, attempt_id: str) -> None:
+    """Remove an attempt from an index, and its entry with its last attempt."""
+    members = index[key]
+    del members[attempt_id]
+    if not members:
+        del index[key]
+
+
+def _unique(items: Iterable[Key]) -> list[Key]:
+    return list(dict.fromkeys(items))
