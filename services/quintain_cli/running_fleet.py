@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Collection
 
 from quintain.client.admin import Admin
-from quintain.client.client import Client
-from quintain.client.connect import connect_admin
+from quintain.client.client import Client, connect_admin
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError
 from quintain.settings import MEMORY_URL, Settings, environment, read_settings

@@ -14,15 +14,14 @@ import quintain_worker
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.config import Config, card_of, target_fingerprints
 from quintain.config.prices import target_price
+from quintain.contracts.proof import digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
 from quintain.fleet.announce import announce
-from quintain.secret_files import without_variables
-from quintain.settings import MEMORY_URL, read_trace_settings
+from quintain.settings import MEMORY_URL, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.

@@ -14,8 +14,7 @@ from typing import Any, Final
 from quintain.apis.chat import DifferentAnswer
 from quintain.apis.streams import STREAMS, AnswerStream
 from quintain.contracts.api_request import ApiName
-from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import Result
+from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault, ProviderFailed
 from quintain_gateway.errors import anthropic_error, openai_error
 

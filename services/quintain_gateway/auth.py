@@ -14,14 +14,13 @@ from starlette.requests import Request
 
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
-from quintain.client.call_groups import CallGroups
 from quintain.client.client import Client
-from quintain.client.sessions import AnsweredCalls, DefaultTargets
+from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
 from quintain.clock import Clock
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BudgetExhausted, PayloadTooLarge, Unauthorized
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain_gateway.bodies import BodyReader
 from quintain_gateway.calls import RetryWindow
 from quintain_gateway.endpoint import RequestContext, context_of, is_anthropic

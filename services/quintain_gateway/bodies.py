@@ -19,7 +19,7 @@ from quintain.client.client import Client
 from quintain.contracts.api_request import CARRIED_HEADERS, ApiName, ApiRequest
 from quintain.contracts.json_text import JsonText, parse_json_object
 from quintain.errors import BadRequest, Cancelled, PayloadTooLarge
-from quintain.runtime.timeouts import Timeouts
+from quintain.runtime.concurrency import Timeouts
 from quintain_gateway.endpoint import RequestContext, context_of
 from quintain_gateway.errors import BUSY_RETRY_MS, LargeBodiesBusy, RequestTimeout
 from quintain_gateway.settings import GatewayLimits

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from quintain.client.client import Client
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import Result
+from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import BudgetExhausted, BusError, Fault, ForbiddenTarget, NoAnswer
 from quintain.rpc.server import log_defect
 from quintain_gateway.endpoint import unreachable_fault

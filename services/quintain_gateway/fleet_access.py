@@ -15,7 +15,7 @@ from quintain.client.amqp_transport import AmqpTransport
 from quintain.errors import BusError, Unauthorized
 from quintain.fleet.fleet_figures import FleetFigures
 from quintain.fleet.watch import FleetWatch
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.web import is_same_text
 
 #: The watch ends when nobody has looked for so long, in seconds; a page that is open looks all the time.

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import Result
+from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault
 from quintain_gateway.answers import KEEP_ALIVE_COMMENT, AnswerEncoder, ignored_fields
 from quintain_gateway.calls import CallEvent, CallGroup

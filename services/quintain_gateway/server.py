@@ -23,13 +23,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quintain.bus.base import Bus
 from quintain.clock import Clock
-from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, Fault
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
 from quintain.rpc.broker_probe import report_ready
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.runtime.http_server import serve_uvicorn
 from quintain_gateway.apis.health import MetadataHealthCheck
 from quintain_gateway.app import build_app

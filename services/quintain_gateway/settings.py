@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.errors import ConfigError
 from quintain.runtime.http_server import LOOPBACK, open_listener, url_of
 

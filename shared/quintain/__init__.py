@@ -16,8 +16,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "quintain.sync": (),
-        "quintain.client.client": ("Client",),
-        "quintain.client.connect": ("connect",),
+        "quintain.client.client": ("Client", "connect"),
         "quintain.client.transport": ("BatchItem",),
         "quintain.contracts.invoke": (
             "ChatMessage",

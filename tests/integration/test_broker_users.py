@@ -13,13 +13,13 @@ import pytest
 import quintain
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.config import load_config
 from quintain.contracts.session import OpenSession
 from quintain.dlq import PoisonQueue
 from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.settings import environment
 from quintain.target import Event, EventResponse, ObservableEvent, SecurityDomainTag
 from quintain.topology import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.config import Config, load_config, target_fingerprints
 from quintain.config.fingerprint import hosted_fingerprint
 from quintain.contracts.session import OpenSession

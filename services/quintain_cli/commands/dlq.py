@@ -14,10 +14,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from quintain.client.connect import connect
-from quintain.contracts.dlq import PoisonMessage, PoisonMessageList
+from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.dlq import PoisonQueue
+from quintain.dlq import PoisonMessage, PoisonMessageList, PoisonQueue
 from quintain.errors import BadRequest, ConfigError, Expired, Fault
 from quintain.settings import environment, read_settings
 from quintain_cli import console, services

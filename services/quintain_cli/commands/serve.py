@@ -16,8 +16,7 @@ from quintain.errors import BrokerUnavailable, ConfigError
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
 from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import report_ready
-from quintain.runtime.gc import exempt_existing_objects
-from quintain.runtime.malloc import map_large_blocks
+from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli import services
 from quintain_cli.config_file import load_configuration

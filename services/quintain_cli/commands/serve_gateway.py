@@ -9,9 +9,8 @@ import typer
 
 import quintain_gateway
 from quintain.bus.broker_url import without_password
-from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.http_server import LOOPBACK
-from quintain.runtime.malloc import map_large_blocks
+from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
 from quintain.settings import environment, read_settings
 from quintain_cli.commands.serve import (
     AsJson,

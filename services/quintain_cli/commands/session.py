@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quintain.client.admin import Admin
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.contracts.invoke import Unsupported
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.session import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState

@@ -20,7 +20,7 @@ from quintain.fleet.fleet_figures import LEASED_PROVIDER, FleetFigures, TargetFi
 from quintain.fleet.model import SILENT_SECONDS
 from quintain.fleet.tables import NOTHING, Cell, Table, fleet_facts, fleet_tables
 from quintain.fleet.watch import FleetWatch
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.settings import Settings, environment, read_settings
 from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_queue
 from quintain_cli import services

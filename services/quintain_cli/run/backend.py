@@ -17,12 +17,11 @@ from quintain.bus.broker_url import without_password
 from quintain.bus.memory import MemoryBroker
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
-from quintain.client.client import Client
-from quintain.client.connect import verified_client
+from quintain.client.client import Client, verified_client
 from quintain.client.http_transport import HttpTransport, open_http_connection, open_http_transport
 from quintain.config import Config
 from quintain.contracts.session import Info
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_cli import services
 from quintain_cli.config_file import find_configuration, load_configuration

@@ -15,7 +15,7 @@ import typer
 from quintain.config import card_of
 from quintain.config.prices import known_prices
 from quintain.errors import ConfigError
-from quintain.runtime.gc import reduce_gc_frequency
+from quintain.runtime.process_memory import reduce_gc_frequency
 from quintain.settings import environment, read_settings
 from quintain_cli.console import (
     EXIT_INTERRUPTED,

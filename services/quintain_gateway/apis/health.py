@@ -12,12 +12,12 @@ import contextlib
 
 from starlette.routing import Route
 
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import GetInfo
-from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthEndpoints, Live, Readiness
 from quintain.routes import INFO, TOKEN_HEADER
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain_gateway.auth import FleetGateway
 from quintain_gateway.endpoint import PLAIN, method_route
 from quintain_gateway.openapi import Operation, fault_responses

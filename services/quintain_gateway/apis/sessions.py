@@ -13,11 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
-from quintain.contracts.limits import BodyBytes
-from quintain.contracts.message import Message, StrictMessage, describe_validation_error, unknown_keys_message
+from quintain.contracts.message import (
+    BodyBytes,
+    Message,
+    StrictMessage,
+    describe_validation_error,
+    unknown_keys_message,
+)
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import (
     AmendSession,
-    Count,
     Info,
     ListSessions,
     OpenSession,
@@ -26,8 +31,7 @@ from quintain.contracts.session import (
     SessionState,
     ShowSession,
 )
-from quintain.contracts.strings import Id
-from quintain.contracts.token import SessionToken
+from quintain.contracts.values import Count, Id
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain_gateway.auth import FleetGateway, bearer_token
 from quintain_gateway.endpoint import PLAIN, method_route

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import ConfigError, QuintainError
-from quintain.runtime.batching import Batcher
+from quintain.runtime.concurrency import Batcher
 from quintain_runner.files import atomic_write, exclusive_lock, sync_folder
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowKey

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from quintain.apis.translation import Json, Translation
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import Billing, ProviderFailure
 

@@ -10,9 +10,8 @@ from quintain.apis.chat import pieces_of
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, count_of, objects, text_of
 from quintain.contracts.api_request import ApiName
-from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
-from quintain.contracts.invoke import OutputMessage, Reasoning, TokenUsage, ToolCall
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.invoke import OutputMessage, Reasoning, ReasoningChunk, TokenUsage, ToolCall, ToolCallChunk
+from quintain.contracts.values import replace_surrogates
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 
 #: What the answers of each API have, as a list: one without it is none.

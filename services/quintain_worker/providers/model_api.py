@@ -14,7 +14,7 @@ from quintain.apis.translation import Json
 from quintain.config import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
 from quintain.http_client import ConnectionLost, HttpClient, NotSent
 from quintain_worker.providers.model_answers import ProviderReply, join_texts

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from quintain.config import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.config.references import redact_secrets
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
     BadRequest,
     Fault,

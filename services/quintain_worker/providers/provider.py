@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from quintain.bus.base import Bus
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
 from quintain.errors import Fault
 from quintain.timings import DEFAULT_TIMINGS, Timings
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quintain.bus.base import Envelope, Subscription
-from quintain.bus.handler_tasks import HandlerTasks
+from quintain.bus.base import Envelope, HandlerTasks, Subscription
 from quintain.topology import DELIVERY_LIMIT, Queue, Topology
 
 

@@ -27,11 +27,15 @@ from quintain.bus.base import (
     Subscription,
 )
 from quintain.bus.broker_url import url_user, without_password
-from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
-from quintain.bus.rabbit_consumer import RabbitConsumer
+from quintain.bus.rabbit_connection import (
+    CONNECTION_ERRORS,
+    RETRY_SECONDS,
+    OutageLog,
+    RabbitConnection,
+    translate_errors,
+)
+from quintain.bus.rabbit_consumer import RabbitConsumer, to_amqp_properties
 from quintain.bus.rabbit_declarations import Declarations
-from quintain.bus.rabbit_logging import OutageLog
-from quintain.bus.rabbit_message import to_amqp_properties
 from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
 from quintain.topology import Exchange, Queue, Topology
 

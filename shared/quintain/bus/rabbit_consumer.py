@@ -1,19 +1,24 @@
-"""A RabbitMQ consumer: one supervised task that consumes again after any loss of channel, connection or queue."""
+"""A RabbitMQ consumer: one supervised task that consumes again after any loss of channel, connection or queue.
+
+Deliveries are acknowledged together, with one frame for all that came one after another.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
+import aiormq
 from aio_pika.abc import AbstractChannel
 from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
 
-from quintain.bus.base import Subscription
-from quintain.bus.handler_tasks import HandlerTasks
-from quintain.bus.rabbit_acks import ChannelAcks
+from quintain.bus.base import Envelope, HandlerTasks, Subscription
 from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
-from quintain.bus.rabbit_message import RabbitDelivery
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError
 from quintain.topology import DELIVERY_LIMIT, Queue
 
@@ -181,3 +186,156 @@ class RabbitConsumer:
                 await self._connection.close_channel(channel)
             except CONNECTION_ERRORS:
                 log.debug("The channel of %s was gone before it was closed", self._queue.name)
+
+
+@dataclass(slots=True, eq=False)
+class RabbitDelivery:
+    """A `Delivery` over RabbitMQ, settled on the channel it arrived on or not at all."""
+
+    _message: DeliveredMessage
+    _acks: ChannelAcks
+
+    @property
+    def body(self) -> bytes:
+        """The message's body."""
+        return self._message.body
+
+    @property
+    def type(self) -> str:
+        """The AMQP property ``type``, empty if absent."""
+        return self._properties.message_type or ""
+
+    @property
+    def correlation_id(self) -> str | None:
+        """The AMQP property ``correlation_id``."""
+        return self._properties.correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        """The AMQP property ``reply_to``."""
+        return self._properties.reply_to
+
+    @property
+    def headers(self) -> Mapping[str, object]:
+        """The message's headers."""
+        return self._properties.headers or {}
+
+    @property
+    def expiration_ms(self) -> int | None:
+        """The AMQP property ``expiration`` in milliseconds, None if absent or not a number."""
+        text = self._properties.expiration
+        return int(text) if text and text.isdecimal() else None
+
+    @property
+    def exchange(self) -> str:
+        """The exchange the message was published to."""
+        return self._message.exchange or ""
+
+    @property
+    def routing_key(self) -> str:
+        """The routing key the message was published with."""
+        return self._message.routing_key or ""
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether the broker marked the message as redelivered."""
+        return bool(self._message.redelivered)
+
+    async def ack(self) -> None:
+        """Implements `Delivery.ack`."""
+        self._acks.ack(self._delivery_tag)
+
+    async def requeue(self) -> None:
+        """Implements `Delivery.requeue`."""
+        await self._acks.nack(self._delivery_tag, requeue=True)
+
+    async def dead_letter(self) -> None:
+        """Implements `Delivery.dead_letter`."""
+        await self._acks.nack(self._delivery_tag, requeue=False)
+
+    @property
+    def _properties(self) -> Basic.Properties:
+        return self._message.header.properties
+
+    @property
+    def _delivery_tag(self) -> int:
+        return self._message.delivery_tag or 0
+
+
+def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
+    """Return the AMQP properties of an envelope.
+
+    ``message_id`` is new for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
+    the wrong publish.
+    """
+    return Basic.Properties(
+        content_type=envelope.content_type,
+        delivery_mode=2 if envelope.persistent else 1,
+        message_id=secrets.token_hex(16),
+        message_type=envelope.type,
+        correlation_id=envelope.correlation_id,
+        reply_to=envelope.reply_to,
+        headers=dict(envelope.headers),
+        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
+    )
+
+
+class ChannelAcks:
+    """The acknowledgements of one channel: those of one iteration of the event loop are sent together.
+
+    RabbitMQ numbers the deliveries of a channel from 1. ``multiple`` acknowledges a delivery and all before it, so it
+    is used only where all before it are settled, or are acknowledged with it.
+    """
+
+    def __init__(self, channel: aiormq.abc.AbstractChannel) -> None:
+        self._channel = channel
+        self._unsent: list[int] = []
+        self._sending: asyncio.Task[None] | None = None
+        #: All deliveries up to this one are settled, and some after it.
+        self._settled_until = 0
+        self._settled: set[int] = set()
+
+    def ack(self, tag: int) -> None:
+        """Acknowledge a delivery, with the others of this iteration of the event loop."""
+        self._unsent.append(tag)
+        if self._sending is None:
+            # An empty context: the frame is not part of the call whose delivery is the first.
+            self._sending = contextvars.Context().run(asyncio.get_running_loop().create_task, self._send())
+
+    async def nack(self, tag: int, *, requeue: bool) -> None:
+        """Return a delivery to its queue, or reject it."""
+        try:
+            await self._channel.basic_nack(tag, requeue=requeue, wait=False)
+        except CONNECTION_ERRORS:
+            log.debug("A delivery of a lost connection was not settled: it will be redelivered")
+        self._note_settled([tag])
+
+    async def wait_sent(self) -> None:
+        """Wait until all acknowledgements so far are sent."""
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    async def _send(self) -> None:
+        try:
+            await asyncio.sleep(0)
+            # One batch at a time: an acknowledgement that was overtaken by a later one for several is an error.
+            while self._unsent:
+                tags, self._unsent = self._unsent, []
+                self._note_settled(tags)
+                until = self._settled_until
+                together = [tag for tag in tags if tag <= until]
+                if together:
+                    await self._channel.basic_ack(max(together), multiple=len(together) > 1, wait=False)
+                for tag in tags:
+                    if tag > until:
+                        await self._channel.basic_ack(tag, wait=False)
+        except CONNECTION_ERRORS:
+            log.debug("Deliveries of a lost connection were not acknowledged: they will be redelivered")
+        finally:
+            self._sending = None
+
+    def _note_settled(self, tags: list[int]) -> None:
+        self._settled.update(tags)
+        while self._settled_until + 1 in self._settled:
+            self._settled_until += 1
+            self._settled.discard(self._settled_until)

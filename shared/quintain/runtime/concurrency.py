@@ -1,12 +1,301 @@
-"""Runs a coroutine function for many items, few at a time."""
+"""Batches, time limits, budgets of bytes and random ids, for many calls at a time in one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+import contextlib
+import contextvars
+import heapq
+import itertools
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+class BatchSender(Generic[Item]):
+    """Sends items in batches: at once while nothing is being sent, otherwise together when the batch before is done.
+
+    ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of up to
+    ``max_batch`` items are sent at a time; with ``full_at_once``, so many items that wait are sent whatever is under
+    way, because a full batch gains nothing by waiting. ``count`` may let a batch end earlier: it gets the items that
+    wait, at most ``max_batch``, and returns how many of them go together, at least one. Items that are not ``wanted``
+    any more when their batch is put together are dropped. ``on_idle`` is called when nothing waits or is sent any more.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[Item]], Awaitable[None]],
+        *,
+        max_concurrent: int = 1,
+        full_at_once: bool = False,
+        count: Callable[[list[Item]], int] = len,
+        wanted: Callable[[Item], bool] | None = None,
+        on_idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        #: How many items a batch may have; it may be changed at any time.
+        self.max_batch = 64
+        self._full_at_once = full_at_once
+        self._send, self._count, self._wanted, self._on_idle = send, count, wanted, on_idle
+        #: Less than zero while full batches are sent beside the others.
+        self._free_slots = self._slots = max_concurrent
+        self._collecting = False
+        self._waiting: list[Item] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def add(self, item: Item) -> None:
+        """Add an item to the next batch."""
+        self._waiting.append(item)
+        while self._full_at_once and len(self._waiting) >= self.max_batch:
+            self._start(self._send_batch(self._take()))
+        self._start_next()
+
+    def _start_next(self) -> None:
+        if self._free_slots > 0 and self._waiting and not self._collecting:
+            self._collecting = True
+            self._start(self._send_collected())
+
+    def _start(self, sending: Coroutine[None, None, None]) -> None:
+        self._free_slots -= 1
+        # An empty context: the batch must not inherit the log ids and the span of the call that started it.
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send_collected(self) -> None:
+        # One iteration of the loop, so that items added in the same iteration share a batch.
+        await asyncio.sleep(0)
+        batch = self._take()
+        self._collecting = False
+        self._start_next()
+        await self._send_batch(batch)
+
+    async def _send_batch(self, batch: list[Item]) -> None:
+        try:
+            if batch:
+                await self._send(batch)
+        finally:
+            self._free_slots += 1
+            self._start_next()
+            if self._free_slots == self._slots:
+                self._on_idle()
+
+    def _take(self) -> list[Item]:
+        """Remove the items of the next batch from those that wait."""
+        if self._wanted is not None:
+            self._waiting = [item for item in self._waiting if self._wanted(item)]
+        first = self._waiting[: self.max_batch]
+        count = self._count(first) if first else 0
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
+
+
+class Batcher(Generic[Item]):
+    """A `BatchSender` whose items are awaited: if ``send`` fails, all items of the batch fail with its error.
+
+    An item is sent even if the task that added it was cancelled. The options are those of `BatchSender`.
+
+    Example::
+
+        batcher = Batcher(send_all)
+        await batcher.add(item)
+    """
+
+    def __init__(
+        self, send: Callable[[list[Item]], Awaitable[None]], *, max_batch: int = 64, max_concurrent: int = 1
+    ) -> None:
+        self._send = send
+        self._sender = BatchSender[tuple[Item, asyncio.Future[None]]](self._send_awaited, max_concurrent=max_concurrent)
+        self._sender.max_batch = max_batch
+
+    def add(self, item: Item) -> asyncio.Future[None]:
+        """Add an item to the next batch; returns a future that is done when the batch was sent."""
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sender.add((item, sent))
+        return sent
+
+    async def _send_awaited(self, batch: list[tuple[Item, asyncio.Future[None]]]) -> None:
+        try:
+            await self._send([item for item, _ in batch])
+        except BaseException as error:
+            # Every item gets the error; if the batch is cancelled, so are its items.
+            self._resolve(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._resolve(batch, None)
+
+    @staticmethod
+    def _resolve(batch: list[tuple[Item, asyncio.Future[None]]], error: BaseException | None) -> None:
+        for _, sent in batch:
+            if sent.done():
+                continue
+            if error is None:
+                sent.set_result(None)
+            elif isinstance(error, Exception):
+                sent.set_exception(error)
+            else:
+                sent.cancel()
+
+
+class KeyedBatchSender(Generic[Key, Item]):
+    """A `BatchSender` for each key, which exists while items of that key wait or are sent; full batches do not wait."""
+
+    def __init__(
+        self,
+        send: Callable[[Key, list[Item]], Awaitable[None]],
+        *,
+        count: Callable[[list[Item]], int],
+        wanted: Callable[[Item], bool] | None = None,
+    ) -> None:
+        self._send, self._count, self._wanted = send, count, wanted
+        self._senders: dict[Key, BatchSender[Item]] = {}
+
+    def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
+        """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
+        sender = self._senders.get(key)
+        if sender is None:
+            sender = self._senders[key] = BatchSender(
+                partial(self._send, key),
+                full_at_once=True,
+                count=self._count,
+                wanted=self._wanted,
+                on_idle=partial(self._senders.pop, key),
+            )
+        sender.max_batch = max_batch
+        sender.add(item)
+
+
+#: Limits that have ended are removed from the heap when there are so many of them, and they are half of it.
+MIN_REMOVED = 100
+
+
+class Timeouts:
+    """Limits waits as `asyncio.timeout` does, which makes a timer of the event loop for each of them.
+
+    Most waits end long before their limit; then a limit costs two method calls and an entry in a heap. An instance
+    belongs to one event loop.
+
+    Example::
+
+        with timeouts.limit(30.0):
+            await reply
+    """
+
+    def __init__(self) -> None:
+        self._limits: list[tuple[float, int, _Limit]] = []
+        self._numbers = itertools.count()
+        self._ended_count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def limit(self, seconds: float) -> _Limit:
+        """Return a context manager whose body is cancelled after ``seconds``; it then raises `TimeoutError`."""
+        return _Limit(self, seconds)
+
+    def start(self, limit: _Limit, ends_at: float) -> None:
+        """Start a limit that ends at this time of the event loop."""
+        heapq.heappush(self._limits, (ends_at, next(self._numbers), limit))
+        if ends_at < self._timer_at:
+            self._set_timer(ends_at)
+
+    def note_ended(self) -> None:
+        """Note that a started limit has ended."""
+        self._ended_count += 1
+        if self._ended_count > MIN_REMOVED and self._ended_count * 2 > len(self._limits):
+            self._limits = [entry for entry in self._limits if entry[2].is_active]
+            heapq.heapify(self._limits)
+            self._ended_count = 0
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._expire)
+        self._timer_at = at
+
+    def _expire(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now = asyncio.get_running_loop().time()
+        while self._limits and (self._limits[0][0] <= now or not self._limits[0][2].is_active):
+            # Those that have ended were counted; one that expires is counted when its body ends.
+            self._ended_count -= 1
+            heapq.heappop(self._limits)[2].expire()
+        if self._limits:
+            self._set_timer(self._limits[0][0])
+
+
+class _Limit:
+    """The limit of one wait."""
+
+    __slots__ = ("_cancelling_before", "_is_expired", "_seconds", "_task", "_timeouts")
+
+    def __init__(self, timeouts: Timeouts, seconds: float) -> None:
+        self._timeouts, self._seconds = timeouts, seconds
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling_before = 0
+        self._is_expired = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its body runs."""
+        return self._task is not None
+
+    def expire(self) -> None:
+        """Cancel the body, if it still runs."""
+        if self._task is not None:
+            self._is_expired = True
+            self._task.cancel()
+
+    def __enter__(self) -> None:
+        self._task = task = asyncio.current_task()
+        assert task is not None, "a limited wait is part of a task"
+        self._cancelling_before = task.cancelling()
+        self._timeouts.start(self, asyncio.get_running_loop().time() + self._seconds)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        self._timeouts.note_ended()
+        if not self._is_expired or task is None:
+            return
+        if task.uncancel() <= self._cancelling_before and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+
+class ByteBudget:
+    """So many bytes may be held at a time; who wants more than are left waits, in the order of asking.
+
+    Example::
+
+        async with budget.hold(len(body)):
+            await send(body)
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._turn = asyncio.Lock()
+        self._given_back = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Hold ``size`` bytes while the context is open; more than there are is all of them."""
+        size = min(size, self._total)
+        async with self._turn:
+            while self._free < size:
+                self._given_back.clear()
+                await self._given_back.wait()
+            self._free -= size
+        try:
+            yield
+        finally:
+            self._free += size
+            self._given_back.set()
 
 
 async def run_for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[object]], *, limit: int) -> None:
@@ -28,3 +317,22 @@ async def run_for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[o
                 tasks.create_task(run_remaining())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+#: Size of one id, and of the block of random bytes read at a time, in bytes.
+NAME_BYTES = 16
+BLOCK_BYTES = 256 * NAME_BYTES
+
+
+class RandomIds:
+    """Generates unguessable ids. Do not share it between a process and its fork: both would generate the same ids."""
+
+    def __init__(self) -> None:
+        self._unused: list[bytes] = []
+
+    def next(self) -> str:
+        """Return an id of 32 hexadecimal digits."""
+        if not self._unused:
+            block = os.urandom(BLOCK_BYTES)
+            self._unused = [block[offset : offset + NAME_BYTES] for offset in range(0, BLOCK_BYTES, NAME_BYTES)]
+        return self._unused.pop().hex()

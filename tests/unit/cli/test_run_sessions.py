@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from quintain.client.client import Client
-from quintain.client.connect import connect, connect_admin
+from quintain.client.client import Client, connect, connect_admin
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,

@@ -13,11 +13,10 @@ import pytest
 
 from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
-from quintain.contracts.token import digest
+from quintain.contracts.proof import digest
 from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain_cli import services
 from quintain_gateway.app import build_app
 from quintain_gateway.auth import FleetGateway

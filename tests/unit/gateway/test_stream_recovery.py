@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from quintain.contracts.chunk import Chunk
+from quintain.contracts.invoke import Chunk
 from quintain.errors import ProviderFailed
 from support.gateway_client import open_gateway_client
 from support.memory_fleet import MemoryFleet, memory_fleet

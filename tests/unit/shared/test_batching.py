@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from quintain.runtime.batching import Batcher, KeyedBatchSender
+from quintain.runtime.concurrency import Batcher, KeyedBatchSender
 
 
 class BatchSender:

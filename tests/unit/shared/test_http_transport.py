@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import quintain
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.client.http_transport import open_http_transport
 from quintain.client.transport import REPLY_GRACE_SECONDS, InvokeCall
 from quintain.contracts.invoke import FaultReply

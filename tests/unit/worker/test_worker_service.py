@@ -14,14 +14,14 @@ from quintain.bus.memory import MemoryBroker
 from quintain.contracts.group import MAX_GROUP_BYTES
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, target_queue
-from quintain_worker.delivery import response
-from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain_worker import attempt as response
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
-from quintain_worker.service.worker import Worker
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
 from support.quick import timings
 from support.running_worker import (
