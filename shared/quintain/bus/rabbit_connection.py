@@ -75,7 +75,9 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 
 BACKOFF_INITIAL_SECONDS = 0.2
-BACKOFF_MAX_SECONDS = 10.0
+#: A third of a worker's lease: no lease lapses in the one that follows an outage of the broker, and a worker must have
+#: connected and sent its heartbeat by then.
+BACKOFF_MAX_SECONDS = 5.0
 
 #: Translation of aiormq's errors to `BusError`; the first match counts. `BrokerRefused` is fatal, because a retry would
 #: be refused too. Any error that is not listed means that the connection was lost, and the operation is retried on the
