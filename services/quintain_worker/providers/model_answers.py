@@ -143,17 +143,20 @@ def read_answer(chat: Json) -> ProviderAnswer:
     # A refusal is the model's answer: evaluations need its text.
     text = text_of(message.get("content")) or refusal or ""
     calls = [_tool_call(call) for call in objects(message.get("tool_calls"))]
-    logprobs = choices[0].get("logprobs")
-    output = OutputMessage(
-        content=replace_surrogates(text),
-        tool_calls=calls or None,
-        reasoning=_reasoning(message) or None,
-        refusal=None if refusal is None else replace_surrogates(refusal),
-        logprobs=objects(logprobs.get("content")) or None if isinstance(logprobs, dict) else None,
-    )
+    reasoning, logprobs = _reasoning(message), choices[0].get("logprobs")
+    tokens = objects(logprobs.get("content")) if isinstance(logprobs, dict) else []
+    output = None
+    if calls or reasoning or tokens or refusal is not None:
+        output = OutputMessage(
+            content=replace_surrogates(text),
+            tool_calls=calls or None,
+            reasoning=reasoning or None,
+            refusal=None if refusal is None else replace_surrogates(refusal),
+            logprobs=tokens or None,
+        )
     return ProviderAnswer(
         text=text,
-        output=None if output == OutputMessage(content=output.content) else [output],
+        output=None if output is None else [output],
         token_usage=read_usage(chat.get("usage")),
         model=_text(chat.get("model")) or None,
         finish_reason=_finish_reason(choices[0], has_calls=bool(calls), is_refusal=refusal is not None),
@@ -204,7 +207,7 @@ def read_usage(usage: object) -> TokenUsage | None:
     if prompt is None and completion is None:
         return None
     prompt_details, completion_details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-    return TokenUsage(
+    return TokenUsage.unchecked(  # `count_of` has checked them
         input=prompt or 0,
         output=completion or 0,
         cached=_detail(prompt_details, "cached_tokens") or None,
