@@ -66,8 +66,11 @@ class ProviderReply:
         are."""
         return self._api == "chat" and self._caller_api is None
 
-    def answer(self) -> ProviderAnswer:
-        """Return the answer for the caller. Raises `ValueError` where the provider's is none."""
+    def answer(self, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
+        """Return the answer for the caller, which was asked without the ``ignored``.
+
+        Raises `ValueError` where the provider's is none.
+        """
         body = self._whole if self._stream is None else self._stream.answer()
         _check_answer(self._api, body)
         if self._translation is not None and self._stream is None:
@@ -77,8 +80,8 @@ class ProviderReply:
                 self._pass_on(event)
             body = self._translation.answer()
         if self._caller_api is not None:
-            return _answer_with_body(self._words, body)
-        answer = read_answer(body)
+            return _answer_with_body(self._words, body, ignored)
+        answer = read_answer(body, ignored)
         for piece in self._pieces.end():
             self._send(piece)
         return answer
@@ -105,7 +108,7 @@ def _check_answer(api: ApiName, body: Json) -> None:
         raise ValueError("the answer has no message")
 
 
-def _answer_with_body(api: ApiName, body: Json) -> ProviderAnswer:
+def _answer_with_body(api: ApiName, body: Json, ignored: tuple[str, ...]) -> ProviderAnswer:
     """Return an answer in this API, with what the ledger is told of it."""
     model = body.get("model")
     return ProviderAnswer(
@@ -114,6 +117,7 @@ def _answer_with_body(api: ApiName, body: Json) -> ProviderAnswer:
         token_usage=read_usage(_usage(api, body.get("usage"))),
         model=model if isinstance(model, str) else None,
         finish_reason=_reason_in(api, body),
+        ignored=ignored,
     )
 
 
@@ -133,7 +137,7 @@ def _reason_in(api: ApiName, body: Json) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def read_answer(chat: Json) -> ProviderAnswer:
+def read_answer(chat: Json, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
     """Read a chat completion with one choice. Raises `ValueError` for one without a message."""
     choices = objects(chat.get("choices"))
     message = choices[0].get("message") if choices else None
@@ -160,6 +164,7 @@ def read_answer(chat: Json) -> ProviderAnswer:
         token_usage=read_usage(chat.get("usage")),
         model=_text(chat.get("model")) or None,
         finish_reason=_finish_reason(choices[0], has_calls=bool(calls), is_refusal=refusal is not None),
+        ignored=ignored,
     )
 
 

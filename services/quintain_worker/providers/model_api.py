@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
@@ -36,6 +35,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
+    key_of,
     next_join,
 )
 
@@ -57,7 +57,7 @@ def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: P
         requests.check_defaults()
     except BadRequest as fault:
         raise ConfigError(f"targets.{name}.{fault.message}") from None
-    key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
+    key = key_of(target)
     headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
     if isinstance(target, AnthropicTarget):
         headers["anthropic-version"] = ANTHROPIC_VERSION
@@ -98,8 +98,7 @@ class ModelProvider(ApiProvider):
         try:
             reply = ProviderReply(call.api, caller_api, on_text)
             await self._exchange(call, reply, timeout_seconds, stream=stream)
-            answer = reply.answer()
-            return dataclasses.replace(answer, ignored=call.ignored) if call.ignored else answer
+            return reply.answer(call.ignored)
         except NotSent as error:
             raise self._failures.of_error(NOT_SENT, detail=str(error)) from None
         except ConnectionLost as error:

@@ -14,7 +14,6 @@ from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage
 from quintain.errors import BadRequest
 from quintain_worker.providers.conversation import (
-    leave_out_unknown,
     named_as_sent,
     settings_of,
     with_defaults,
@@ -193,8 +192,7 @@ class RequestBuilder:
 
 def chat_of(request: InvokeRequest, settings: InvokeSettings, translation: Translation) -> Json:
     """Return a conversation as a chat request. Raises `BadRequest` for a setting of no known name."""
-    chat = settings_of(settings)
-    leave_out_unknown(settings, translation)
+    chat = settings_of(settings, translation)
     if (modalities := chat.pop("modalities", None)) not in (None, ["text"]):
         translation.leave_out("modalities", "answers are text only", modalities)
     if settings.tools is not None and not settings.tools:
