@@ -20,10 +20,11 @@ from quintain.errors import Unauthorized
 from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFigures
 from quintain.fleet.tables import fleet_facts, fleet_tables
 from quintain.web import HEADERS, STATIC_TYPES, entered_token, static_file, template_environment, to_html
-from quintain_gateway.apis.fleet.access import FleetAccess
-from quintain_gateway.http.endpoint import Api, bearer_token, method_route
-from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, NotFound, fault_response
-from quintain_gateway.http.openapi import ADMIN_TOKEN, Operation, fault_responses
+from quintain_gateway.auth import bearer_token
+from quintain_gateway.endpoint import Api, method_route
+from quintain_gateway.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, NotFound, fault_response
+from quintain_gateway.fleet_access import FleetAccess
+from quintain_gateway.openapi import ADMIN_TOKEN, Operation, fault_responses
 
 ROOT = "/fleet"
 
@@ -34,7 +35,7 @@ SHOWN = {"": "all targets", "active": "with calls", "trouble": "paused, unserved
 TARGETS_PER_PAGE = 200
 
 
-API = Api(error_response=fault_response, headers=HEADERS)
+PAGES = Api(error_response=fault_response, headers=HEADERS)
 
 #: How often a stream looks whether the figures changed, and after how many looks it sends a sign of life.
 POLL_SECONDS, KEEP_ALIVE_POLLS = 0.25, 60
@@ -105,7 +106,7 @@ def render_enter() -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = template_environment("quintain_gateway.apis.fleet", root=ROOT)
+    environment = template_environment("quintain_gateway", root=ROOT)
     environment.globals.update(shown=SHOWN, zip=zip)
     return environment
 
@@ -166,11 +167,11 @@ class FleetEndpoints:
         self._page_seconds = 0.0
         self._last_version: tuple[FleetFigures, str] | None = None
         self.routes: list[Route] = [
-            method_route(ROOT, {"GET": self.page}, API.to_endpoint),
-            method_route(f"{ROOT}/enter", {"POST": self.enter}, API.to_endpoint),
-            method_route(f"{ROOT}/events", {"GET": self.events}, API.to_endpoint),
-            method_route(f"{ROOT}/figures", {"GET": self.figures}, API.to_endpoint),
-            method_route(f"{ROOT}/static/{{name}}", {"GET": self.static}, API.to_endpoint),
+            method_route(ROOT, {"GET": self.page}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/enter", {"POST": self.enter}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/events", {"GET": self.events}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/figures", {"GET": self.figures}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/static/{{name}}", {"GET": self.static}, PAGES.to_endpoint),
         ]
 
     async def page(self, request: Request) -> Response:

@@ -1,7 +1,8 @@
 """AgentV's proxy API in all its versions: ``GET /info``, ``POST /invoke``, ``POST /invokeBatch``.
 
 Requests are checked in AgentV's order: CORS, token, path; then body and budget. Paths, methods and queries match
-exactly, with any prefix. Everything else is 404, after the token was checked.
+exactly, with any prefix. Everything else is 404, after the token was checked. ``protocol.md`` §5 lists the intentional
+differences from AgentV; the error messages are AgentV's.
 """
 
 from __future__ import annotations
@@ -11,43 +12,176 @@ import json
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+from pydantic import Field, ValidationError, computed_field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quintain.client.client import Client
 from quintain.client.transport import BatchItem, may_be_uncharged
-from quintain.contracts.invoke import FaultReply, InvokeRequest
+from quintain.contracts.invoke import FaultReply, InvokeRequest, OutputMessage, Result
 from quintain.contracts.json_text import parse_json
-from quintain.errors import BusError, Fault
+from quintain.contracts.message import Message, describe_validation_error
+from quintain.contracts.session import Info
+from quintain.errors import BadRequest, BusError, Fault, PayloadTooLarge
 from quintain.rpc.server import log_defect
-from quintain_gateway.apis.agentv.wire import (
-    AgentVBatchRequest,
-    AgentVBatchResponse,
-    AgentVInfo,
-    AgentVResult,
-    agentv_status,
-    ignored_keys,
-    read_batch,
-    read_invoke,
-    write_info,
-    write_item_fault,
-    write_result,
-)
-from quintain_gateway.http.context import UNMATCHED_ROUTE, context_of
-from quintain_gateway.http.endpoint import (
+from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
+from quintain_gateway.endpoint import (
     HTTP_METHODS,
+    UNMATCHED_ROUTE,
     Api,
-    FleetGateway,
     cancel_on_disconnect,
+    context_of,
     unreachable_fault,
-    verify_token_on_body_error,
 )
-from quintain_gateway.http.errors import JSON_MEDIA_TYPE, NotFound
-from quintain_gateway.http.headers import read_deadline_seconds, read_request_id
-from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
-from quintain_gateway.http.schemas import IGNORED_HEADER, format_field_names
+from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
+from quintain_gateway.idempotency import read_deadline_seconds, read_request_id
+from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
+from quintain_gateway.response import ignored_header
+
+#: Codes of provider failures, which AgentV's API answers with status 500; the body has the code.
+PROVIDER_FAILURES = frozenset(
+    {
+        "rejected",
+        "target_unavailable",
+        "provider_error",
+        "reply_too_large",
+        "worker_lost",
+        "timeout",
+        "throttled",
+    }
+)
+
+#: The maximum number of requests in a batch: that of one reservation.
+MAX_BATCH_ITEMS = 10_000
+
+_KNOWN_KEYS = frozenset(name for field, info in InvokeRequest.model_fields.items() for name in (field, info.alias))
+
+JsonDict = dict[str, Any]
+
+
+class AgentVBatchRequest(Message):
+    """Several requests to make concurrently. An invalid request fails by itself; the others are made."""
+
+    requests: list[Any] = Field(max_length=MAX_BATCH_ITEMS)
+
+
+class AgentVInfo(Info):
+    """A session and its counters, with the field names of all versions of AgentV."""
+
+    provider_label: str
+    available_provider_labels: list[str]
+
+
+class AgentVResult(Result):
+    """The result of a call. ``outputMessages`` are the messages of ``output`` again."""
+
+    output_messages: list[OutputMessage]
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
+    @property
+    def raw_text(self) -> str:
+        """The answer's text."""
+        return super().raw_text
+
+
+class AgentVBatchItem(Message):
+    """One response of a batch.
+
+    For a failed request ``output`` is empty, ``rawText`` begins with ``Error:``, and the other fields describe the
+    error.
+    """
+
+    output: list[OutputMessage]
+    output_messages: list[OutputMessage]
+    raw_text: str
+    error: str | None = None
+    code: str | None = None
+    status: int | None = None
+    retryable: bool | None = None
+    charged: bool | None = None
+    charge_unknown: bool | None = None
+    retry_after_ms: int | None = None
+    available_targets: list[str] | None = None
+
+
+class AgentVBatchResponse(Message):
+    """The responses of a batch, in the order of its requests."""
+
+    responses: list[AgentVBatchItem]
+
+
+def read_invoke(value: object) -> InvokeRequest:
+    """Parse one request: AgentV's, with a question, or Quintain's, with messages in place of the question.
+
+    Raises `BadRequest`, with AgentV's message if the request has neither.
+    """
+    question = value.get("question") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not (value.get("messages") if question is None else isinstance(question, str)):
+        raise BadRequest("Missing required field: question")
+    named = {name: _as_text(value[name]) for name in ("target", "provider") if name in value}
+    try:
+        return InvokeRequest.model_validate({**value, **named})
+    except ValidationError as error:
+        raise BadRequest(describe_validation_error(error)) from None
+
+
+def _as_text(target: object) -> object:
+    """Return a number or a boolean as AgentV writes it: `true` is a target that is not known, and no wrong type."""
+    return json.dumps(target) if isinstance(target, bool | int | float) else target
+
+
+def ignored_keys(value: object) -> set[str]:
+    """Return the keys of a request that have no meaning here, and are ignored as AgentV ignores them."""
+    if not isinstance(value, dict):
+        return set()
+    return {str(key) for key, item in value.items() if item is not None and key not in _KNOWN_KEYS}
+
+
+def read_batch(value: object) -> list[InvokeRequest | Fault]:
+    """Parse a batch. An invalid request becomes a `Fault` in its place, so that the others can be made.
+
+    Raises `BadRequest` if there is no list of requests, and `PayloadTooLarge` if it has more than `MAX_BATCH_ITEMS`.
+    """
+    requests = value.get("requests") if isinstance(value, dict) else None
+    if not isinstance(requests, list):
+        raise BadRequest("Missing required field: requests (array)")
+    if len(requests) > MAX_BATCH_ITEMS:
+        raise PayloadTooLarge(f"requests: {len(requests)} are too many; a batch has at most {MAX_BATCH_ITEMS}")
+    return [_read_item(item) for item in requests]
+
+
+def _read_item(value: object) -> InvokeRequest | Fault:
+    try:
+        return read_invoke(value)
+    except Fault as fault:
+        return fault
+
+
+def write_info(info: Info) -> Message:
+    """Return a session with the field names of all versions of AgentV."""
+    return AgentVInfo(
+        **info.model_dump(), provider_label=info.target_name, available_provider_labels=info.available_targets
+    )
+
+
+def write_result(result: Result) -> AgentVResult:
+    """Return a result with the field names of all versions of AgentV."""
+    return AgentVResult.unchecked(**vars(result), output_messages=result.output)
+
+
+def write_item_fault(fault: Fault) -> JsonDict:
+    """Return the fault of a failed batch item as the JSON object of an `AgentVBatchItem`."""
+    fault_fields = json.loads(FaultReply.from_fault(fault).to_wire())
+    return {**fault_fields, "output": [], "outputMessages": [], "rawText": f"Error: {fault.message}"}
+
+
+def agentv_status(fault: Fault) -> int:
+    """Return the HTTP status with which AgentV's clients expect a fault."""
+    return 500 if fault.code in PROVIDER_FAILURES else fault.status
+
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +273,11 @@ class AgentVEndpoints:
         """``POST /invoke``: call a target and return its result."""
         async with verify_token_on_body_error(client, budget_first=True):
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
-            body = parse_json(await self._gateway.read_body(request, client))
+            body = parse_json(await self._gateway.bodies.read(request, client))
             invoke_request = read_invoke(body)
         call = client.send(invoke_request, request_id=request_id, deadline_seconds=deadline_seconds)
         result = await cancel_on_disconnect(request, call)
-        headers = _ignored_header({*ignored_keys(body), *(result.ignored or ())})
+        headers = ignored_header({*ignored_keys(body), *(result.ignored or ())})
         return Response(write_result(result).to_wire(), headers=headers, media_type=JSON_MEDIA_TYPE)
 
     async def batch(self, request: Request, client: Client) -> Response:
@@ -153,7 +287,7 @@ class AgentVEndpoints:
         """
         async with verify_token_on_body_error(client):
             deadline_seconds = read_deadline_seconds(request, self._gateway.clock)
-            body = parse_json(await self._gateway.read_body(request, client))
+            body = parse_json(await self._gateway.bodies.read(request, client))
             items = read_batch(body)
         if not items:
             await client.get_info()
@@ -162,11 +296,7 @@ class AgentVEndpoints:
         ignored = set().union(*map(ignored_keys, body["requests"])) if isinstance(body, dict) else set()
         ignored.update(name for item in results if item.result is not None for name in item.result.ignored or ())
         responses = {"responses": [_write_item(item) for item in results]}
-        return JSONResponse(responses, headers=_ignored_header(ignored))
-
-
-def _ignored_header(names: set[str]) -> dict[str, str]:
-    return {IGNORED_HEADER: format_field_names(names)} if names else {}
+        return JSONResponse(responses, headers=ignored_header(ignored))
 
 
 async def _invoke_batch(

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import Cancelled
-from quintain_gateway.http.endpoint import Api, method_route
-from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, fault_response
+from quintain_gateway.endpoint import PLAIN, method_route
+from quintain_gateway.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE
 
 TokenScheme = Literal["sessionToken", "adminToken"]
 
@@ -55,8 +55,6 @@ def fault_responses(*statuses: int, body: type[BaseModel] = FaultReply) -> dict[
 
 OPENAPI_PATH = "/openapi.json"
 
-API = Api(error_response=fault_response)
-
 #: A header of every response.
 _REQUEST_ID_HEADER = {
     "x-request-id": {"schema": {"type": "string"}, "description": "The id of this request in the gateway's log"}
@@ -71,7 +69,7 @@ class OpenApiEndpoints:
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         self._operations = [*operations, *OPERATIONS]
-        self.routes: list[Route] = [method_route(OPENAPI_PATH, {"GET": self.get_document}, API.to_endpoint)]
+        self.routes: list[Route] = [method_route(OPENAPI_PATH, {"GET": self.get_document}, PLAIN.to_endpoint)]
 
     @functools.cached_property
     def _document(self) -> JsonDict:

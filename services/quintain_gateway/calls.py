@@ -17,9 +17,8 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import BudgetExhausted, BusError, Fault, ForbiddenTarget, NoAnswer
 from quintain.rpc.server import log_defect
-from quintain_gateway.http.endpoint import unreachable_fault
-from quintain_gateway.http.idempotency import IdempotencyKey
-from quintain_gateway.http.retries import RetryWindow
+from quintain_gateway.endpoint import unreachable_fault
+from quintain_gateway.idempotency import IdempotencyKey
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +29,8 @@ RELEASE_TIMEOUT_SECONDS = 5.0
 REGISTRATION_CHECK_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchRequest:
-    """The calls to make for one HTTP request: one for each of ``requests``, which are all for the same target.
-
-    ``key`` gives the request ids, ``deadline_seconds`` counts from now, and ``stream`` asks the workers for chunks
-    while they produce the text.
-    """
-
-    requests: Sequence[ApiRequest]
-    key: IdempotencyKey
-    deadline_seconds: float
-    stream: bool = False
+#: How many calls go on for their clients' retries at once, at most; further ones are cancelled immediately.
+MAX_KEPT_CALLS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +45,32 @@ class CallEvent:
 
 
 class CallGroup:
-    """The calls of one HTTP request, which run concurrently. The code that starts a group must close it."""
+    """The calls of one HTTP request, which run concurrently: one for each of ``requests``, all for the same target.
 
-    def __init__(self, client: Client, dispatch_request: DispatchRequest) -> None:
-        self._client, self._dispatch_request = client, dispatch_request
-        self._retry_window: tuple[RetryWindow[CallGroup], str] | None = None
-        self._request_ids = dispatch_request.key.request_ids(len(dispatch_request.requests))
+    ``key`` gives the request ids, ``deadline_seconds`` counts from now, and ``stream`` asks the workers for chunks
+    while they produce the text. The code that starts a group must close it.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        requests: Sequence[ApiRequest],
+        key: IdempotencyKey,
+        deadline_seconds: float,
+        *,
+        stream: bool = False,
+    ) -> None:
+        self._client, self._requests, self.key = client, requests, key
+        self._deadline_seconds, self._stream = deadline_seconds, stream
+        self._retry_window: tuple[RetryWindow, str] | None = None
+        self._request_ids = key.request_ids(len(requests))
         self._calls: list[asyncio.Task[Result]] = []
         # All events are kept, because a retry of the client reads them from the first one on.
         self._events: list[CallEvent] = []
         self._read_count, self._event_added = 0, asyncio.Event()
         self._reserved_ids = set[str]()
 
-    @property
-    def key(self) -> IdempotencyKey:
-        """The key that gives the request ids of the calls."""
-        return self._dispatch_request.key
-
-    def keep_for_retry(self, window: RetryWindow[CallGroup], identity: str) -> None:
+    def keep_for_retry(self, window: RetryWindow, identity: str) -> None:
         """Let the calls go on in ``window`` if the client disconnects, for the retry of the request with ``identity``.
 
         For the retry itself, the events begin with the first one again.
@@ -105,7 +102,7 @@ class CallGroup:
         `Unauthorized`.
         """
         info = await self._client.get_info()
-        target = self._dispatch_request.requests[0].requested_target or info.target_name
+        target = self._requests[0].requested_target or info.target_name
         if info.allowed_targets is not None and target not in info.allowed_targets:
             raise ForbiddenTarget(f"This session may not call {target!r}")
         if target not in info.available_targets:
@@ -177,7 +174,7 @@ class CallGroup:
         # Noted before the request is sent: it may reserve although the client disconnects before the reply.
         self._reserved_ids.update(request_ids)
         try:
-            await self._client.reserve_ids(request_ids, deadline_seconds=self._dispatch_request.deadline_seconds)
+            await self._client.reserve_ids(request_ids, deadline_seconds=self._deadline_seconds)
         except Fault:
             self._reserved_ids.clear()
             raise
@@ -207,11 +204,11 @@ class CallGroup:
 
         try:
             return await self._client.send(
-                self._dispatch_request.requests[choice],
+                self._requests[choice],
                 request_id=self._request_ids[choice],
-                deadline_seconds=self._dispatch_request.deadline_seconds,
-                on_chunk=on_chunk if self._dispatch_request.stream else None,
-                cancel_with_task=not self._dispatch_request.key.is_from_client,
+                deadline_seconds=self._deadline_seconds,
+                on_chunk=on_chunk if self._stream else None,
+                cancel_with_task=not self.key.is_from_client,
             )
         except (BusError, NoAnswer) as bus_error:
             raise unreachable_fault(bus_error) from None
@@ -220,3 +217,45 @@ class CallGroup:
         except Exception as error:
             # Any other exception also ends the call with a fault, so that the client gets a response.
             raise log_defect(error, "calling a target") from None
+
+
+class RetryWindow:
+    """The calls whose clients disconnected and may retry, each for ``seconds``; after that they are cancelled.
+
+    The official clients of OpenAI and Anthropic repeat a request whose connection was lost, or that they gave up after
+    their own timeout, within seconds. They count their retries in a header; clients without it get no such moment.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._kept: dict[asyncio.Task[None], tuple[str, CallGroup]] = {}
+
+    async def keep(self, identity: str, calls: CallGroup) -> None:
+        """Let calls go on for the retry of the request with this identity."""
+        if len(self._kept) >= MAX_KEPT_CALLS:
+            await calls.cancel()
+            return
+        task = asyncio.get_running_loop().create_task(self._cancel_after_window(calls))
+        self._kept[task] = (identity, calls)
+        task.add_done_callback(lambda _: self._kept.pop(task, None))
+
+    def take(self, identity: str) -> CallGroup | None:
+        """Return the calls of the request with this identity for its retry; None unless there is exactly one."""
+        found = [task for task, (kept_identity, _) in self._kept.items() if kept_identity == identity]
+        if len(found) != 1:
+            return None
+        _, calls = self._kept.pop(found[0])
+        found[0].cancel()
+        return calls
+
+    async def close(self) -> None:
+        """Cancel all kept calls."""
+        kept = dict(self._kept)
+        self._kept.clear()
+        for task in kept:
+            task.cancel()
+        await asyncio.gather(*(calls.cancel() for _, calls in kept.values()), *kept, return_exceptions=True)
+
+    async def _cancel_after_window(self, calls: CallGroup) -> None:
+        await asyncio.sleep(self._seconds)
+        await calls.cancel()

@@ -16,7 +16,7 @@ from quintain.apis.streams import STREAMS, AnswerStream
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault, ProviderFailed
-from quintain_gateway.http.model_errors import anthropic_error, openai_error
+from quintain_gateway.errors import anthropic_error, openai_error
 
 Json = dict[str, Any]
 

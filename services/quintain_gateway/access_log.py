@@ -8,23 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quintain.errors import Fault
 from quintain.observe import logs
 from quintain.observe.semconv import http_response_attributes, http_server_span
 from quintain.observe.spans import TRACEPARENT_HEADER, Span, span
 from quintain.rpc.server import log_defect
-from quintain_gateway.http.context import RequestContext, header_in_scope, valid_or_new_id
-from quintain_gateway.http.endpoint import HTTP_METHODS
-from quintain_gateway.http.errors import GatewayStopping, HeadersTooLarge
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.endpoint import HTTP_METHODS, RequestContext, error_response_of, header_in_scope, valid_or_new_id
+from quintain_gateway.errors import GatewayStopping, HeadersTooLarge
 from quintain_gateway.metrics import GatewayMetrics
+from quintain_gateway.settings import GatewayLimits
 
 log = logging.getLogger(__name__)
 
@@ -33,20 +29,10 @@ PROBE_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
 
 
 class AccessLog:
-    """The outermost ASGI application, which logs and measures every HTTP request of the application inside.
+    """The outermost ASGI application, which logs and measures every HTTP request of the application inside."""
 
-    ``error_response_of`` returns, for a request, the function that writes an error in the format of its API.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        limits: GatewayLimits,
-        metrics: GatewayMetrics,
-        error_response_of: Callable[[Scope], Callable[[Fault], Response]],
-    ) -> None:
+    def __init__(self, app: ASGIApp, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
         self._app, self._limits, self._metrics = app, limits, metrics
-        self._error_response_of = error_response_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; connections that are not HTTP are ignored."""
@@ -62,8 +48,8 @@ class AccessLog:
             try:
                 await self._respond(scope, receive, recorder)
             finally:
-                if context.on_end is not None:
-                    context.on_end()
+                for end in context.on_end:
+                    end()
                 self._metrics.in_flight.dec()
                 duration_seconds = time.perf_counter() - started_at
                 self._metrics.count_request(context.route, method, recorder.status, duration_seconds)
@@ -78,14 +64,11 @@ class AccessLog:
         return span(start, parent=header_in_scope(scope, TRACEPARENT_HEADER.encode()))
 
     async def _respond(self, scope: Scope, receive: Receive, recorder: _ResponseRecorder) -> None:
-        def error_response(fault: Fault) -> Response:
-            return self._error_response_of(scope)(fault)
-
         if _header_size(scope) > self._limits.max_header_bytes:
-            fault = HeadersTooLarge(
+            too_large = HeadersTooLarge(
                 f"The request line and headers are larger than {self._limits.max_header_bytes} bytes"
             )
-            await error_response(fault)(scope, receive, recorder.send)
+            await error_response_of(scope, too_large)(scope, receive, recorder.send)
             return
         try:
             await self._app(scope, receive, recorder.send)
@@ -93,14 +76,12 @@ class AccessLog:
             # The server's grace period is over; nothing else cancels this task.
             if not recorder.status:
                 recorder.context.code = GatewayStopping.code
-                await error_response(GatewayStopping())(scope, receive, recorder.send)
+                await error_response_of(scope, GatewayStopping())(scope, receive, recorder.send)
         except Exception as error:
-            response = error_response(
-                log_defect(error, f"answering {recorder.context.route}, x-request-id {recorder.context.id}")
-            )
+            fault = log_defect(error, f"answering {recorder.context.route}, x-request-id {recorder.context.id}")
             if recorder.status:
                 raise  # the response has begun, so the connection can only be closed
-            await response(scope, receive, recorder.send)
+            await error_response_of(scope, fault)(scope, receive, recorder.send)
 
 
 class _ResponseRecorder:

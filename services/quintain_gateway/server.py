@@ -1,26 +1,111 @@
-"""Limits on connections: their number, and the time in which headers must arrive.
+"""Runs a gateway: its application in uvicorn, with limits on connections and strict heads of requests.
 
-uvicorn has neither limit. This subclasses its h11 protocol; h11 rather than httptools because it rejects malformed
-HTTP instead of guessing and limits its buffers (docs/decisions/0008).
+uvicorn has no limit on the number of connections and on the time in which headers must arrive. This subclasses its
+h11 protocol; h11 rather than httptools because it rejects malformed HTTP instead of guessing and limits its buffers
+(docs/decisions/0008).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import http
+import math
+import re
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import h11
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from quintain.bus.base import Bus
+from quintain.clock import Clock
+from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, Fault
-from quintain_gateway.http.context import context_in_scope, valid_or_new_id
-from quintain_gateway.http.errors import JSON_MEDIA_TYPE, HeadersTooLarge, RequestTimeout, TooManyConnections
-from quintain_gateway.http.limits import GatewayLimits
+from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.observe.health import OpsEndpoints
+from quintain.rpc.broker_probe import report_ready
+from quintain.rpc.requests import RpcClient
+from quintain.runtime.http_server import serve_uvicorn
+from quintain_gateway.apis.health import MetadataHealthCheck
+from quintain_gateway.app import build_app
+from quintain_gateway.auth import FleetGateway
+from quintain_gateway.endpoint import context_in_scope, valid_or_new_id
+from quintain_gateway.errors import JSON_MEDIA_TYPE, HeadersTooLarge, RequestTimeout, TooManyConnections
+from quintain_gateway.fleet_access import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server.strict_http import StrictConnection
+from quintain_gateway.settings import BindAddress, GatewayLimits
+
+
+@contextlib.asynccontextmanager
+async def run_gateway(
+    bus: Bus,
+    address: BindAddress,
+    limits: GatewayLimits,
+    *,
+    metrics: GatewayMetrics | None = None,
+    ops_endpoints: OpsEndpoints | None = None,
+) -> AsyncIterator[str]:
+    """Run a gateway; yields its base URL, without a trailing slash. Raises `ConfigError` for a bad address.
+
+    With ``ops_endpoints``, these report ready when the gateway is.
+    """
+    rpc_client, metrics = RpcClient(bus), metrics or GatewayMetrics()
+    metrics.set_broker(bus)
+    identity = ServiceIdentity("gateway")
+
+    def card() -> ServiceCard:
+        return identity.card(in_flight=rpc_client.in_flight, broker_reconnects=bus.reconnects)
+
+    metrics.set_service_card(card)
+    await rpc_client.start()
+    try:
+        fleet_gateway = FleetGateway(rpc_client, Clock(), limits, metrics)
+        try:
+            access = FleetAccess(bus)
+            app = build_app(fleet_gateway, access, address.host_names())
+            check = MetadataHealthCheck(rpc_client).check
+            async with (
+                serve_app(app, address, limits, metrics) as url,
+                access.running(),
+                announce(bus, card),
+                contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
+            ):
+                yield url
+        finally:
+            await fleet_gateway.close()
+    finally:
+        await rpc_client.close()
+
+
+@contextlib.asynccontextmanager
+async def serve_app(
+    app: ASGIApp, address: BindAddress, limits: GatewayLimits, metrics: GatewayMetrics
+) -> AsyncIterator[str]:
+    """Serve the application; yields its base URL, without a trailing slash.
+
+    On exit, no connection is accepted any more, and running requests may take up to ``limits.grace_seconds``. Raises
+    `ConfigError` if the address must not or cannot be opened.
+    """
+    tls = address.ssl_context()
+    protocol: Any = functools.partial(LimitedH11Protocol, SharedConnectionState(limits, metrics))
+    listener = address.open_socket()
+    async with serve_uvicorn(
+        listener,
+        app,
+        "gateway",
+        http=protocol,
+        h11_max_incomplete_event_size=limits.max_header_bytes,
+        timeout_keep_alive=limits.idle_timeout_seconds,
+        timeout_graceful_shutdown=math.ceil(limits.grace_seconds),
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    ):
+        yield address.url(listener)
+
 
 #: How long a rejected connection, or one that was answered before its body arrived, stays open, in seconds. If it
 #: were closed at once, a TCP reset could discard the response of a client that still sends.
@@ -167,3 +252,67 @@ class LimitedH11Protocol(H11Protocol):
             f"content-length: {len(body)}\r\nconnection: close\r\nx-request-id: {valid_or_new_id(None)}\r\n\r\n"
         )
         self.transport.write(header_block.encode() + body)
+
+
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
+
+#: The line break before a folded line, or a line break without its CR.
+_AMBIGUOUS_LINES = re.compile(rb"\n[ \t]|(?<!\r)\n")
+
+_LENGTH_HEADERS = {b"content-length", b"transfer-encoding"}
+
+
+class StrictConnection(h11.Connection):
+    """The server's side of a connection, which refuses ambiguous heads and sends a head together with its body.
+
+    ``max_head_bytes`` is the size up to which it waits for the end of a head. Other programs on the way may read
+    ambiguous heads differently: the ways of request smuggling. h11 accepts three forms that RFC 9112 lets a server
+    refuse: lines that end with a bare LF, header lines that are folded, and a request with both Content-Length and
+    Transfer-Encoding. A target in absolute form, as clients write it to proxies, is read as RFC 9112 §3.2.2 says: its
+    path is the request's, and its host takes the place of the header's.
+    """
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self._unsent_head = b""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next event of what was received. Raises `RemoteProtocolError` for an ambiguous head."""
+        received = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        event = super().next_event()
+        if not isinstance(event, h11.Request):
+            return event
+        _check_head(received[: len(received) - len(self.trailing_data[0])], event)
+        absolute = _ABSOLUTE_FORM.fullmatch(event.target)
+        return event if absolute is None else _to_origin_form(event, *absolute.groups())
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        """Return the bytes of an event; those of a head with a Content-Length come with what follows it.
+
+        uvicorn writes the bytes of each event at once. A body of known length follows its head immediately, so both
+        leave in one system call and mostly one packet.
+        """
+        sent = super().send(event)
+        if sent is None:
+            return None
+        if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
+            self._unsent_head = sent
+            return b""
+        head, self._unsent_head = self._unsent_head, b""
+        return head + sent
+
+
+def _to_origin_form(request: h11.Request, host: bytes, path: bytes) -> h11.Request:
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(name, host if name == b"host" else value) for name, value in request.headers],
+        http_version=request.http_version,
+    )
+
+
+def _check_head(head: bytes, request: h11.Request) -> None:
+    if _AMBIGUOUS_LINES.search(head):
+        raise h11.RemoteProtocolError("a line of the head ends with a bare LF, or is folded")
+    if _LENGTH_HEADERS.issubset(name for name, _ in request.headers):
+        raise h11.RemoteProtocolError("the request has both Content-Length and Transfer-Encoding")

@@ -33,11 +33,10 @@ from quintain.contracts.session import (
 )
 from quintain.contracts.values import Count, Id
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
-from quintain_gateway.http.endpoint import Api, FleetGateway, bearer_token, method_route
-from quintain_gateway.http.errors import JSON_MEDIA_TYPE, NotFound, fault_response
-from quintain_gateway.http.openapi import ADMIN_TOKEN, SESSION_TOKEN, Operation, fault_responses
-
-API = Api(error_response=fault_response)
+from quintain_gateway.auth import FleetGateway, bearer_token
+from quintain_gateway.endpoint import PLAIN, method_route
+from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
+from quintain_gateway.openapi import ADMIN_TOKEN, SESSION_TOKEN, Operation, fault_responses
 
 SESSION_PATH = "/sessions/{session_id}"
 CHILDREN_PATH = f"{SESSION_PATH}/children"
@@ -113,16 +112,18 @@ class SessionEndpoints:
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
         self.routes: list[Route] = [
-            method_route("/sessions", {"GET": self.list, "POST": self.open}, API.to_endpoint),
-            method_route(SESSION_PATH, {"GET": self.show, "PATCH": self.amend, "DELETE": self.close}, API.to_endpoint),
-            method_route(CHILDREN_PATH, {"DELETE": self.close_children}, API.to_endpoint),
+            method_route("/sessions", {"GET": self.list, "POST": self.open}, PLAIN.to_endpoint),
+            method_route(
+                SESSION_PATH, {"GET": self.show, "PATCH": self.amend, "DELETE": self.close}, PLAIN.to_endpoint
+            ),
+            method_route(CHILDREN_PATH, {"DELETE": self.close_children}, PLAIN.to_endpoint),
         ]
 
     async def open(self, request: Request) -> Response:
         """``POST /sessions``: open a session and return its token."""
         admin = self._gateway.admin_client(request)
         try:
-            open_session = OpenSession.from_wire(await self._gateway.read_body(request))
+            open_session = OpenSession.from_wire(await self._gateway.bodies.read(request))
         except (BadRequest, PayloadTooLarge):
             await self._verify_token(request, admin)
             raise
@@ -150,7 +151,7 @@ class SessionEndpoints:
         """``PATCH /sessions/{session_id}``: change the call limit or the state of a session."""
         admin = self._gateway.admin_client(request)
         session = await _existing_session(admin, request)
-        patch = SessionPatch.from_wire(await self._gateway.read_body(request))
+        patch = SessionPatch.from_wire(await self._gateway.bodies.read(request))
         if patch.session_id not in {None, session.session_id}:
             raise BadRequest("sessionId: it is not the session of the path")
         fields = patch.model_dump(exclude={"session_id"})

@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault
-from quintain_gateway.dispatch.dispatch import CallEvent, CallGroup
-from quintain_gateway.dispatch.model_answers import KEEP_ALIVE_COMMENT, AnswerEncoder, ignored_fields
-from quintain_gateway.dispatch.streaming import CallStreamingResponse
-from quintain_gateway.http.context import RequestContext
-from quintain_gateway.http.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, StillRunning
-from quintain_gateway.http.limits import GatewayLimits
-from quintain_gateway.http.schemas import IGNORED_HEADER, format_field_names
+from quintain_gateway.answers import KEEP_ALIVE_COMMENT, AnswerEncoder, ignored_fields
+from quintain_gateway.calls import CallEvent, CallGroup
+from quintain_gateway.endpoint import RequestContext
+from quintain_gateway.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, GatewayStopping, StillRunning
+from quintain_gateway.settings import GatewayLimits
 
-#: Headers that tell proxies not to buffer or cache a stream.
+#: The response header that names what a call was made without.
+IGNORED_HEADER = "x-quintain-ignored"
+
+#: The maximum number and length of names in the header: they come from the client.
+MAX_LISTED_NAMES, MAX_NAME_LENGTH = 20, 60
+
 NO_BUFFERING_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -148,14 +153,66 @@ class ResponseWriter:
 
 def result_headers(results: Sequence[Result]) -> dict[str, str]:
     """Return the response headers: budget of the session, longest wait in a queue, names of ignored parameters."""
-    ignored = format_field_names(ignored_fields(results))
     return {
-        **({IGNORED_HEADER: ignored} if ignored else {}),
+        **ignored_header(ignored_fields(results)),
         "x-quintain-call-count": str(max(result.call_count for result in results)),
         "x-quintain-max-calls": str(results[0].max_calls),
         "x-quintain-queued-ms": f"{max(result.queued_ms for result in results):.0f}",
     }
 
 
+def format_field_names(fields: Iterable[str]) -> str:
+    """Format field names as a header value: sorted, other characters replaced by ``?``, at most `MAX_LISTED_NAMES`."""
+    names = sorted({re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", field[:MAX_NAME_LENGTH]) for field in fields})
+    omitted_count = len(names) - MAX_LISTED_NAMES
+    return ", ".join([*names[:MAX_LISTED_NAMES], *([f"and {omitted_count} more"] if omitted_count > 0 else [])])
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Return the header that names what a call was made without, or what an answer is without; none for no names."""
+    written = format_field_names(names)
+    return {IGNORED_HEADER: written} if written else {}
+
+
 def _json_bytes(body: object) -> bytes:
     return json.dumps(body).encode()
+
+
+class CallStreamingResponse(StreamingResponse):
+    """A response body that is written while calls run, and closes them at the end.
+
+    ``encode_fault`` encodes the fault to send as the last bytes if the gateway stops before the body is complete.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        calls: CallGroup,
+        encode_fault: Callable[[Fault], bytes],
+        media_type: str,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(chunks, media_type=media_type, headers=headers)
+        self._calls, self._encode_fault = calls, encode_fault
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the body until it is complete or the client disconnects."""
+        has_started = is_complete = False
+
+        async def tracked_send(message: Message) -> None:
+            nonlocal has_started, is_complete
+            has_started = True
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, tracked_send)
+        except asyncio.CancelledError:
+            # The server's grace period is over; nothing else cancels this task.
+            if not has_started:
+                raise
+            await send(
+                {"type": "http.response.body", "body": self._encode_fault(GatewayStopping()), "more_body": False}
+            )
+        finally:
+            await self._calls.close(client_left=not is_complete)
