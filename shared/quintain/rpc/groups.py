@@ -24,7 +24,7 @@ from quintain.contracts.group import (
 from quintain.errors import BadRequest, Fault
 from quintain.routes import CALL_HEADERS, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, REQUEST_ID_HEADER
 from quintain.rpc.server import integer_header, request_id_of, send_reply
-from quintain.runtime.concurrency import KeyedBatchSender
+from quintain.runtime.concurrency import BatchSender
 from quintain.topology import REPLY
 
 
@@ -240,7 +240,7 @@ class ReplyGroups:
 
     def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
         self._bus, self._expiration_ms = bus, expiration_ms
-        self._sender = KeyedBatchSender[str, GroupedReply](self._send, count=_count_replies)
+        self._sender = BatchSender[str, GroupedReply](self._send, full_at_once=True, count=_count_replies)
 
     def add(self, reply_to: str, reply: GroupedReply) -> None:
         """Publish a reply to this routing key."""
@@ -268,4 +268,4 @@ class ReplyGroups:
 
 
 def _count_replies(replies: Sequence[GroupedReply]) -> int:
-    return 1 if len(replies) == 1 else count_fitting(len(reply.item) for reply in replies)
+    return count_fitting(len(reply.item) for reply in replies)
