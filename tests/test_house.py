@@ -27,7 +27,7 @@ PAGES = sorted(
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-#: Words that named modules and classes only for those who wrote them; the plain names took their place.
+#: Words that name a module or a class only for those who wrote it.
 RETIRED_MODULES = set(  # a page of words, not a list
     """
     answering apart asked asking assembly beside board census checking choice closing collecting conventions

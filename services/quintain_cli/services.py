@@ -15,19 +15,13 @@ from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect_admin
-from quintain.clock import Clock
 from quintain.config import Config, card_of, target_fingerprints
 from quintain.config.prices import target_price
-from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.proof import digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.contracts.token import digest
 from quintain.errors import BudgetUnavailable
-from quintain.fleet.announce import ServiceIdentity, announce
-from quintain.observe.health import OpsEndpoints
-from quintain.rpc.broker_probe import report_ready
-from quintain.rpc.requests import RpcClient
-from quintain.secret_files import without_variables
-from quintain.settings import MEMORY_URL, read_trace_settings
+from quintain.fleet.announce import announce
+from quintain.settings import MEMORY_URL, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
@@ -130,47 +124,6 @@ async def run_worker(
         await worker.stop(grace_seconds)
 
 
-@contextlib.asynccontextmanager
-async def run_gateway(
-    bus: Bus,
-    address: quintain_gateway.BindAddress,
-    limits: quintain_gateway.GatewayLimits,
-    *,
-    metrics: quintain_gateway.GatewayMetrics | None = None,
-    ops_endpoints: OpsEndpoints | None = None,
-) -> AsyncIterator[str]:
-    """Run a gateway; yields its base URL, without a trailing slash. Raises `ConfigError` for a bad address.
-
-    With ``ops_endpoints``, these report ready when the gateway is.
-    """
-    rpc_client, metrics = RpcClient(bus), metrics or quintain_gateway.GatewayMetrics()
-    metrics.set_broker(bus)
-    identity = ServiceIdentity("gateway")
-
-    def card() -> ServiceCard:
-        return identity.card(in_flight=rpc_client.in_flight, broker_reconnects=bus.reconnects)
-
-    metrics.set_service_card(card)
-    await rpc_client.start()
-    try:
-        fleet_gateway = quintain_gateway.FleetGateway(rpc_client, Clock(), limits, metrics)
-        try:
-            access = quintain_gateway.FleetAccess(bus)
-            app = quintain_gateway.build_app(fleet_gateway, access, address.host_names())
-            check = quintain_gateway.MetadataHealthCheck(rpc_client).check
-            async with (
-                quintain_gateway.serve_app(app, address, limits, metrics) as url,
-                access.running(),
-                announce(bus, card),
-                contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
-            ):
-                yield url
-        finally:
-            await fleet_gateway.close()
-    finally:
-        await rpc_client.close()
-
-
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """All services, running in this process, and how to connect to them."""
@@ -231,7 +184,7 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         gateway_bus = await open_named_bus("gateway")
         address = quintain_gateway.BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
         gateway_url = await stack.enter_async_context(
-            run_gateway(gateway_bus, address, plan.limits or quintain_gateway.GatewayLimits())
+            quintain_gateway.run_gateway(gateway_bus, address, plan.limits or quintain_gateway.GatewayLimits())
         )
         yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
     if memory is not None:

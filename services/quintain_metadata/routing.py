@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.api_request import read_request
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
-from quintain.contracts.strings import is_target_name, sanitize_request_id, shorten
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.contracts.values import is_target_name, sanitize_request_id, shorten
 from quintain.errors import (
     BadRequest,
     BrokerUnavailable,

@@ -22,8 +22,8 @@ from quintain.config.prices import Price
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage, content_text
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, ReplyTooLarge, Throttled, TimedOut
 from quintain.runtime.concurrency import Timeouts
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure

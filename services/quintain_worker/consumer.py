@@ -16,7 +16,7 @@ from enum import Enum, auto
 from functools import partial
 
 from quintain.bus.base import Consumer, Delivery, Envelope, earlier_deliveries
-from quintain.contracts.discovery import ServedTarget
+from quintain.contracts.fleet import ServedTarget
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import CALL_HEADERS, DEADLINE_HEADER, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER

@@ -16,8 +16,7 @@ from quintain.bus.base import Delivery
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.contracts.limits import LARGE_REPLY_BYTES
-from quintain.contracts.message import Message
+from quintain.contracts.message import LARGE_REPLY_BYTES, Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, OUTCOME, QUEUE_WAIT, SETTLE, process_span, reply_span

@@ -101,11 +101,15 @@ class WorkerLease:
         return target not in self._unreported_pauses
 
     async def _send_heartbeats(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_at = loop.time() + self._timings.heartbeat_seconds
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timings.heartbeat_seconds):
+                async with asyncio.timeout_at(next_at):
                     await self._renewal_due.wait()
             self._renewal_due.clear()
+            # From its beginning: one that got no answer is followed at once, because the lease runs.
+            next_at = loop.time() + self._timings.heartbeat_seconds
             try:
                 await self._send_heartbeat()
                 if not self._is_known or await self._is_changed():
@@ -135,7 +139,12 @@ class WorkerLease:
             drain=self._drain,
         )
         renewed = await self._rpc_client.call_route(
-            HEARTBEAT, heartbeat, {}, timeout_seconds=self._timings.heartbeat_seconds
+            HEARTBEAT,
+            heartbeat,
+            {},
+            timeout_seconds=self._timings.heartbeat_seconds,
+            # A metadata service keeps all leases if it reads later than that; else it must find the heartbeat.
+            expires_seconds=self._timings.gap_seconds,
         )
         self._is_known = self._is_known and renewed.known
         # A pause that was extended meanwhile, or sent to a ledger that does not know the targets, is sent again.

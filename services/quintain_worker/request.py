@@ -12,8 +12,8 @@ from quintain.bus.base import Delivery
 from quintain.contracts.api_request import ApiRequest, read_request
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.contracts.ledger import Admit
-from quintain.contracts.limits import MAX_BODY_BYTES
-from quintain.contracts.strings import sanitize_request_id, shorten
+from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.contracts.values import sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.routes import (
     ACCEPT_HEADER,

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts.chunk import Chunk, Progress, ReasoningChunk, ToolCallChunk
 from quintain.contracts.group import GroupItem
+from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
 from quintain.contracts.message import Message
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError
 from quintain.routes import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
 from quintain.rpc.groups import GroupedReply, ReplyGroups

@@ -14,7 +14,7 @@ from functools import partial
 
 from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.clock import Clock
-from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
 from quintain.errors import Fault
 from quintain.fleet.announce import ServiceIdentity

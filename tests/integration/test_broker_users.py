@@ -38,8 +38,8 @@ from quintain.topology import (
     target_topology,
 )
 from quintain_cli import services
-from quintain_gateway.http.limits import GatewayLimits
-from quintain_gateway.server.bind import BindAddress
+from quintain_gateway import run_gateway
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
 from quintain_metadata.service import running_metadata
@@ -211,7 +211,7 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         ledger = await stack.enter_async_context(services.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
         await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
-        yield await stack.enter_async_context(services.run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
+        yield await stack.enter_async_context(run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
 
 
 def drive_run(url: str) -> list[str]:

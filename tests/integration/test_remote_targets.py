@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from quintain.bus.base import Bus, Envelope
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
 from quintain.errors import BadRequest, ConfigError, NoAnswer, RemoteTargetError
 from quintain.remote.child_session import ChildSessionPolicy

@@ -11,7 +11,7 @@ from quintain.client.client import Client, connect
 from quintain.config import load_config
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain_cli.services import Fleet, FleetPlan, run_fleet
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.settings import GatewayLimits
 
 ADMIN_TOKEN = "the admin token of a test"
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from quintain.bus.base import Envelope
 from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, encode_item
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.errors import Fault
 from quintain.routes import CALL_HEADERS, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.requests import RpcRequest, parse_reply

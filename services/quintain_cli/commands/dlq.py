@@ -15,9 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quintain.client.client import connect
-from quintain.contracts.dlq import PoisonMessage, PoisonMessageList
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.dlq import PoisonQueue
+from quintain.dlq import PoisonMessage, PoisonMessageList, PoisonQueue
 from quintain.errors import BadRequest, ConfigError, Expired, Fault
 from quintain.settings import environment, read_settings
 from quintain_cli import console, services

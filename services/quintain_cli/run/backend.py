@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import quintain_gateway
 from quintain.bus.broker_url import without_password
 from quintain.bus.memory import MemoryBroker
 from quintain.client.admin import Admin
@@ -131,7 +132,9 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             services.open_bus(url, "run", memory, timeout_seconds=BROKER_TIMEOUT_SECONDS)
         )
         if gateway_url is None:
-            gateway_url = await stack.enter_async_context(services.run_gateway(bus, BindAddress(), GatewayLimits()))
+            gateway_url = await stack.enter_async_context(
+                quintain_gateway.run_gateway(bus, BindAddress(), GatewayLimits())
+            )
         rpc_client = RpcClient(bus)
         await rpc_client.start()
         stack.push_async_callback(rpc_client.close)

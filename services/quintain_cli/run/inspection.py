@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quintain.config import Config
 from quintain.errors import ConfigError
-from quintain.program_environment import program_environment
+from quintain.programs.program import program_environment
 from quintain.settings import Settings, environment
 from quintain_cli.run.backend import is_on_fleet, load_evaluation_config, select_targets
 from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Self
 
 from quintain.client.client import Client
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
-from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_cli.console import format_count, print_stderr
 from quintain_cli.run.backend import Backend

@@ -11,8 +11,7 @@ from pydantic import Field, ValidationError
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
-from quintain.contracts.message import Message
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES, Message
 from quintain.errors import BadRequest
 from quintain.graders import Case
 from quintain_runner.graders.base import GraderRunner, judge_target_of

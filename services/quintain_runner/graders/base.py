@@ -25,8 +25,7 @@ from quintain.errors import (
     ReplyTooLarge,
     Throttled,
 )
-from quintain.program import Program
-from quintain.program_variables import script_path, withheld_variables
+from quintain.programs.program import Program, script_path, withheld_variables
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Scoring, Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow

@@ -27,9 +27,8 @@ from quintain.config.fingerprint import (
 )
 from quintain.config.python_imports import command_imports
 from quintain.errors import ConfigError
-from quintain.program import check_rights, start_problem
-from quintain.program_confinement import Confinement, gateway_address
-from quintain.program_environment import program_environment
+from quintain.programs.program import check_rights, program_environment, start_problem
+from quintain.programs.sandbox import Confinement, gateway_address
 from quintain_runner.files import read_text_file
 from quintain_runner.graders.base import GraderRunner, judge_target_of
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison

@@ -28,7 +28,7 @@ from pydantic import JsonValue
 from quintain.config.prices import Price
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result
 from quintain.graders import Case
-from quintain.program_confinement import Confinement
+from quintain.programs.sandbox import Confinement
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.cases import expected_text, write_message
 

@@ -10,11 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from quintain.contracts.token import mask_tokens
-from quintain.process import DRAIN_SECONDS, STDERR_BYTES, run_program, running_program
-from quintain.process_pipes import OutputTail, read_pipe, write_pipe
-from quintain.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput
-from quintain.program_confinement import UNCONFINED, Confinement
+from quintain.contracts.proof import mask_tokens
+from quintain.programs.processes import DRAIN_SECONDS, STDERR_BYTES, run_program, running_program
+from quintain.programs.program import (
+    CannotStart,
+    OutputTail,
+    Program,
+    ProgramTimedOut,
+    TooMuchOutput,
+    read_pipe,
+    write_pipe,
+)
+from quintain.programs.sandbox import UNCONFINED, Confinement
 from quintain_runner.graders.verdict import GraderError
 
 #: The most bytes that a grader may print on stdout.

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from quintain.contracts.token import mask_tokens
+from quintain.contracts.proof import mask_tokens
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain.process import run_to_file
-from quintain.program import CannotStart, Program, check_rights, start_problem
-from quintain.program_confinement import Confinement
-from quintain.program_environment import program_environment
+from quintain.programs.processes import run_to_file
+from quintain.programs.program import CannotStart, Program, check_rights, program_environment, start_problem
+from quintain.programs.sandbox import Confinement
 from quintain_runner.files import (
     MAX_REPORTED_ERRORS,
     atomic_write,

@@ -27,7 +27,7 @@ from pamqp import common, decode
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.broker_url import node_urls, round_robin, without_password
-from quintain.contracts.token import mask_tokens
+from quintain.contracts.proof import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
 
 #: The value of a timestamp that cannot be represented as a date.
@@ -75,7 +75,9 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 
 BACKOFF_INITIAL_SECONDS = 0.2
-BACKOFF_MAX_SECONDS = 10.0
+#: A third of a worker's lease: no lease lapses in the one that follows an outage of the broker, and a worker must have
+#: connected and sent its heartbeat by then.
+BACKOFF_MAX_SECONDS = 5.0
 
 #: Translation of aiormq's errors to `BusError`; the first match counts. `BrokerRefused` is fatal, because a retry would
 #: be refused too. Any error that is not listed means that the connection was lost, and the operation is retried on the

@@ -29,10 +29,9 @@ from quintain.client.transport import (
 from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.contracts.limits import MAX_BODY_BYTES
-from quintain.contracts.proof import make_proof
+from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.contracts.proof import digest, make_proof, public_id
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
-from quintain.contracts.token import digest, public_id
 from quintain.errors import (
     BudgetUnavailable,
     BusError,

@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol
 from quintain.bus.base import Delivery
 from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.chunk import Chunk, Progress
-from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.contracts.strings import is_target_name
+from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
+from quintain.contracts.values import is_target_name
 from quintain.errors import BadRequest, Expired, Fault
 from quintain.routes import (
     ACCEPT_CHUNKS,

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from quintain.bus.base import Bus, Delivery
 from quintain.client.admin import Admin
-from quintain.contracts.discovery import Discover
-from quintain.contracts.fleet import FleetChanged
+from quintain.contracts.fleet import Discover, FleetChanged
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized, Unroutable
 from quintain.fleet.fleet_figures import FleetFigures
 from quintain.fleet.model import SILENT_SECONDS, FleetModel

@@ -17,7 +17,7 @@ from quintain.errors import BadRequest, BusError
 from quintain.remote.lease import RemoteLease
 from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import AckBatcher
-from quintain.target.ordering import Inbox
+from quintain.target.interface import Inbox
 from quintain.topology import HOST, run_topology
 
 log = logging.getLogger(__name__)

@@ -168,12 +168,12 @@ class RpcClient:
         headers: Mapping[str, HeaderValue],
         *,
         timeout_seconds: float = 30.0,
+        expires_seconds: float | None = None,
     ) -> ReplyT:
-        """Send a request to a service, waiting for the service to start if nothing is bound yet, and for room in its
-        queue if that is full.
+        """Send a request to a service, waiting until one starts if nothing is bound yet, and for room in a full queue.
 
-        Raises the `Fault` that the service replies with, `Overloaded` if its queue is full for ``timeout_seconds``, or
-        `NoAnswer` after them.
+        The broker keeps it for ``expires_seconds``, by default ``timeout_seconds``. Raises the `Fault` that the service
+        replies with, `Overloaded` if its queue is full for ``timeout_seconds``, or `NoAnswer` after them.
         """
         request = RpcRequest(
             exchange=route.exchange,
@@ -182,6 +182,7 @@ class RpcClient:
             body=message.to_wire(),
             headers=headers,
             deadline_seconds=timeout_seconds,
+            expires_seconds=expires_seconds,
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
@@ -321,10 +322,10 @@ class PendingCall:
         """Return the request with its remaining time; None if there is no request or no time left."""
         if self.request is None:
             return None
-        deadline_seconds = self.request.deadline_seconds - (now - self.sent_at)
-        expires_seconds = self.request.expires_seconds
-        expires_seconds = None if expires_seconds is None else expires_seconds - (now - self.sent_at)
-        if min(deadline_seconds, deadline_seconds if expires_seconds is None else expires_seconds) <= 0:
+        waited, expires_seconds = now - self.sent_at, self.request.expires_seconds
+        deadline_seconds = self.request.deadline_seconds - waited
+        expires_seconds = deadline_seconds if expires_seconds is None else expires_seconds - waited
+        if min(deadline_seconds, expires_seconds) <= 0:
             return None
         return self.request._replace(deadline_seconds=deadline_seconds, expires_seconds=expires_seconds)
 

@@ -11,8 +11,7 @@ from typing import TypeAlias, TypeVar
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.proof import CallProof, parse_proof
-from quintain.contracts.token import SessionToken, public_id
+from quintain.contracts.proof import CallProof, SessionToken, parse_proof, public_id
 from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFull, Unroutable
 from quintain.observe import logs
 from quintain.observe.semconv import SpanStart

@@ -32,7 +32,7 @@ from superred.core.types.events import (
 from superred.core.types.goal import Goal
 from superred.core.types.llm import BudgetExhaustedError, LLMUsage
 
-from quintain.contracts.trajectory import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
+from quintain.contracts.remote_target import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
 from quintain.errors import ConfigError, NoAnswer
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.superred import Controller as QuintainController

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.settings import read_settings
 from quintain_cli.run.inspection import Inspection, inspect_evaluation
 from quintain_cli.run.preflight import check_evaluation

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from quintain.client.client import Client, connect, connect_admin
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,

@@ -12,7 +12,7 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.contracts.discovery import Discover, ServiceCard
+from quintain.contracts.fleet import Discover, ServiceCard
 from quintain.errors import BrokerRefused, Fault, Unroutable
 from quintain.fleet.announce import Announcer, ServiceIdentity, announce
 from quintain.fleet.fleet_figures import WorkerCondition

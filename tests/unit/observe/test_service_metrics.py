@@ -12,7 +12,7 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect, connect_admin
 from quintain.config import load_config
-from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.process_marks import MARK_VARIABLE
+from quintain.programs.program import MARK_VARIABLE
 from quintain_runner.graders.subprocesses import GraderCommand, run_grader
 from quintain_runner.graders.verdict import GraderError
 from support.evaluation_folder import write_script

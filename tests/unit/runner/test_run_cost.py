@@ -6,8 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from quintain.config.list_prices import LISTED
-from quintain.config.prices import Price, known_prices, target_price
+from quintain.config.prices import LISTED, Price, known_prices, target_price
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage

@@ -9,7 +9,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.contracts.invoke import OutputMessage, Result
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.errors import Unauthorized
 from quintain.routes import PROOF_HEADER, TOKEN_HEADER
 from quintain.rpc.requests import RpcClient

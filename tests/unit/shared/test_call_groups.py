@@ -17,8 +17,8 @@ from quintain.client.transport import OnChunk
 from quintain.clock import Clock
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest
 from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient

@@ -21,6 +21,7 @@ from quintain.client.transport import BatchItem, invoke_routing_key, may_be_unch
 from quintain.clock import Clock
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import (
     CallsCancelled,
     CallsReleased,
@@ -33,7 +34,6 @@ from quintain.contracts.session import (
     ReserveCalls,
     SessionState,
 )
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
