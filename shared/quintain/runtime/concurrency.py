@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
-class _Line(Generic[Item]):
+class _KeyedItems(Generic[Item]):
     """The items of one key that wait, and how many of its batches are under way; one of them may be collected now."""
 
     waiting: list[Item] = field(default_factory=list)
@@ -50,14 +50,14 @@ class BatchSender(Generic[Key, Item]):
     ) -> None:
         self._send, self._max_concurrent, self._full_at_once = send, max_concurrent, full_at_once
         self._count, self._wanted = count, wanted
-        self._lines: dict[Key, _Line[Item]] = {}
+        self._lines: dict[Key, _KeyedItems[Item]] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
     def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
         """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line()
+            line = self._lines[key] = _KeyedItems()
         line.waiting.append(item)
         line.max_batch = max_batch
         while self._full_at_once and len(line.waiting) >= max_batch:
@@ -65,7 +65,7 @@ class BatchSender(Generic[Key, Item]):
         if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
             self._start(key, line)
 
-    def _start(self, key: Key, line: _Line[Item], batch: list[Item] | None = None) -> None:
+    def _start(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None = None) -> None:
         """Start to send a batch, or else what waits in the next iteration of the loop."""
         line.under_way += 1
         line.is_collecting = line.is_collecting or batch is None
@@ -75,7 +75,7 @@ class BatchSender(Generic[Key, Item]):
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send_batch(self, key: Key, line: _Line[Item], batch: list[Item] | None) -> None:
+    async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None) -> None:
         try:
             if batch is None:
                 # One iteration of the loop, so that items added in the same iteration share a batch.
@@ -93,7 +93,7 @@ class BatchSender(Generic[Key, Item]):
             elif not line.under_way:
                 del self._lines[key]
 
-    def _take(self, line: _Line[Item]) -> list[Item]:
+    def _take(self, line: _KeyedItems[Item]) -> list[Item]:
         """Remove the items of the next batch from those that wait."""
         if self._wanted is not None:
             line.waiting = list(filter(self._wanted, line.waiting))
