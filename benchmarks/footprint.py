@@ -28,7 +28,7 @@ from rich.table import Table
 import quintain
 from frames import FrameCounts, counting_proxy
 from harness import ADMIN_TOKEN, CONFIG, cpu_seconds, process
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import environment
 from servers import POSTGRES, RABBITMQ, free_port, fresh_database, run_sql, running_server

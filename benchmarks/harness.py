@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import quintain
 from closed_loop import Call, Round, measure
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import environment
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import quintain
 from harness import ADMIN_TOKEN, memory_kb, process
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.contracts.session import OpenSession
 from quintain.settings import environment
 from servers import RABBITMQ, running_server

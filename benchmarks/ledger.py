@@ -20,8 +20,8 @@ from functools import partial
 
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, Settle, TargetCard
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import calls, leases, sessions
 from quintain_metadata.admission import AdmissionQueue

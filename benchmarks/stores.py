@@ -32,8 +32,8 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import leases, sessions
 from quintain_metadata.admission import AdmissionQueue

@@ -29,10 +29,9 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Page, sync_playwright
 
-from quintain.contracts.discovery import RegisteredTarget
-from quintain.contracts.fleet import CallCounts, FleetChanged, FleetState
+from quintain.contracts.fleet import CallCounts, FleetChanged, FleetState, RegisteredTarget
 from quintain.fleet.model import FleetModel
-from quintain_gateway.apis.fleet.page import FleetFilter, render_fleet
+from quintain_gateway.fleet_page import FleetFilter, render_fleet
 from quintain_view.index_writer import update_index
 from view import get, processor_ms, served, write_run
 

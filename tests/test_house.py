@@ -18,12 +18,16 @@ from support.command_line import clean_environment
 
 REPOSITORY = Path(__file__).parents[1]
 MODULES = sorted(path for folder in ("shared", "services") for path in (REPOSITORY / folder).rglob("*.py"))
-PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *REPOSITORY.glob("examples/*.md")])
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/*.md", "docs/protocol/*.md", "examples/*.md")
+    for page in REPOSITORY.glob(pattern)
+)
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-#: Words that named modules and classes only for those who wrote them; the plain names took their place.
+#: Words that name a module or a class only for those who wrote it.
 RETIRED_MODULES = set(  # a page of words, not a list
     """
     answering apart asked asking assembly beside board census checking choice closing collecting conventions
@@ -99,10 +103,10 @@ RUN_BY = {
     "quintain dlq replay": "tests/acceptance/test_dlq.py",
     "quintain dlq drop": "tests/acceptance/test_dlq.py",
     "quintain ledger prune": "tests/acceptance/test_ledger_command.py",
-    "quintain broker apply": "tests/acceptance/test_commands.py",
-    "quintain broker add-user": "tests/acceptance/test_commands.py",
-    "quintain broker list-users": "tests/acceptance/test_commands.py",
-    "quintain broker remove-user": "tests/acceptance/test_commands.py",
+    "quintain broker apply": "tests/integration/test_broker_commands.py",
+    "quintain broker add-user": "tests/integration/test_broker_commands.py",
+    "quintain broker list-users": "tests/integration/test_broker_commands.py",
+    "quintain broker remove-user": "tests/integration/test_broker_commands.py",
 }
 
 #: Words of a shell that start no program of ours.

@@ -6,7 +6,7 @@ from generate.markdown import code, from_docstring, table
 from quintain import errors
 from quintain.errors import Fault, QuintainError
 from quintain_cli import console
-from quintain_gateway.http import errors as http_errors
+from quintain_gateway import errors as http_errors
 from quintain_host.supervisor import REPLACE_EXIT_CODE
 
 #: What to do, by the error's class.

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from generate.markdown import code, from_docstring, table
 from quintain.config.nested_models import NESTED_MODELS
 from quintain.config.targets import TARGET_MODELS
-from quintain.program_confinement import Sandbox
+from quintain.programs.sandbox import Sandbox
 from quintain_runner.spec.evaluation import DatasetSpec, EvaluationSpec
 from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls
 from quintain_runner.spec.prompts import PromptMessage, PromptSpec

@@ -47,7 +47,7 @@ def place_of(path: str) -> str:
 
 def repository_pages() -> list[str]:
     """The Markdown files of the site, by their paths in the repository."""
-    patterns = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/decisions/*.md")
+    patterns = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/protocol/*.md", "docs/decisions/*.md")
     found = [path for pattern in (*patterns, "examples/**/README.md") for path in REPOSITORY.glob(pattern)]
     return sorted(str(path.relative_to(REPOSITORY)) for path in found)
 

@@ -20,7 +20,7 @@ from quintain.contracts.session import Info
 from quintain.errors import BusError, Cancelled, Fault
 from quintain.observe.metrics import ServiceMetrics
 from quintain.routes import ReplyT, RequestT, Route
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 
 #: The label of a call that named no target and has no result that names the default one.
 DEFAULT_TARGET_LABEL = "(default)"

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from quintain.bus.base import Bus
-from quintain.contracts.discovery import ServedTarget, ServiceCard
+from quintain.contracts.fleet import ServedTarget, ServiceCard
 from quintain.contracts.remote_target import HostDescribed
 from quintain.fleet.announce import ServiceIdentity
-from quintain.process_marks import ProcessMark
+from quintain.programs.processes import ProcessMark
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import host_topology
 from quintain_host.counters import HostCounters

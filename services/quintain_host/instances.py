@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quintain.config.callables import load_callable
 from quintain.config.fingerprint import dependency_digests, fingerprint_of, import_digests, module_digests
+from quintain.config.python_imports import load_callable
 from quintain.errors import ConfigError
 from quintain.target.codec import Codec
 from quintain.target.type_registry import types_of_target

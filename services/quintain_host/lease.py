@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     RUN_INPUT_TYPE,
     BareLeaseRequest,
@@ -31,17 +31,17 @@ from quintain.contracts.remote_target import (
     StartRun,
     Teardown,
 )
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import TRACEPARENT_HEADER, Span, span_in_trace
-from quintain.remote.silence import SilenceMeter
+from quintain.remote.timeouts import SilenceMeter
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
-from quintain.rpc.private_queue import PrivateQueue
+from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import AckBatcher, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
-from quintain.target.serialization import require_size
+from quintain.target.type_registry import require_size
 from quintain.timings import Timings
 from quintain_host.counters import HostCounters
 from quintain_host.instances import InstanceThread

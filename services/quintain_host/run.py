@@ -28,15 +28,15 @@ from quintain.contracts.remote_target import (
     WireEvent,
     WireResponse,
 )
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import BusError
 from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span, send_event_span
 from quintain.observe.spans import current_traceparent, span_in_trace
 from quintain.target.codec import Codec, write_event
 from quintain.target.exceptions import from_failure, to_failure
-from quintain.target.ordering import Outbox
-from quintain.target.serialization import require_item_size
+from quintain.target.interface import Outbox
+from quintain.target.type_registry import require_item_size
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import RUN
 from quintain_host.instances import InstanceThread

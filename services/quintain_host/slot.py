@@ -25,7 +25,7 @@ from quintain.contracts.remote_target import (
 from quintain.errors import BadRequest, BusError, Fault, QueueFull, Unroutable
 from quintain.observe.semconv import lease_request_span
 from quintain.routes import DESCRIBE_HOST
-from quintain.rpc.private_queue import PrivateQueue
+from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import delivery_context, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure

@@ -25,14 +25,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope
+from quintain.contracts.proof import mask_tokens
 from quintain.contracts.remote_target import ProcessStatus, WatchProcess
-from quintain.contracts.token import mask_tokens
 from quintain.errors import BadRequest, BusError
-from quintain.process import end_process, start_process
-from quintain.process_marks import ProcessMark
-from quintain.process_pipes import OutputTail, read_pipe
-from quintain.program import CannotStart, Program
-from quintain.program_environment import program_environment
+from quintain.programs.processes import ProcessMark, end_process, start_process
+from quintain.programs.program import CannotStart, OutputTail, Program, program_environment, read_pipe
 from quintain.rpc.server import send_reply
 from quintain.topology import REPLY, supervisor_topology
 from quintain_host.counters import LEASE_ENDED, READY, HostCounters, make_pipe, read_ipc

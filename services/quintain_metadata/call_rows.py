@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.strings import sanitize_request_id
+from quintain.contracts.values import sanitize_request_id
 from quintain_metadata import call_counter
 from quintain_metadata.lifecycle import (
     CallState,

@@ -17,13 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quintain.bus.base import Bus, Envelope
-from quintain.contracts.admin import RegisteredWorker
-from quintain.contracts.discovery import RegisteredTarget
 from quintain.contracts.fleet import (
     MAX_FLEET_SESSIONS,
     FleetChanged,
     FleetSession,
     FleetState,
+    RegisteredTarget,
     SessionChanged,
     SessionEvent,
     TargetChanged,
@@ -33,7 +32,7 @@ from quintain.contracts.fleet import (
 )
 from quintain.contracts.ledger import DrainState
 from quintain.contracts.message import Message
-from quintain.contracts.session import SessionState
+from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain.errors import BudgetUnavailable, BusError, Fault, Unroutable
 from quintain.rpc.server import log_defect
 from quintain.topology import EVENTS, FLEET_KEY, target_queue

@@ -9,13 +9,22 @@ from functools import partial
 from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts import admin, discovery, fleet
+from quintain.contracts import fleet
 from quintain.contracts import session as session_messages
 from quintain.contracts.ledger import OpenChild
-from quintain.contracts.limits import MAX_OPERATION_BYTES
-from quintain.contracts.message import Message
-from quintain.contracts.session import OpenSession, SessionOpened, SessionState
-from quintain.contracts.token import SessionToken, same_secret
+from quintain.contracts.message import MAX_OPERATION_BYTES, Message
+from quintain.contracts.proof import SessionToken, same_secret
+from quintain.contracts.session import (
+    DrainWorker,
+    ListWorkers,
+    OpenSession,
+    PauseTarget,
+    ResumeTarget,
+    SessionOpened,
+    SessionState,
+    TargetPause,
+    WorkerList,
+)
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain.observe.semconv import process_span
 from quintain.routes import (
@@ -218,23 +227,23 @@ def _show(
     return (yield from sessions.info_by_id(moment.now, request.session_id))
 
 
-def _list_targets(moment: Moment, _: discovery.ListTargets, __: SessionRow | None) -> SqlProgram[discovery.TargetList]:
+def _list_targets(moment: Moment, _: fleet.ListTargets, __: SessionRow | None) -> SqlProgram[fleet.TargetList]:
     return (yield from targets.list_targets(moment.now))
 
 
-def _pause(moment: Moment, request: admin.PauseTarget, _: SessionRow | None) -> SqlProgram[admin.TargetPause]:
+def _pause(moment: Moment, request: PauseTarget, _: SessionRow | None) -> SqlProgram[TargetPause]:
     return (yield from targets.pause_target(moment.now, request))
 
 
-def _resume(moment: Moment, request: admin.ResumeTarget, _: SessionRow | None) -> SqlProgram[admin.TargetPause]:
+def _resume(moment: Moment, request: ResumeTarget, _: SessionRow | None) -> SqlProgram[TargetPause]:
     return (yield from targets.resume_target(moment.now, request))
 
 
-def _list_workers(moment: Moment, _: admin.ListWorkers, __: SessionRow | None) -> SqlProgram[admin.WorkerList]:
+def _list_workers(moment: Moment, _: ListWorkers, __: SessionRow | None) -> SqlProgram[WorkerList]:
     return (yield from leases.list_workers(moment.now))
 
 
-def _drain(moment: Moment, request: admin.DrainWorker, _: SessionRow | None) -> SqlProgram[admin.WorkerList]:
+def _drain(moment: Moment, request: DrainWorker, _: SessionRow | None) -> SqlProgram[WorkerList]:
     return (yield from leases.request_drain(moment.now, request.worker_id))
 
 

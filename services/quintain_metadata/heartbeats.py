@@ -23,7 +23,7 @@ from quintain.contracts.message import Message
 from quintain.errors import BrokerRefused, BudgetUnavailable, BusError, Fault
 from quintain.routes import HEARTBEAT_PROBE
 from quintain.rpc.server import result_or_fault, send_reply
-from quintain.runtime.batching import Batcher
+from quintain.runtime.concurrency import Batcher
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import admit_topology
 from quintain_metadata import leases

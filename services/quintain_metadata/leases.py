@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quintain.contracts.admin import RegisteredWorker, WorkerList
 from quintain.contracts.ledger import CallKey, DrainState, Heartbeat, LeaseRenewed, Register
-from quintain.contracts.strings import shorten
+from quintain.contracts.session import RegisteredWorker, WorkerList
+from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import attempts, call_counter, call_rows, session_rows

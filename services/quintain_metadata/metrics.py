@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from quintain.contracts.discovery import RegisteredTarget
-from quintain.contracts.fleet import BUCKET_BASE, CallCounts
+from quintain.contracts.fleet import BUCKET_BASE, CallCounts, RegisteredTarget
 from quintain.contracts.ledger import Admission, AttemptOutcome, Settle
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable

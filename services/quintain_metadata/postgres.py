@@ -22,7 +22,7 @@ from asyncpg.pool import PoolConnectionProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain.runtime.batching import Batcher
+from quintain.runtime.concurrency import Batcher
 from quintain_metadata.postgres_connection import (
     Connection,
     PostgresTransaction,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, AdmitReply, Settle
-from quintain.contracts.limits import LARGE_REPLY_BYTES, MAX_BODY_BYTES, MAX_STORED_REPLY_BYTES
+from quintain.contracts.message import LARGE_REPLY_BYTES, MAX_BODY_BYTES, MAX_STORED_REPLY_BYTES
 from quintain.errors import ReplyExpired
 from quintain.rpc.server import send_reply
 from quintain_metadata.call_rows import CallRow

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.api_request import read_request
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
-from quintain.contracts.strings import is_target_name, sanitize_request_id, shorten
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.contracts.values import is_target_name, sanitize_request_id, shorten
 from quintain.errors import (
     BadRequest,
     BrokerUnavailable,
@@ -24,8 +24,8 @@ from quintain.errors import (
 )
 from quintain.observe.semconv import process_span
 from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
-from quintain.rpc.credentials import call_credential
 from quintain.rpc.server import (
+    call_credential,
     copyable_headers,
     delivery_context,
     integer_header,

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.limits import DEFAULT_REQUEST_BYTES
-from quintain.contracts.proof import CallProof
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.contracts.proof import CallProof, SessionToken
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,
@@ -19,7 +19,6 @@ from quintain.contracts.session import (
     SessionState,
     TargetUsage,
 )
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
 from quintain_metadata.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.call_counter import charge

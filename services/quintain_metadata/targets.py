@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quintain.contracts.admin import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
-from quintain.contracts.discovery import RegisteredTarget, TargetList
+from quintain.contracts.fleet import RegisteredTarget, TargetList
 from quintain.contracts.ledger import DrainState, Register
-from quintain.contracts.strings import shorten
+from quintain.contracts.session import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
+from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
 from quintain_metadata.store import (
     Moment,

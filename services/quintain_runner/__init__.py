@@ -1,6 +1,5 @@
 """Runs evaluations: a dataset by targets by graders, with results that are kept and can be resumed.
 
-`spec` reads the evaluation file, `plan` decides what a run executes, `dataset` reads cases, `graders` grade answers,
-`results` stores rows, `statistics` and `cost` evaluate them, `progress` and `report` show them, and `engine` runs the
-trials.
+`spec` reads the evaluation file, `plan` reads cases and decides what a run executes, `graders` grade answers, `results`
+stores rows and counts them, `statistics` evaluates them, `report` shows them, and `engine` runs the trials.
 """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from quintain.web import visible
-from quintain_runner.cost import dollars
 from quintain_runner.report.run_report import RunFile
-from quintain_runner.statistics.formatting import format_share_interval
+from quintain_runner.results.counts import dollars
+from quintain_runner.statistics.analysis import format_share_interval
 
 EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
 

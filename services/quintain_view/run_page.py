@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quintain.web import visible
-from quintain_runner.escaping import plain_line
 from quintain_runner.report.run_report import RunFile, RunReport
 from quintain_runner.report.tables import TextTable, cost_line, run_tables
-from quintain_runner.statistics.analysis import Analysis, TargetPair
-from quintain_runner.statistics.formatting import format_p
+from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
+from quintain_runner.untrusted import plain_line
 from quintain_view.case_page import OUTCOME_WORDS
 from quintain_view.filters import SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import MAX_COUNTED_CASES, CaseEntry, TrialEntry

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from quintain.contracts.trajectory import (
+from quintain.contracts.remote_target import (
     MAX_TRAJECTORY_BYTES,
     TRAJECTORY_FOLDER,
     TRAJECTORY_SUFFIX,

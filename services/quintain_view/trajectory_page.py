@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from quintain.contracts.trajectory import TrajectoryLine, TrajectoryStart
+from quintain.contracts.remote_target import TrajectoryLine, TrajectoryStart
 from quintain.web import visible
 from quintain_view.text import ShownText, one_line, shown
 

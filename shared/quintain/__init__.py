@@ -16,8 +16,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "quintain.sync": (),
-        "quintain.client.client": ("Client",),
-        "quintain.client.connect": ("connect",),
+        "quintain.client.client": ("Client", "connect"),
         "quintain.client.transport": ("BatchItem",),
         "quintain.contracts.invoke": (
             "ChatMessage",
@@ -80,7 +79,7 @@ __getattr__, __dir__ = lazy_exports(
             "Target",
             "scope_includes",
         ),
-        "quintain_cli.evaluation": ("EvaluationResult", "evaluate", "run"),
+        "quintain_runner.evaluation": ("EvaluationResult", "evaluate", "run"),
     },
 )
 

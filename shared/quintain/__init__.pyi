@@ -2,7 +2,7 @@
 
 from quintain import sync as sync
 from quintain.client.client import Client as Client
-from quintain.client.connect import connect as connect
+from quintain.client.client import connect as connect
 from quintain.client.transport import BatchItem as BatchItem
 from quintain.contracts.invoke import (
     ChatMessage as ChatMessage,
@@ -176,12 +176,12 @@ from quintain.target import (
 from quintain.target import (
     scope_includes as scope_includes,
 )
-from quintain_cli.evaluation import (
+from quintain_runner.evaluation import (
     EvaluationResult as EvaluationResult,
 )
-from quintain_cli.evaluation import (
+from quintain_runner.evaluation import (
     evaluate as evaluate,
 )
-from quintain_cli.evaluation import (
+from quintain_runner.evaluation import (
     run as run,
 )

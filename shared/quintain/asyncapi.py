@@ -18,10 +18,9 @@ from pydantic.json_schema import models_json_schema
 
 from quintain import routes, topology
 from quintain.contracts.api_request import API_NAMES
-from quintain.contracts.chunk import Chunk, Progress
 from quintain.contracts.fleet import FleetChanged, SessionChanged, TargetChanged, WorkerChanged
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE
-from quintain.contracts.invoke import FaultReply
+from quintain.contracts.invoke import Chunk, FaultReply, Progress
 from quintain.contracts.ledger import CancelBroadcast
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import RUN_INPUT_TYPE, RUN_OUTPUT_TYPE, RunInput, RunOutput

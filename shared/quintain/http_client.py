@@ -19,7 +19,7 @@ from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined
 import aiohttp
 
 from quintain.errors import ConfigError
-from quintain.runtime.timeouts import Timeouts
+from quintain.runtime.concurrency import Timeouts
 
 #: How long a connection may take to open, in seconds.
 CONNECT_SECONDS = 10.0

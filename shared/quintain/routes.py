@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quintain.contracts import admin, discovery, fleet, ledger, remote_target
+from quintain.contracts import fleet, ledger, remote_target
+from quintain.contracts import fleet as discovery
+from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message

@@ -27,8 +27,7 @@ from quintain.remote.target import RemoteTarget
 from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.target.codec import domain_tags
-from quintain.target.tag_registry import TagRegistry
-from quintain.target.type_registry import superred_types
+from quintain.target.type_registry import TagRegistry, superred_types
 from superred import core
 
 log = logging.getLogger(__name__)

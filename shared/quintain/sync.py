@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from quintain.client import connect as asynchronous
+from quintain.client import client as asynchronous
 from quintain.client.client import Client
 from quintain.errors import BusError
 

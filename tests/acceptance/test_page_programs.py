@@ -1,18 +1,19 @@
 """The Python programs of README.md and the guides, run as printed before a gateway.
 
-The others of docs/targets.md need superred: tests/superred/test_target_page.py.
+The others of docs/targets.md need superred: tests/superred/test_target_page.py. That of docs/protocol.md needs a
+broker: tests/integration/test_protocol_page.py.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.command_line import run_python
 from support.evaluations import write_files
 from support.pages import python_blocks
-from support.running_gateway import RunningGateway, run_program
+from support.running_gateway import RunningGateway
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -74,6 +75,7 @@ PRINTED = {
     "docs/targets.md 4": "1",
 }
 WITH_SUPERRED = {f"docs/targets.md {number}" for number in (1, 2, 3, 5)}
+WITH_BROKER = {"docs/protocol.md 1"}
 
 CONFIG = "targets: {claude: {provider: mock, response: Paris}, helpful: {provider: mock, response: 'yes, please'}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [claude]\ngraders: [{name: same, builtin: exact}]\n"
@@ -89,7 +91,7 @@ def test_every_program_of_every_page_is_run() -> None:
         for page in pages
         for number in range(1, len(python_blocks(page)) + 1)
     }
-    assert shown == {*PROGRAMS, *WITH_SUPERRED}
+    assert shown == {*PROGRAMS, *WITH_SUPERRED, *WITH_BROKER}
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
@@ -106,5 +108,5 @@ def test_a_program_runs_as_it_is_printed(gateway: RunningGateway, tmp_path: Path
         env = {
             key: value for key, value in env.items() if key not in {"QUINTAIN_GATEWAY_URL", "QUINTAIN_SESSION_TOKEN"}
         }
-    ended = run_program([sys.executable, "program.py"], env, tmp_path)
-    assert (ended.code, ended.stdout.strip()) == (0, PRINTED[name]), ended
+    ended = run_python(tmp_path / "program.py", env=env, folder=tmp_path)
+    assert ended.stdout.strip() == PRINTED[name], ended

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from quintain.contracts.remote_target import RunItem, WireControllable, WireEvent, WireObservable, WireResponse
-from quintain.contracts.trajectory import TrajectoryStart
+from quintain.contracts.remote_target import (
+    RunItem,
+    TrajectoryStart,
+    WireControllable,
+    WireEvent,
+    WireObservable,
+    WireResponse,
+)
 from quintain.remote.trajectory_recorder import TrajectoryFolder, TrajectoryRecorder
 from support.browser import start_view, visit
 from support.command_line import command_line

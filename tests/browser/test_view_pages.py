@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from quintain_runner.results.row import Row
-from quintain_runner.results.row_content import RowCase
+from quintain_runner.results.row import Row, RowCase
 from quintain_view.html_report import write_html_report
 from quintain_view.labels import read_notes
 from support.browser import ViewPage, start_view, visit

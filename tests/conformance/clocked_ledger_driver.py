@@ -15,8 +15,8 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions

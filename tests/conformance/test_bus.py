@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from conformance.transports import Transport
-from quintain.bus.base import Bus, Delivery, Envelope, QueueCount
-from quintain.bus.handler_tasks import earlier_deliveries
+from quintain.bus.base import Bus, Delivery, Envelope, QueueCount, earlier_deliveries
 from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
 from quintain.topology import DELIVERY_LIMIT, Binding, Exchange, Queue, Topology
 

@@ -6,8 +6,8 @@ import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, OpenChild
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionOpened, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import ForbiddenTarget, Unauthorized
 from quintain_metadata import handlers, sessions
 

@@ -16,7 +16,7 @@ import pytest
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.session import Info, SessionState
 from quintain.errors import BudgetExhausted, Fault, ForbiddenTarget, ProviderFailed, TimedOut, Unauthorized
 from quintain.target import SESSION_SLOT

@@ -7,8 +7,8 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, Cancelled, ForbiddenTarget, RequestConflict, Throttled, Unauthorized
 from quintain_metadata.cancellation import CancelResult
 from quintain_metadata.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred

@@ -33,8 +33,8 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, OpenSession, SessionOpened, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
 from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS

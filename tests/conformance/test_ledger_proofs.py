@@ -6,9 +6,8 @@ import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, Admit
-from quintain.contracts.proof import make_proof
+from quintain.contracts.proof import digest, make_proof
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import digest
 from quintain.errors import Fault, Unauthorized
 from quintain_metadata.calls import AdmitOperation
 

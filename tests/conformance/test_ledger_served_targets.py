@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
-from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.ledger import DrainState, Heartbeat, Register, TargetCard
 from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS

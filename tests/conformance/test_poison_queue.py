@@ -10,8 +10,14 @@ import pytest
 from conformance.transports import Transport
 from quintain import dlq
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts.dlq import DEAD_LETTERED_AT_HEADER, POISON_ID_HEADER, REASON_HEADER, PoisonMessage
-from quintain.dlq import PoisonQueue, to_poison_message
+from quintain.dlq import (
+    DEAD_LETTERED_AT_HEADER,
+    POISON_ID_HEADER,
+    REASON_HEADER,
+    PoisonMessage,
+    PoisonQueue,
+    to_poison_message,
+)
 from quintain.errors import BusError
 from quintain.topology import POISON, POISON_QUEUE, POISON_TOPOLOGY
 

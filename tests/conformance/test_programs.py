@@ -19,10 +19,10 @@ from quintain.bus.memory import MemoryBroker
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
-from quintain.program_confinement import Confinement, Sandbox
+from quintain.programs.sandbox import Confinement, Sandbox
 from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
-from quintain_runner.graders.process import GraderCommand, GraderProcessPool, run_grader
-from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
+from quintain_runner.graders.verdict import GraderError
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 from support.sandbox import sandbox_refusal
@@ -182,7 +182,8 @@ async def test_a_program_that_runs_other_programs_ends_with_theirs(
     run: Run, tmp_path: Path, mark: dict[str, str]
 ) -> None:
     inner = (
-        "import asyncio, os; from quintain.process import run_program; from quintain.program import Program; "
+        "import asyncio, os; from quintain.programs.processes import run_program; "
+        "from quintain.programs.program import Program; "
         "env = dict(os.environ, PATH=os.defpath); sleep = Program(argv=['sleep', '600'], env=env); "
         "asyncio.run(run_program(sleep, stdout_limit=1))"
     )

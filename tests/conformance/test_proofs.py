@@ -13,15 +13,14 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery, HeaderValue
 from quintain.bus.connect import connect_bus
-from quintain.client.authorization import Authorization
+from quintain.client.amqp_transport import Authorization
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.session import GetInfo, OpenSession, SessionOpened
 from quintain.errors import Fault, RequestConflict, Unauthorized
 from quintain.routes import DEADLINE_HEADER, INFO, OPEN, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.rpc.client import RpcClient
-from quintain.rpc.group_delivery import split_group
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.groups import split_group
+from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.rpc.server import copyable_headers
 from quintain.topology import INVOKE, Binding, Queue, Topology
 from support.memory_fleet import MemoryFleet, memory_fleet

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quintain.target.serialization import to_json_text
+from quintain.target.type_registry import to_json_text
 from support.target_placements import (
     Controller,
     InProcessPlacement,

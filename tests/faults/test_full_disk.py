@@ -16,7 +16,7 @@ import quintain
 from faults.invariants import InvariantChecker
 from faults.load import is_long
 from faults.scenario import BOT, CONFIG, FaultScenario
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.contracts.session import OpenSession
 from support.command_line import CommandLine, command_line
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet

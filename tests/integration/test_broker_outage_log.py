@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.bus.rabbit_logging import install_value_filter
+from quintain.bus.rabbit_connection import install_value_filter
 from support.outage_client import CANARY
 
 TESTS = Path(__file__).parents[1]

@@ -13,13 +13,13 @@ import pytest
 import quintain
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.config import load_config
 from quintain.contracts.session import OpenSession
 from quintain.dlq import PoisonQueue
 from quintain.errors import BrokerRefused
 from quintain.remote.factory import remote_factory
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.settings import environment
 from quintain.target import Event, EventResponse, ObservableEvent, SecurityDomainTag
 from quintain.topology import (
@@ -37,12 +37,12 @@ from quintain.topology import (
     run_topology,
     target_topology,
 )
-from quintain_cli import services
-from quintain_gateway.http.limits import GatewayLimits
-from quintain_gateway.server.bind import BindAddress
+from quintain_gateway import run_gateway
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
 from quintain_metadata.service import running_metadata
+from quintain_runner import services
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -211,7 +211,7 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         ledger = await stack.enter_async_context(services.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
         await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
-        yield await stack.enter_async_context(services.run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
+        yield await stack.enter_async_context(run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
 
 
 def drive_run(url: str) -> list[str]:

@@ -21,9 +21,9 @@ import pytest
 from quintain.config import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed
-from quintain.process import end_process, run_program, run_to_file, start_process
-from quintain.program import Program, ProgramNotFound, check_rights
-from quintain.program_confinement import Confinement, Sandbox, gateway_address
+from quintain.programs.processes import end_process, run_program, run_to_file, start_process
+from quintain.programs.program import Program, ProgramNotFound, check_rights
+from quintain.programs.sandbox import Confinement, Sandbox, gateway_address
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 from support.sandbox import sandbox_refusal

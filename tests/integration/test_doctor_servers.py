@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from quintain.bus.connect import connect_bus
-from quintain.bus.rabbit_topology_check import inspect_broker
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.bus.rabbit_declarations import inspect_broker
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BusError, ConfigError
 from quintain.settings import read_settings
 from quintain.topology import INVOKE, METADATA_TOPOLOGY, Binding, Queue, Topology, target_queue, target_topology

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
-from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import OnText, ProviderAnswer
-from quintain_worker.service.worker import Worker
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
 from support.memory_fleet import memory_fleet
 from support.metadata_service import RunningMetadataService, run_metadata_service
 

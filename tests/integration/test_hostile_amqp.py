@@ -22,11 +22,10 @@ import pytest
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.connect import connect_bus
-from quintain.client.client import Client
-from quintain.client.connect import connect
+from quintain.client.client import Client, connect
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
+from quintain.contracts.proof import SessionToken, digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken, digest
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.topology import (
     DEAD,
@@ -41,8 +40,8 @@ from quintain_metadata import sessions
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.service import MetadataService
 from quintain_metadata.store import Ledger
-from quintain_worker.delivery.worker_target import WorkerTarget
-from quintain_worker.service.worker import Worker
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
 from support.observed_fleet import CARD, StubProvider
 from support.process_fleet import ADMIN_TOKEN, delete_protocol_queues
 

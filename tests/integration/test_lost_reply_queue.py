@@ -16,7 +16,7 @@ from quintain.bus.base import Delivery
 from quintain.bus.rabbit import RabbitBus
 from quintain.contracts.session import CallsReleased, ReleaseCalls
 from quintain.routes import RELEASE
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY
 from support.process_fleet import ProcessFleet, delete_protocol_queues, process_fleet

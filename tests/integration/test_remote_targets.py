@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from quintain.bus.base import Bus, Envelope
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
 from quintain.errors import BadRequest, ConfigError, NoAnswer, RemoteTargetError
 from quintain.remote.child_session import ChildSessionPolicy
@@ -25,8 +25,7 @@ from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.remote.lease_request import acquire_lease
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import LEASE, RENEW, WATCH_PROCESS
-from quintain.rpc.client import parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcRequest, parse_reply
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings

@@ -9,8 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.invoke import Chunk, InvokeRequest
 from support.memory_fleet import MemoryFleet, memory_fleet
 
 CONFIG = """

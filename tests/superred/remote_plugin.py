@@ -25,7 +25,7 @@ from quintain.bus.connect import connect_bus
 from quintain.remote.connection_thread import open_connection_thread
 from quintain.rpc.server import delete_queues
 from quintain.superred import RemoteTargetFactory, remote_factory
-from quintain.target.tag_registry import TagRegistry
+from quintain.target.type_registry import TagRegistry
 from quintain.topology import host_topology
 from quintain_host.host import Host
 from support.thread_host import Create, ThreadHost

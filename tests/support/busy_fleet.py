@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from quintain.client.connect import connect_admin
+from quintain.client.client import connect_admin
 from quintain.errors import BudgetExhausted, ProviderFailed
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.thread_host import LoopThread

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.run_setup import RunOptions, RunSetup
-from quintain_runner.graders.environment import GraderEnvironment
-from quintain_runner.progress.display import NoProgressDisplay, ProgressDisplay
+from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.graders.base import GraderEnvironment
+from quintain_runner.report.progress_display import NoProgressDisplay, ProgressDisplay
 from quintain_runner.results.row import Row
 from quintain_runner.spec.evaluation import load_evaluation
 from support.fake_client import FakeClient

@@ -24,7 +24,7 @@ from quintain.contracts.ledger import (
     Settle,
     SettleBatch,
 )
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.server import send_reply
 from quintain.topology import (

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 from quintain.graders import Case
-from quintain_runner.graders.base import GraderRunner, GradingContext
-from quintain_runner.graders.environment import GraderEnvironment
-from quintain_runner.graders.process import GraderCommand
+from quintain_runner.graders.base import GraderEnvironment, GraderRunner, GradingContext
 from quintain_runner.graders.program import ProgramGraderRunner, process_executor
+from quintain_runner.graders.subprocesses import GraderCommand
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import Row, RowStats
+from quintain_runner.results.counts import RowStats
+from quintain_runner.results.row import Row
 from quintain_runner.spec.graders import CommandGrader, GraderCalls
 from support.evaluation_folder import write_script
 from support.fake_client import FakeClient

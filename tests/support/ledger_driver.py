@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result
 from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbeat, Register, Settle, TargetCard
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import calls, cancellation, leases, reservations, sessions

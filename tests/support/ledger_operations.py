@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register, Settle, TargetCard
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, OpenSession, SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import audit, cancellation, leases, reservations, sessions
 from quintain_metadata.calls import AdmitOperation, SettleOperation

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quintain.client.client import Client
-from quintain.client.connect import connect
+from quintain.client.client import Client, connect
 from quintain.config import load_config
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain_cli.services import Fleet, FleetPlan, run_fleet
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.settings import GatewayLimits
+from quintain_runner.services import Fleet, FleetPlan, run_fleet
 
 ADMIN_TOKEN = "the admin token of a test"
 

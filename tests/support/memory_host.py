@@ -16,8 +16,7 @@ from quintain.remote.lease_request import acquire_lease
 from quintain.remote.run_channel import RunOutputQueue
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings

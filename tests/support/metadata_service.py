@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.token import digest
+from quintain.contracts.proof import digest
 from quintain.routes import TOKEN_HEADER
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue
 from quintain_metadata.service import MetadataService

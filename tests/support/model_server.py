@@ -87,7 +87,7 @@ class ModelServer:
         self.connections = 0
         #: Set when a request has come in whole.
         self.arrived = asyncio.Event()
-        #: Set when a client went away while its request was stalled.
+        #: Set when a client went away while its request was stalled, or while a stream was on its way.
         self.disconnected = asyncio.Event()
         self.url = ""
 
@@ -130,10 +130,15 @@ class ModelServer:
         self, response: StreamedResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         writer.write(response.head)
-        for event in response.events[: response.event_count]:
-            writer.write(response.frame(event))
-            await writer.drain()
-            await asyncio.sleep(response.apart_seconds)
+        try:
+            for event in response.events[: response.event_count]:
+                writer.write(response.frame(event))
+                await writer.drain()
+                await asyncio.sleep(response.apart_seconds)
+        except ConnectionError:
+            # A client that has heard enough may go before all is sent.
+            self.disconnected.set()
+            raise
         if response.then == "stall":
             return await self._stall(reader)
         if response.then == "end":
@@ -142,8 +147,9 @@ class ModelServer:
         return response.then == "end" and response.framed
 
     async def _stall(self, reader: asyncio.StreamReader) -> bool:
-        # A client that waits sends nothing more; the read ends when it goes away.
-        await reader.read(1)
+        # A client that waits sends nothing more; the read ends when it goes away, and fails if it had not read all.
+        with suppress(ConnectionError):
+            await reader.read(1)
         self.disconnected.set()
         return False
 

@@ -18,20 +18,19 @@ from pamqp.commands import Basic
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Delivery, Envelope, Handler
 from quintain.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
-from quintain.bus.rabbit_message import to_amqp_properties
+from quintain.bus.rabbit_consumer import to_amqp_properties
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.proof import digest
 from quintain.contracts.session import Info, SessionOpened
-from quintain.contracts.token import digest
 from quintain.routes import TOKEN_HEADER
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.topology import INVOKE, METADATA, POISON_QUEUE, REPLY, Exchange, Queue, reply_topology
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.service import MetadataService
-from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import OnText, ProviderAnswer
-from quintain_worker.service.worker import Worker
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
 
 Returned = TypeVar("Returned")
 

@@ -18,8 +18,8 @@ from quintain.contracts.group import REPLY_GROUP_TYPE
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.session import Info
 from quintain.routes import REQUEST_ID_HEADER
-from quintain.rpc.client import RpcClient
-from quintain.rpc.group_delivery import split_replies
+from quintain.rpc.groups import split_replies
+from quintain.rpc.requests import RpcClient
 from quintain.topology import Queue
 
 

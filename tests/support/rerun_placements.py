@@ -10,9 +10,9 @@ from typing import Protocol
 from quintain.bus.memory import MemoryBroker
 from quintain.config import load_config
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_cli import services
-from quintain_gateway import BindAddress, GatewayLimits
+from quintain_gateway import BindAddress, GatewayLimits, run_gateway
 from quintain_metadata import running_metadata
+from quintain_runner import services
 from support.changing_evaluation import ChangingEvaluation
 
 ADMIN_TOKEN = "the admin token of a test"
@@ -107,6 +107,6 @@ async def gateway_placement(world: ChangingEvaluation) -> AsyncIterator[FleetPla
         await placement.start()
         stack.push_async_callback(placement.stop)
         bus = await stack.enter_async_context(services.open_bus("memory://", "gateway", memory))
-        url = await stack.enter_async_context(services.run_gateway(bus, BindAddress(), GatewayLimits()))
+        url = await stack.enter_async_context(run_gateway(bus, BindAddress(), GatewayLimits()))
         placement.env["QUINTAIN_GATEWAY_URL"] = url
         yield placement

@@ -13,10 +13,10 @@ from quintain.contracts.ledger import TargetCard
 from quintain.errors import BrokerUnavailable
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange, target_queue
-from quintain_worker.delivery.streaming import PROGRESS_SECONDS
-from quintain_worker.delivery.worker_target import WorkerTarget
 from quintain_worker.providers.provider import OnText, Provider, ProviderAnswer
-from quintain_worker.service.worker import Worker
+from quintain_worker.streaming import PROGRESS_SECONDS
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, next_item
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from quintain.contracts.trajectory import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
+from quintain.contracts.remote_target import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
 
 #: For how long the run has gone on, in seconds.
 _GONE_SECONDS = 24

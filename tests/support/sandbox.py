@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quintain.errors import ConfigError
-from quintain.program_confinement import Confinement, Sandbox
+from quintain.programs.sandbox import Confinement, Sandbox
 from quintain.settings import environment
 from support.servers.errors import ServerUnavailable
 from support.servers.packages import DebianPackages

@@ -22,7 +22,7 @@ OWN = {"quintain", *(path.name for path in (REPOSITORY / "services").glob("quint
 MODULES = [
     *sorted({reference.partition(":")[0] for reference, _ in COMMANDS.values()}),
     "quintain.client.http_transport",
-    "quintain_gateway.server.app",
+    "quintain_gateway.app",
     "quintain_metadata.sqlite",
     "quintain_runner.graders.builtin",
     "quintain_worker.providers.model_api",

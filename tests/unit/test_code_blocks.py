@@ -22,7 +22,11 @@ from quintain.config import load_config
 from quintain_runner.spec.evaluation import load_evaluation
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [
+    REPOSITORY / "README.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "docs" / "protocol").glob("*.md")),
+]
 
 _BLOCK = re.compile(
     r"(?:^ *<!-- not checked: (?P<reason>[^\n]+?) -->\n\n?)?"

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 from quintain.bus.base import Envelope
 from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, encode_item
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.errors import Fault
 from quintain.routes import CALL_HEADERS, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.rpc.client import parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcRequest, parse_reply
 from quintain.topology import CANCEL, DEAD, INVOKE, LEDGER, METADATA, REPLY, Exchange
 from support import valid_messages
 from support.delivery_checks import deliver, deliver_and_check

@@ -14,13 +14,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from quintain.client.connect import connect
-from quintain.contracts.dlq import PoisonMessage, PoisonMessageList
+from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.dlq import PoisonQueue
+from quintain.dlq import PoisonMessage, PoisonMessageList, PoisonQueue
 from quintain.errors import BadRequest, ConfigError, Expired, Fault
 from quintain.settings import environment, read_settings
-from quintain_cli import console, services
+from quintain_cli import console
 from quintain_cli.commands.invoke import print_result
 from quintain_cli.console import (
     EXIT_ERRORS,
@@ -32,6 +31,7 @@ from quintain_cli.console import (
     stderr_console,
     stdout_console,
 )
+from quintain_runner import services
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 PoisonIdArgument = Annotated[

@@ -15,13 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quintain.bus.broker_url import without_password
-from quintain.bus.rabbit_topology_check import DeclarationCheck, DeclarationStatus, inspect_broker
-from quintain.contracts.limits import MAX_BODY_BYTES
-from quintain.contracts.message import Message
+from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus, inspect_broker
+from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.fleet.fleet_figures import FleetFigures
-from quintain.secret_files import secret_file_paths
-from quintain.settings import Settings, environment, read_settings
+from quintain.settings import Settings, environment, read_settings, secret_file_paths
 from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_queue
 from quintain_cli.broker_management import Management, open_management
 from quintain_cli.commands.status import look_at_fleet_at

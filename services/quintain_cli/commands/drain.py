@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from quintain.contracts.admin import RegisteredWorker, WorkerList
 from quintain.contracts.ledger import DrainState
+from quintain.contracts.session import RegisteredWorker, WorkerList
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_cli.console import (
     EXIT_ERRORS,

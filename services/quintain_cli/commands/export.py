@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from quintain_cli.console import print_json, print_stderr, run_command, stdout_console
-from quintain_runner.report.agentv_run import write_agentv_run
-from quintain_runner.report.csv_file import write_csv
-from quintain_runner.report.inspect_log import write_inspect_logs
+from quintain_runner.report.exports import write_agentv_run, write_inspect_logs
+from quintain_runner.report.report_files import write_csv
 from quintain_runner.report.run_report import read_report
 
 

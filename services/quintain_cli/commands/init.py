@@ -16,8 +16,7 @@ import yaml
 from quintain.config.references import find_variables, missing_variable_errors
 from quintain.config.yaml_file import read_yaml_document
 from quintain.errors import ConfigError
-from quintain.secret_files import with_secrets
-from quintain.settings import environment
+from quintain.settings import environment, with_secrets
 from quintain_cli.console import escape_for_terminal, exit_with_error, print_json, print_stderr
 from quintain_cli.init.agentv import read_agentv
 from quintain_cli.init.carried import CarriedEvaluation, project_files, to_yaml

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.invoke import Result
 from quintain.contracts.session import Info
 from quintain.errors import Fault, UnknownTarget

@@ -11,7 +11,7 @@ import typer
 from pydantic import JsonValue
 
 from quintain.asyncapi import asyncapi_document
-from quintain.config.schema import config_schema
+from quintain.config.parser import config_schema
 from quintain_runner.spec.evaluation import evaluation_schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON.")]

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
+import quintain_gateway
 from quintain.bus.broker_url import without_password
-from quintain.runtime.gc import exempt_existing_objects
 from quintain.runtime.http_server import LOOPBACK
-from quintain.runtime.malloc import map_large_blocks
+from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
 from quintain.settings import environment, read_settings
-from quintain_cli import services
 from quintain_cli.commands.serve import (
     AsJson,
     OpsHost,
@@ -110,7 +109,7 @@ async def _run_gateway(address: BindAddress, limits: GatewayLimits, ops_options:
         handle_stop_signals() as stop,
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         connect_when_available(settings, "gateway", endpoints.set_not_ready) as bus,
-        services.run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
+        quintain_gateway.run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
     ):
         exempt_existing_objects()
         print_ready("gateway", {"url": gateway_url, "broker": without_password(url)}, as_json=as_json)

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
-from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.strings import TARGET_NAME_PATTERN
+from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.values import TARGET_NAME_PATTERN
 from quintain.errors import ConfigError
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
-from quintain.process_marks import ProcessMark
+from quintain.programs.processes import ProcessMark
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.commands.serve import (

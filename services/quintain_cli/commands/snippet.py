@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError, UnknownTarget
 from quintain.settings import environment, read_settings

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quintain.client.admin import Admin
-from quintain.contracts.admin import MAX_PAUSE_SECONDS, TargetPause
+from quintain.contracts.session import MAX_PAUSE_SECONDS, TargetPause
 from quintain.fleet.tables import duration
 from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command, stdout_console
 from quintain_cli.running_fleet import open_fleet_admin

@@ -12,18 +12,15 @@ import contextlib
 
 from starlette.routing import Route
 
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import GetInfo
-from quintain.contracts.token import SessionToken
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthEndpoints, Live, Readiness
 from quintain.routes import INFO, TOKEN_HEADER
-from quintain.rpc.client import RpcClient
-from quintain_gateway.http.endpoint import Api, FleetGateway, method_route
-from quintain_gateway.http.errors import fault_response
-from quintain_gateway.http.openapi import Operation, fault_responses
-
-API = Api(error_response=fault_response)
-
+from quintain.rpc.requests import RpcClient
+from quintain_gateway.auth import FleetGateway
+from quintain_gateway.endpoint import PLAIN, method_route
+from quintain_gateway.openapi import Operation, fault_responses
 
 OPERATIONS = (
     Operation("GET", "/health/live", "Liveness: the process answers", responses={200: Live, **fault_responses(431)}),
@@ -43,9 +40,9 @@ class GatewayHealthEndpoints:
     def __init__(self, gateway: FleetGateway) -> None:
         endpoints = HealthEndpoints(gateway.metrics, MetadataHealthCheck(gateway.rpc_client).check)
         self.routes: list[Route] = [
-            method_route("/health/live", {"GET": endpoints.live}, API.to_endpoint),
-            method_route("/health/ready", {"GET": endpoints.ready}, API.to_endpoint),
-            method_route("/metrics", {"GET": endpoints.metrics}, API.to_endpoint),
+            method_route("/health/live", {"GET": endpoints.live}, PLAIN.to_endpoint),
+            method_route("/health/ready", {"GET": endpoints.ready}, PLAIN.to_endpoint),
+            method_route("/metrics", {"GET": endpoints.metrics}, PLAIN.to_endpoint),
         ]
 
 

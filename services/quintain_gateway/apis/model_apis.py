@@ -6,24 +6,41 @@ or none. ``Idempotency-Key`` is the request id: a retry under the same key is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quintain.contracts.api_request import ApiName
-from quintain_gateway.apis.model_bodies import BODIES, parse_body
-from quintain_gateway.dispatch.dispatch import DispatchRequest
-from quintain_gateway.dispatch.model_answers import AnswerEncoder
-from quintain_gateway.dispatch.respond import respond
-from quintain_gateway.http.endpoint import Api, FleetGateway, bearer_token, method_route, verify_token_on_body_error
-from quintain_gateway.http.headers import read_deadline_seconds
-from quintain_gateway.http.idempotency import read_idempotency_key
-from quintain_gateway.http.model_errors import ANTHROPIC, OPENAI, AnthropicErrorResponse, OpenAIErrorResponse
-from quintain_gateway.http.openapi import SESSION_TOKEN, Operation, fault_responses
+from quintain.errors import UnknownTarget
+from quintain_gateway.answers import AnswerEncoder
+from quintain_gateway.auth import FleetGateway, model_token, verify_token_on_body_error
+from quintain_gateway.bodies import BODIES, parse_body
+from quintain_gateway.calls import CallGroup
+from quintain_gateway.endpoint import (
+    ANTHROPIC,
+    HTTP_METHODS,
+    MESSAGES_PATH,
+    MODEL_API_PATH,
+    OPENAI,
+    UNMATCHED_ROUTE,
+    Api,
+    Handler,
+    cancel_on_disconnect,
+    context_of,
+    is_anthropic,
+    method_route,
+)
+from quintain_gateway.errors import AnthropicErrorResponse, NotFound, OpenAIErrorResponse
+from quintain_gateway.idempotency import read_deadline_seconds, read_idempotency_key, retry_identity
+from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
+from quintain_gateway.response import ResponseWriter
+
+MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
+
 
 _FAULT_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 410, 413, 422, 429, 499, 500, 502, 503, 504)
 
@@ -66,52 +83,149 @@ MODEL_APIS = (
     ModelApi("embeddings", "/v1/embeddings", "Let a target embed texts through OpenAI's embeddings API"),
     ModelApi(
         "messages",
-        "/v1/messages",
+        MESSAGES_PATH,
         "Call a target through Anthropic's messages API; the token may be sent as x-api-key",
         ANTHROPIC,
         AnthropicErrorResponse,
     ),
 )
 
-OPERATIONS = tuple(model_api.operation() for model_api in MODEL_APIS)
 
-MESSAGES_PATH = "/v1/messages"
+class OpenAIModel(BaseModel):
+    """A target that the session may call, as a model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
 
 
-def read_anthropic_token(request: Request) -> str:
-    """Return the session token from ``x-api-key`` or ``Authorization``. Raises `Unauthorized` if there is none."""
-    return request.headers.get("x-api-key") or bearer_token(request)
+class OpenAIModelList(BaseModel):
+    """The targets that the session may call, as models."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
 
 
-class ModelApiEndpoints:
-    """The endpoints of both vendors' APIs."""
+_COMMON_FAULT_STATUSES = (401, 405, 500, 503)
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        MODELS_PATH,
+        "List the session's targets in OpenAI's format, or in Anthropic's with the header anthropic-version",
+        token=SESSION_TOKEN,
+        responses={
+            200: OpenAIModelList,
+            **fault_responses(*_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
+            **fault_responses(431),
+        },
+    ),
+    Operation(
+        "GET",
+        MODEL_PATH,
+        "Show one target in OpenAI's format, or in Anthropic's with the header anthropic-version",
+        token=SESSION_TOKEN,
+        responses={
+            200: OpenAIModel,
+            **fault_responses(404, *_COMMON_FAULT_STATUSES, body=OpenAIErrorResponse),
+            **fault_responses(431),
+        },
+    ),
+    *(model_api.operation() for model_api in MODEL_APIS),
+)
+
+
+def to_endpoint(handler: Handler) -> Handler:
+    """Wrap a handler so that errors are written in the format of the client's API, OpenAI's or Anthropic's."""
+    for_openai, for_anthropic = OPENAI.to_endpoint(handler), ANTHROPIC.to_endpoint(handler)
+
+    async def respond(request: Request) -> Response:
+        return await (for_anthropic if is_anthropic(request.scope) else for_openai)(request)
+
+    return respond
+
+
+class ModelEndpoints:
+    """The endpoints of both vendors' APIs, behind any path prefix."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
+        unmatched = Route(
+            "/v1/{path:path}",
+            to_endpoint(self.not_found),
+            methods=[method for method in HTTP_METHODS if method != "OPTIONS"],
+        )
+        unmatched.path_regex = MODEL_API_PATH
         self.routes: list[Route] = [
-            method_route(each.path, {"POST": self._handler(each)}, each.api.to_endpoint, any_prefix=True)
-            for each in MODEL_APIS
+            method_route(MODELS_PATH, {"GET": self.list_models}, to_endpoint, any_prefix=True),
+            method_route(MODEL_PATH, {"GET": self.get_model}, to_endpoint, any_prefix=True),
+            *(
+                method_route(path, {"POST": partial(self.answer, name)}, api.to_endpoint, any_prefix=True)
+                for name, path, _, api, _ in MODEL_APIS
+            ),
+            unmatched,
         ]
 
-    def _handler(self, model_api: ModelApi) -> Callable[[Request], Any]:
-        async def handle(request: Request) -> Response:
-            return await self._answer(model_api.name, request)
+    async def list_models(self, request: Request) -> Response:
+        """``GET /v1/models``: list the targets that the session may call, on a single page."""
+        targets = await self._targets(request)
+        if not is_anthropic(request.scope):
+            return JSONResponse({"object": "list", "data": [_openai_model(target) for target in targets]})
+        first, last = (targets[0], targets[-1]) if targets else (None, None)
+        data = [_anthropic_model(target) for target in targets]
+        return JSONResponse({"data": data, "has_more": False, "first_id": first, "last_id": last})
 
-        return handle
+    async def get_model(self, request: Request) -> Response:
+        """``GET /v1/models/{model}``: return one target. Raises `UnknownTarget` if the session may not call it."""
+        targets = await self._targets(request)
+        name = request.path_params["model"]
+        if name not in targets:
+            raise UnknownTarget(f"There is no such target. Available: {', '.join(targets)}")
+        return JSONResponse((_anthropic_model if is_anthropic(request.scope) else _openai_model)(name))
 
-    async def _answer(self, api: ApiName, request: Request) -> Response:
-        """Call the target once for each choice, and return its answer, whole or streamed."""
-        read_token = read_anthropic_token if api == "messages" else bearer_token
-        client = await self._gateway.session_client(request, read_token)
+    async def _targets(self, request: Request) -> list[str]:
+        client = await self._gateway.session_client(request, model_token)
+        return (await client.get_info()).available_targets
+
+    async def answer(self, api: ApiName, request: Request) -> Response:
+        """Call the target once for each choice, and return its answer, whole or streamed.
+
+        A retry after a lost connection joins the calls of the request that it repeats. The calls are cancelled if the
+        client disconnects. Raises the `Fault` of a call that fails before the status is sent.
+        """
+        client = await self._gateway.session_client(request, model_token)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
-            body = await self._gateway.read_body(request, client)
+            body = await self._gateway.bodies.read(request, client)
             parsed = parse_body(api, body, request.headers)
-        calls = DispatchRequest(
-            requests=parsed.requests, key=key, deadline_seconds=deadline_seconds, stream=parsed.stream
+        limits, window = self._gateway.limits, self._gateway.retry_window
+        if not (parsed.stream or limits.early_status or key.is_from_client):
+            # The deadline ends the calls in the fleet when the client's patience with a held status line does.
+            deadline_seconds = min(deadline_seconds, limits.answer_seconds)
+        identity, is_retry = retry_identity(request, body)
+        calls = window.take(identity) if is_retry else None
+        if calls is None:
+            calls = CallGroup(client, parsed.requests, key, deadline_seconds, stream=parsed.stream)
+        if identity:
+            calls.keep_for_retry(window, identity)
+        encoder = AnswerEncoder(api, calls.key.text, parsed.target, parsed.include_usage)
+        writer = ResponseWriter(encoder, calls, context_of(request), limits)
+        return await cancel_on_disconnect(
+            request, writer.streaming_response() if parsed.stream else writer.json_response()
         )
 
-        def encoder_of(call_id: str) -> AnswerEncoder:
-            return AnswerEncoder(api, call_id, parsed.target, parsed.include_usage)
+    async def not_found(self, request: Request) -> Response:
+        """Answer 404 for a path that no API has. Raises `Unauthorized` before that if the token is not valid."""
+        context_of(request).route = UNMATCHED_ROUTE
+        client = await self._gateway.session_client(request, model_token)
+        await client.get_info()
+        raise NotFound(f"There is no {request.method} of this path; GET /openapi.json lists what there is")
 
-        return await respond(self._gateway, request, client, body, calls, encoder_of)
+
+def _openai_model(target: str) -> dict[str, Any]:
+    return {"id": target, "object": "model", "created": 0, "owned_by": "quintain"}
+
+
+def _anthropic_model(target: str) -> dict[str, Any]:
+    return {"type": "model", "id": target, "display_name": target, "created_at": "1970-01-01T00:00:00Z"}

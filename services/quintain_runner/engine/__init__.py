@@ -1,1 +1,1 @@
-"""Estimates a run and executes its trials."""
+"""Says what a run requires, and executes its trials."""

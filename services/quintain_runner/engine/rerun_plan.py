@@ -15,18 +15,17 @@ from quintain_runner.plan.changes import (
     NOT_IN_DATASET,
     Action,
     Decision,
+    PlanIdentity,
+    PlanIdentityBuilder,
     RerunPolicy,
     RunFingerprints,
     decide,
     needed_calls,
 )
-from quintain_runner.plan.identity import PlanIdentity, PlanIdentityBuilder
-from quintain_runner.plan.scoring import Scoring
-from quintain_runner.plan.trials import PlannedQuestion, TrialSelection, planned_questions
+from quintain_runner.plan.trials import PlannedQuestion, Scoring, TrialSelection, planned_questions
 from quintain_runner.results.counts import CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
-from quintain_runner.results.row_index import KeyHashSet, key_hash
-from quintain_runner.results.store import ResultFile
+from quintain_runner.results.store import KeyHashSet, ResultFile, key_hash
 from quintain_runner.spec.prompts import Prompt
 
 #: So many changed rows are written at once.
@@ -217,7 +216,7 @@ class Planner:
             calls = f"{plan.refused} to {most}" if most > plan.refused else str(most)
             raise ConfigError(
                 f"{self.results.path}: {plan.refused} rows have to be graded again and do not hold their answers "
-                f"(written with --no-content, or by an earlier version): {names}{more}. To ask for these answers again "
+                f"(written with --no-content): {names}{more}. To ask for these answers again "
                 f"costs {calls} calls: `quintain run --fresh` asks for all; `quintain run --keep-stale` keeps the rows"
             )
 

@@ -17,22 +17,17 @@ from quintain.errors import BusError, Fault
 from quintain.graders import Case
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
-from quintain_runner.dataset.command import open_dataset
-from quintain_runner.dataset.reader import read_cases
-from quintain_runner.engine.error_limit import ErrorLimit
 from quintain_runner.engine.rerun_plan import OpenCases, Planner, RerunPlan
 from quintain_runner.engine.run_setup import PlanSession, RunSetup, SessionRequest
-from quintain_runner.engine.scheduler import TrialScheduler
+from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
 from quintain_runner.engine.trial import TrialBudget
-from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of
-from quintain_runner.graders.environment import with_proxy_bypass
-from quintain_runner.graders.factory import open_graders
-from quintain_runner.graders.fingerprint import grader_fingerprints
+from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of, with_proxy_bypass
+from quintain_runner.graders.factory import grader_fingerprints, open_graders
 from quintain_runner.plan.changes import RunFingerprints
-from quintain_runner.plan.scoring import Scoring
-from quintain_runner.plan.trials import check_targets_available, grader_limits
-from quintain_runner.progress.display import TICK_SECONDS
-from quintain_runner.progress.state import ProgressState
+from quintain_runner.plan.dataset import open_dataset, read_cases
+from quintain_runner.plan.trials import Scoring, check_targets_available, grader_limits
+from quintain_runner.report.progress import ProgressState
+from quintain_runner.report.progress_display import TICK_SECONDS
 from quintain_runner.report.run_record import RunFindings, RunRecord, identity_of, open_record, write_record
 from quintain_runner.report.summary import RunSummary, summarize
 from quintain_runner.results.row import column_names

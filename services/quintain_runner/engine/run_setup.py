@@ -9,14 +9,13 @@ from pathlib import Path
 from quintain.client.client import Client
 from quintain.config.prices import Price
 from quintain.contracts.session import TargetUsage
-from quintain_runner.dataset.reader import DatasetStats
-from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.rerun_plan import RerunPlan
-from quintain_runner.graders.base import CloseSession, ReadSessionInfo
-from quintain_runner.graders.environment import GraderEnvironment
+from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.graders.base import CloseSession, GraderEnvironment, ReadSessionInfo
 from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import TrialSelection
-from quintain_runner.progress.display import ProgressDisplay
+from quintain_runner.report.progress_display import ProgressDisplay
 from quintain_runner.report.run_record import Origin
 from quintain_runner.spec.evaluation import Evaluation
 

@@ -15,21 +15,21 @@ from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
 from quintain.errors import BudgetExhausted, BusError, ConfigError, Fault, ReplyExpired
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
-from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession
-from quintain_runner.graders.retry import call_with_retry, is_in_doubt
+from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession, call_with_retry, is_in_doubt
 from quintain_runner.plan.changes import reusable_grader_row
 from quintain_runner.plan.trials import Trial
+from quintain_runner.results.counts import count_most_calls
 from quintain_runner.results.row import (
     BUDGET_EXHAUSTED,
     TARGET_CHANGED,
+    Answer,
     GraderRow,
     Row,
+    RowCase,
     RowError,
     RowStatus,
-    count_most_calls,
     target_changed_text,
 )
-from quintain_runner.results.row_content import Answer, RowCase
 
 #: How long a reservation of calls lasts, and the interval at which it is renewed, in seconds.
 RESERVATION_SECONDS, RENEWAL_SECONDS = 1200.0, 300.0

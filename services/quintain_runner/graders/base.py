@@ -1,23 +1,176 @@
-"""The protocol that every grader implements, and the context that graders run in."""
+"""What graders share: their protocol, the context and variables that they run in, and the retries of calls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from quintain.client.client import Client
 from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.session import Info, OpenSession, SessionOpened
-from quintain.errors import QuintainError
-from quintain_runner.graders.environment import GraderEnvironment
+from quintain.errors import (
+    BudgetUnavailable,
+    Expired,
+    Fault,
+    GatewayUnavailable,
+    Overloaded,
+    QuintainError,
+    Rejected,
+    ReplyTooLarge,
+    Throttled,
+)
+from quintain.programs.program import Program, script_path, withheld_variables
 from quintain_runner.plan.changes import RunFingerprints
-from quintain_runner.plan.scoring import Scoring
-from quintain_runner.plan.trials import Trial
+from quintain_runner.plan.trials import Scoring, Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
-from quintain_runner.spec.graders import JudgeGrader, ProgramGrader
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader, ProgramGrader
+
+#: Variables that make HTTP clients use a proxy, in lower case; they are also read in upper case.
+_PROXY_VARIABLES: Final = frozenset({"http_proxy", "all_proxy"})
+
+
+@dataclass(frozen=True, slots=True)
+class GraderEnvironment:
+    """Where a grader reaches its session: ``gateway_url`` is the base URL of a gateway; a trailing slash is ignored."""
+
+    gateway_url: str
+
+    def session_variables(self, token: str) -> dict[str, str]:
+        """The environment variables through which clients find the session of this token (``protocol.md`` §6).
+
+        They cover Quintain's own SDK, AgentV's target proxy, and the OpenAI and Anthropic SDKs.
+        """
+        url = self.gateway_url.rstrip("/")
+        return {
+            "QUINTAIN_SESSION_TOKEN": token,
+            "QUINTAIN_GATEWAY_URL": url,
+            "AGENTV_TARGET_PROXY_URL": url,
+            "AGENTV_TARGET_PROXY_TOKEN": token,
+            "AGENTV_PROVIDER_PROXY_URL": url,
+            "AGENTV_PROVIDER_PROXY_TOKEN": token,
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": token,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": token,
+        }
+
+
+def with_proxy_bypass(env: Mapping[str, str], grader_environment: GraderEnvironment) -> dict[str, str]:
+    """A copy of ``env`` in which HTTP clients reach the gateway without a proxy.
+
+    If a proxy variable is set, the gateway's host is appended to ``no_proxy`` and ``NO_PROXY``, because a proxy cannot
+    reach this machine's loopback addresses.
+    """
+    host = urlsplit(grader_environment.gateway_url).hostname or ""
+    if not any(name.lower() in _PROXY_VARIABLES for name in env):
+        return dict(env)
+    bypass = {name: ",".join(filter(None, (env.get(name), host))) for name in ("no_proxy", "NO_PROXY")}
+    return {**env, **bypass}
+
+
+def unconfined_programs(evaluation: Evaluation) -> list[str]:
+    """The programs of an evaluation that run with the user's rights: graders, and the dataset's command."""
+    names = [
+        f"grader {spec.name}"
+        for spec in evaluation.spec.graders
+        if isinstance(spec, CommandGrader | FunctionGrader) and spec.run_as is None and spec.sandbox is None
+    ]
+    dataset = evaluation.spec.dataset
+    if dataset.command is not None and dataset.run_as is None and dataset.sandbox is None:
+        names.append("the dataset's command")
+    return names
+
+
+def variable_warnings(evaluation: Evaluation, env: Mapping[str, str], passed: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each variable of ``env`` that a script of the evaluation reads and does not get.
+
+    ``passed`` are the variables that every program gets.
+    """
+    session = GraderEnvironment("").session_variables("")
+    dataset = evaluation.spec.dataset
+    scripts: list[tuple[str, Path | None, set[str]]] = []
+    for index, spec in enumerate(evaluation.spec.graders):
+        place = f"graders[{index}] ({spec.name})"
+        if isinstance(spec, CommandGrader):
+            program = Program(argv=spec.command, env={}, cwd=evaluation.folder / (spec.cwd or "."))
+            scripts.append((place, script_path(program), {*spec.env, *spec.env_from}))
+        elif isinstance(spec, FunctionGrader):
+            module = spec.function.partition(":")[0].replace(".", "/")
+            scripts.append((place, evaluation.folder / f"{module}.py", {*spec.env, *spec.env_from}))
+    if dataset.command is not None:
+        program = Program(argv=dataset.command, env={}, cwd=evaluation.folder)
+        scripts.append(("dataset", script_path(program), {*dataset.env, *dataset.env_from}))
+    for place, script, own in scripts:
+        given = {*passed, *own, *(session if place != "dataset" else ())}
+        for name in [] if script is None else withheld_variables(script, given, env):
+            yield f"{evaluation.path}: {place}: {script} reads {name}, which it will not get; list it in env_from"
+
+
+#: Charged faults whose outcome is known: the provider answered, and the answer is of no use.
+ANSWERED_FAULTS = (Rejected, ReplyTooLarge)
+
+#: The errors after which an uncharged call is retried, and how often. Throttled and Expired have few retries, because
+#: each of them already waited for a whole deadline. Provider errors are not retried, because the worker has done that;
+#: nor is a lost connection to the broker, because the bus reconnects by itself.
+MAX_RETRIES: Final[dict[type[QuintainError], int]] = {
+    Overloaded: 40,
+    GatewayUnavailable: 40,
+    BudgetUnavailable: 10,
+    Throttled: 3,
+    Expired: 3,
+}
+
+#: The first and the longest pause before a retry, in seconds; pauses grow exponentially and are jittered.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 15.0
+
+Returned = TypeVar("Returned")
+
+
+def is_in_doubt(fault: Fault) -> bool:
+    """Whether a call ended charged, or perhaps charged, and without an answer: to ask again may be charged again."""
+    return fault.charged is not False and not isinstance(fault, ANSWERED_FAULTS)
+
+
+def ignore_retry(_: QuintainError) -> None:
+    """Do nothing: the default of ``on_retry`` in `call_with_retry`."""
+
+
+async def call_with_retry(
+    call: Callable[[], Awaitable[Returned]], on_retry: Callable[[QuintainError], None] = ignore_retry
+) -> Returned:
+    """Await ``call()`` and return its result, repeating it after the errors in `MAX_RETRIES`; raises the last error.
+
+    Charged calls are not repeated. A server's ``retry_after_ms`` is added to the pause. ``on_retry`` is called with
+    each error that is followed by a retry. Every call must use the same request id, or be safe to execute twice.
+
+    Example::
+
+        result = await call_with_retry(lambda: client.send(request, request_id=request_id))
+    """
+    failure_counts: dict[type[QuintainError], int] = {}
+    while True:
+        try:
+            return await call()
+        except (Fault, GatewayUnavailable) as error:
+            failure_counts[type(error)] = failure_counts.get(type(error), 0) + 1
+            # A call whose charge is unknown is asked for again: its request id is the same, so it is charged once.
+            charged, retry_after_ms = (
+                (error.charged, error.retry_after_ms) if isinstance(error, Fault) else (False, None)
+            )
+            if charged or failure_counts[type(error)] > MAX_RETRIES.get(type(error), 0):
+                raise
+            on_retry(error)
+        max_delay_seconds = min(FIRST_PAUSE_SECONDS * 2 ** min(sum(failure_counts.values()), 20), LONGEST_PAUSE_SECONDS)
+        # Jittered, so that calls that were rejected together are not retried together.
+        await asyncio.sleep((retry_after_ms or 0) / 1000 + random.uniform(max_delay_seconds / 2, max_delay_seconds))  # noqa: S311 -- no secret
+
 
 #: Reads the counters of a session by that session's token.
 ReadSessionInfo = Callable[[str], Awaitable[Info]]

@@ -15,13 +15,12 @@ from pydantic import JsonValue
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.dataset.reader import expected_text
+from quintain_runner.files import InvalidJson, extract_fenced_json, read_json, read_text_file
 from quintain_runner.graders.base import GradingContext, GradingResult
-from quintain_runner.graders.verdict_parser import GraderError
+from quintain_runner.graders.verdict import GraderError
+from quintain_runner.plan.cases import expected_text
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import GraderRow
-from quintain_runner.results.row_content import Check, Verdict
-from quintain_runner.spec.files import InvalidJson, extract_fenced_json, read_json, read_text_file
+from quintain_runner.results.row import Check, GraderRow, Verdict
 from quintain_runner.spec.graders import (
     BuiltinGrader,
     ContainsGrader,
@@ -30,7 +29,7 @@ from quintain_runner.spec.graders import (
     NumericGrader,
     RegexGrader,
 )
-from quintain_runner.spec.patterns import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern, pattern_problem
+from quintain_runner.untrusted import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern, pattern_problem
 
 #: A number as people and models write it: 1,234.5 or .5 or -2e3. Digits next to letters or further points (versions,
 #: 42nd) are not numbers.

@@ -28,9 +28,9 @@ from pydantic import JsonValue
 from quintain.config.prices import Price
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result
 from quintain.graders import Case
-from quintain.program_confinement import Confinement
-from quintain_runner.dataset.reader import expected_text, write_message
-from quintain_runner.graders.verdict_parser import GraderError
+from quintain.programs.sandbox import Confinement
+from quintain_runner.graders.verdict import GraderError
+from quintain_runner.plan.cases import expected_text, write_message
 
 #: Writes a file with this name and content, and returns its path.
 SaveFile = Callable[[str, bytes], str]

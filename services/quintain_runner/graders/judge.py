@@ -18,14 +18,19 @@ from pydantic import JsonValue
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, InvokeSettings, Result
 from quintain.errors import Fault, ReplyExpired
 from quintain.graders import Case
-from quintain_runner.dataset.reader import expected_text
-from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls, judge_target_of
-from quintain_runner.graders.retry import call_with_retry, is_in_doubt
-from quintain_runner.graders.verdict_parser import PASS_FIELDS, GraderError, verdict_from_fields
+from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
+from quintain_runner.graders.base import (
+    GradingContext,
+    GradingResult,
+    PlannedCalls,
+    call_with_retry,
+    is_in_doubt,
+    judge_target_of,
+)
+from quintain_runner.graders.verdict import PASS_FIELDS, GraderError, verdict_from_fields
+from quintain_runner.plan.cases import expected_text
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
-from quintain_runner.results.row_content import Verdict
-from quintain_runner.spec.files import InvalidJson, extract_fenced_json, read_json
+from quintain_runner.results.row import TARGET_CHANGED, GraderRow, Verdict, target_changed_text
 from quintain_runner.spec.graders import JudgeGrader
 from quintain_runner.spec.prompts import case_field
 

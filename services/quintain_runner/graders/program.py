@@ -18,13 +18,13 @@ from quintain_runner.graders.base import (
     GradingResult,
     PlannedCalls,
     ReservedSession,
+    call_with_retry,
     judge_target_of,
 )
 from quintain_runner.graders.function_worker import FunctionRequest, SessionConnection
 from quintain_runner.graders.input import AnswerMetadata, JsonObject, build_grader_input, temporary_grader_files
-from quintain_runner.graders.process import GraderCommand, GraderProcessPool, run_grader
-from quintain_runner.graders.retry import call_with_retry
-from quintain_runner.graders.verdict_parser import GraderError, parse_verdict
+from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
+from quintain_runner.graders.verdict import GraderError, parse_verdict
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.graders import ProgramGrader

@@ -1,15 +1,21 @@
-"""Decides from fingerprints what becomes of a stored row: kept, graded again, or its target asked again. No I/O."""
+"""Decides from fingerprints what becomes of a stored row, and whether a plan is still the one of its budget. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from pydantic import Field
+
 from quintain.config.fingerprint import fingerprint_of
+from quintain.contracts.message import Message
 from quintain.graders import Case
 from quintain_runner.results.counts import NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
+from quintain_runner.results.store import key_hash
 
 
 def input_fingerprint(case: Case) -> str:
@@ -30,9 +36,6 @@ NOT_IN_DATASET = "the case is not in the dataset"
 
 #: The change of a row whose verdicts are of before the last `quintain rescore`.
 RESCORED = "rescored"
-
-#: The change of a row of schema 1.
-NO_FINGERPRINTS = "rows of an earlier version hold no fingerprints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +141,8 @@ def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerpri
 
 
 def _asks_the_same(row: Row, case: Case) -> bool:
-    """Whether the answer of a row is one to the case as it is now; True if that is not known."""
-    return row.fingerprints is None or row.fingerprints.input == input_fingerprint(case)
+    """Whether the answer of a row is one to the case as it is now."""
+    return row.fingerprints.input == input_fingerprint(case)
 
 
 def _grade_again(row: Row, changes: tuple[str, ...], remaining_changes: tuple[str, ...] = ()) -> Decision:
@@ -166,7 +169,7 @@ def reusable_grader_row(
     row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints
 ) -> GraderRow | None:
     """The verdict of a row that need not be given again; None where something of it changed, or there is none."""
-    if row is None or row.fingerprints is None or row.fingerprints.grading != current.grading:
+    if row is None or row.fingerprints.grading != current.grading:
         return None
     verdict = row.graders.get(name)
     if verdict is None or verdict.error is not None:
@@ -183,8 +186,6 @@ def _changes(
     """Why the target must be asked again, and why the answer must be graded again."""
     was, now = row.fingerprints, fingerprints.row_fingerprints(case, target)
     rescored = (RESCORED,) if any(one.generation != fingerprints.generation for one in row.graders.values()) else ()
-    if was is None:
-        return (NO_FINGERPRINTS,), rescored
     asking: list[str] = []
     if was.target != now.target:
         asking.append(_target_change(target, was.target, now.target, fingerprints))
@@ -214,3 +215,58 @@ def _target_change(target: str, was: str | None, now: str | None, fingerprints: 
     if before is None or after is None or before == after:
         return f"target {target} changed"
     return f"target {target}: model {before} → {after}"
+
+
+class PlanIdentity(Message):
+    """The identity of a plan: a plan with another one has another budget.
+
+    ``trials`` is a hash of the cases (in any order), the prompts, the repeats, and how often the run was graded again
+    on purpose; ``targets`` are hashes of each target's fingerprint and of its graders', None where they are not known.
+    """
+
+    trials: str
+    targets: dict[str, str | None] = Field(default_factory=dict)
+
+    def is_changed_from(self, earlier: PlanIdentity) -> bool:
+        """Whether trials were added or changed since. What is not known, then or now, is no change."""
+        return self.trials != earlier.trials or any(
+            one is not None and earlier.targets.get(name, "") not in (None, one) for name, one in self.targets.items()
+        )
+
+    def with_known_targets_of(self, earlier: PlanIdentity) -> PlanIdentity:
+        """The identity, with what was known earlier of targets that are not known now."""
+        known = {name: one or earlier.targets.get(name) for name, one in self.targets.items()}
+        return PlanIdentity(trials=self.trials, targets=known)
+
+
+class PlanIdentityBuilder:
+    """Collects what is asked and compared in a plan, in any order and in constant memory."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def add(self, case: Case, prompt: str | None) -> None:
+        """Add a case as it is asked under a prompt."""
+        self._sum += key_hash(case.id, prompt or "", input_fingerprint(case), grading_fingerprint(case))
+
+    def build(self, targets: Sequence[str], repeats: int, fingerprints: RunFingerprints) -> PlanIdentity:
+        """The identity of everything that was added, for these targets. Those without a place in ``fingerprints`` are
+        not known now.
+        """
+        return PlanIdentity(
+            trials=_sha256([self._sum, repeats, fingerprints.generation]),
+            targets={
+                name: _sha256([fingerprints.targets[name], _sorted(fingerprints.graders_of(name))])
+                if name in fingerprints.targets
+                else None
+                for name in targets
+            },
+        )
+
+
+def _sorted(fingerprints: Mapping[str, str | None]) -> list[tuple[str, str | None]]:
+    return sorted(fingerprints.items(), key=lambda item: item[0])
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -1,24 +1,27 @@
-"""The trials of a run, and the part of them that one command executes. No I/O."""
+"""The trials of a run, the part of them that one command executes, and the score of an answer. No I/O."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
+
+from pydantic import JsonValue
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain_runner.files import suggestion
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
-from quintain_runner.results.row import NO_STATS, Row, RowFingerprints, RowKey, RowStats, column_name
-from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.files import suggestion
+from quintain_runner.results.counts import NO_STATS, RowStats
+from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowKey, RowStatus, column_name
+from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
-from quintain_runner.spec.prompts import Prompt
+from quintain_runner.spec.prompts import Prompt, case_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,3 +284,47 @@ def check_targets_available(target_references: Iterable[tuple[str, str]], availa
     ]
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
+
+
+#: The tag of a case that has no value of the field.
+NO_VALUE = "(none)"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The graders' weights by name, 1 if absent; and the fields of the case by whose values rows are counted."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    by: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, spec: EvaluationSpec) -> Scoring:
+        """What an evaluation file says."""
+        return cls({grader.name: grader.weight for grader in spec.graders}, spec.by)
+
+    def applied_to(self, row: Row, case: Case) -> Row:
+        """The row with the weighted mean of its graders' scores, and with the tags of its case; the same row if it has
+        them already."""
+        tags = {name: tags_of(case_field(case, name)) for name in self.by} or None
+        has_score = row.score is not None or row.status is not RowStatus.GRADED
+        has_weights = all(grader.weight == self.weights.get(name, 1.0) for name, grader in row.graders.items())
+        if has_score and has_weights and tags == row.tags:
+            return row
+        graders = row.graders
+        if not has_weights:
+            graders = {name: one.with_fields(weight=self.weights.get(name, 1.0)) for name, one in graders.items()}
+        score = _weighted_mean(graders.values()) if row.status is RowStatus.GRADED else row.score
+        return row.with_fields(graders=graders, score=score, tags=tags)
+
+
+def _weighted_mean(graders: Collection[GraderRow]) -> float | None:
+    """The mean of the graders' scores by their weights; None if no grader with a weight has a score."""
+    scores = [(grader.weight, grader.score) for grader in graders if grader.weight and grader.score is not None]
+    return sum(weight * score for weight, score in scores) / sum(weight for weight, _ in scores) if scores else None
+
+
+def tags_of(value: JsonValue) -> list[str]:
+    """The tags that the value of a field gives: text as it is, other values as JSON, of a list one for each item."""
+    values = value if isinstance(value, list) else [value]
+    texts = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in values if item != ""]
+    return list(dict.fromkeys(NO_VALUE if text == "null" else text for text in texts)) or [NO_VALUE]

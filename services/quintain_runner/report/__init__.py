@@ -1,1 +1,1 @@
-"""Writes, reads and shows the results of a run."""
+"""Shows a run, while it goes on and afterwards, and writes it in the formats of others."""

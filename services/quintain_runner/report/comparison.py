@@ -8,13 +8,18 @@ from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
-from quintain_runner.escaping import plain_line
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.tables import TextTable
 from quintain_runner.results.row import Row
-from quintain_runner.results.row_index import KeyHashSet, key_hash
-from quintain_runner.statistics import formatting
-from quintain_runner.statistics.analysis import Difference, paired_differences
+from quintain_runner.results.store import KeyHashSet, key_hash
+from quintain_runner.statistics.analysis import (
+    Difference,
+    format_score,
+    format_score_difference,
+    format_share_difference,
+    p_note,
+    paired_differences,
+)
 from quintain_runner.statistics.frame import (
     ROW_PASS,
     ROW_SCORE,
@@ -24,6 +29,7 @@ from quintain_runner.statistics.frame import (
     pair_frames,
     trial_hash,
 )
+from quintain_runner.untrusted import plain_line
 
 #: The most flipped cases listed for each target.
 MAX_FLIPS = 1_000
@@ -178,19 +184,17 @@ class _SameCases:
     def rows(self, report: RunReport) -> Iterator[Row]:
         """The rows of a run whose case is the same in the other run."""
         common = self._common[report.folder]
-        return (row for row in report.rows() if (name := self._hash(row)) is not None and name in common)
+        return (row for row in report.rows() if self._hash(row) in common)
 
     def _hashes(self, report: RunReport) -> KeyHashSet:
         hashes = KeyHashSet()
         for row in report.rows():
-            if (name := self._hash(row)) is not None:
-                hashes.add(name)
+            hashes.add(self._hash(row))
         return hashes
 
     @staticmethod
-    def _hash(row: Row) -> int | None:
-        made_of = row.fingerprints
-        return None if made_of is None else key_hash(row.case_id, row.repeat, made_of.input, made_of.grading)
+    def _hash(row: Row) -> int:
+        return key_hash(row.case_id, row.repeat, row.fingerprints.input, row.fingerprints.grading)
 
 
 def _changed_graders(before: RunReport, after: RunReport, target_pairs: list[tuple[str, str]]) -> list[str]:
@@ -296,7 +300,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[TextTable]:
     rows = [row for target in targets for row in _comparison_rows(_target_label(target), target.row)]
     holm_note = f", Holm over {len(targets)} targets" if len(targets) > 1 else ""
     passed, scores = [each.row.passed for each in targets], [each.row.score for each in targets]
-    notes = [formatting.p_note(passed, scores, holm_note)]
+    notes = [p_note(passed, scores, holm_note)]
     yield TextTable(
         f"{comparison.before} → {comparison.after}", ("target", *_COLUMNS), rows, name_columns=2, notes=notes
     )
@@ -304,7 +308,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[TextTable]:
         (
             name,
             _target_label(target),
-            *_difference_row(score, formatting.format_score, formatting.format_score_difference),
+            *_difference_row(score, format_score, format_score_difference),
         )
         for name in targets[0].graders
         for target in targets
@@ -355,13 +359,13 @@ def _comparison_rows(name: str, compared: MeasureComparison) -> Iterator[tuple[s
         yield (
             name,
             "passed",
-            *_difference_row(compared.passed, lambda share: f"{100 * share:.0f} %", formatting.format_share_difference),
+            *_difference_row(compared.passed, lambda share: f"{100 * share:.0f} %", format_share_difference),
         )
     if compared.score is not None:
         yield (
             "",
             "mean score",
-            *_difference_row(compared.score, formatting.format_score, formatting.format_score_difference),
+            *_difference_row(compared.score, format_score, format_score_difference),
         )
 
 
@@ -379,5 +383,5 @@ def _flip_text(flip: Flip) -> str:
     """A flipped case as a line."""
     case = flip.case_id if flip.repeat == 1 else f"{flip.case_id} #{flip.repeat}"
     labels = {True: "passed", False: "failed"}
-    scores = f"{formatting.format_score(flip.before.score)} → {formatting.format_score(flip.after.score)}"
+    scores = f"{format_score(flip.before.score)} → {format_score(flip.after.score)}"
     return f"{case}: {labels[flip.before.passed]} → {labels[flip.after.passed]} ({scores})"

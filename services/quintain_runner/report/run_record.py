@@ -20,11 +20,10 @@ from quintain.contracts.ledger import TargetCard
 from quintain.contracts.message import Message
 from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
-from quintain_runner.cost import Cost, run_cost, total_usage
-from quintain_runner.plan.changes import RunFingerprints
-from quintain_runner.plan.identity import PlanIdentity
+from quintain_runner.files import atomic_write
+from quintain_runner.plan.changes import PlanIdentity, RunFingerprints
 from quintain_runner.report.summary import RunSummary
-from quintain_runner.results.atomic_file import atomic_write
+from quintain_runner.results.counts import Cost, run_cost, total_usage
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.statistics.analysis import Analysis
@@ -355,7 +354,6 @@ def _plan_identity(existing: Mapping[str, object] | None) -> PlanIdentity | None
     try:
         return PlanIdentity.model_validate((existing or {}).get("plan"))
     except ValidationError:
-        # A record of an earlier version has none.
         return None
 
 

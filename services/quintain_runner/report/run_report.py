@@ -11,10 +11,10 @@ from pydantic import Field, JsonValue
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain.errors import BadRequest, ConfigError
-from quintain_runner.cost import Cost
-from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.run_record import FILE_NAME, EvaluationIdentity, SessionUsage
 from quintain_runner.report.summary import ExitCode, ParkedTarget, RunSummary, TrialCounts, summarize
+from quintain_runner.results.counts import Cost
 from quintain_runner.results.row import Row, column_names
 from quintain_runner.results.store import RESULTS_FILE_NAME, current_rows, read_resume_state
 from quintain_runner.spec.graders import Reducers

@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from quintain_runner.cost import Cost, LineUsage, dollars
+from rich.table import Table
+from rich.text import Text
+
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
-from quintain_runner.statistics import formatting
-from quintain_runner.statistics.analysis import Analysis, PassAndScore, ReducedValue, TargetStatistics
+from quintain_runner.results.counts import Cost, LineUsage, dollars
+from quintain_runner.statistics.analysis import (
+    MISSING,
+    Analysis,
+    PassAndScore,
+    ReducedValue,
+    TargetStatistics,
+    format_interval,
+    format_score,
+    format_score_difference,
+    format_score_interval,
+    format_share,
+    format_share_difference,
+    format_share_interval,
+    p_note,
+)
+from quintain_runner.untrusted import plain_line, plain_text
 
 #: The most pairs of targets shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 10
@@ -27,6 +44,19 @@ class TextTable:
     total: tuple[str, ...] | None = None
     #: Explanations below the table, one sentence each.
     notes: list[str] = field(default_factory=list)
+
+
+def rich_table(text_table: TextTable) -> Table:
+    """A text table as a rich table, without its notes."""
+    table = Table(title=Text(plain_line(text_table.title)), title_justify="left", title_style="bold")
+    for number, column in enumerate(text_table.columns):
+        table.add_column(column, justify="left" if number < text_table.name_columns else "right", overflow="fold")
+    for row in text_table.rows:
+        table.add_row(*map(plain_text, row))
+    if text_table.total is not None:
+        table.add_section()
+        table.add_row(*map(plain_text, text_table.total))
+    return table
 
 
 def run_tables(report: RunReport) -> list[TextTable]:
@@ -68,7 +98,7 @@ class _ReportLine:
 
     def cells(self, shown: Sequence[str], *, has_reduced: bool) -> tuple[str, ...]:
         """The cells, with these optional columns."""
-        counts, missing = self.counts, formatting.MISSING
+        counts, missing = self.counts, MISSING
         reduced = _reduced_cells(self.statistics.row) if has_reduced else ()
         measured = (*_measured_cells(counts, self.statistics.row), *reduced, f"{counts.errors:,}") if counts else ()
         more = {
@@ -161,9 +191,9 @@ def _reduced_cells(measured: PassAndScore | None, *, named: bool = False) -> tup
     """The cells of a reduced value and of its interval; ``named`` puts the reducer's name before it."""
     reduced = None if measured is None else measured.reduced
     if reduced is None:
-        return formatting.MISSING, formatting.MISSING
-    value = formatting.format_score(reduced.estimate.value)
-    return f"{reduced.reducer} {value}" if named else value, formatting.format_interval(reduced.estimate)
+        return MISSING, MISSING
+    value = format_score(reduced.estimate.value)
+    return f"{reduced.reducer} {value}" if named else value, format_interval(reduced.estimate)
 
 
 def _tag_table(field: str, analysis: Analysis) -> TextTable:
@@ -175,10 +205,10 @@ def _tag_table(field: str, analysis: Analysis) -> TextTable:
             tag,
             column,
             f"{measured.score.rows:,}",
-            formatting.format_share(measured.passed),
-            formatting.format_share_interval(measured),
-            formatting.format_score(measured.score.value),
-            formatting.format_score_interval(measured),
+            format_share(measured.passed),
+            format_share_interval(measured),
+            format_score(measured.score.value),
+            format_score_interval(measured),
             *(_reduced_cells(measured) if reduced else ()),
         )
         for tag, by_column in by_tag.items()
@@ -200,9 +230,9 @@ def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple
     passed = f"{counts.passed:,}/{counts.graded:,}"
     return (
         passed,
-        formatting.format_share_interval(measured),
-        formatting.format_score(counts.mean_score),
-        formatting.format_score_interval(measured),
+        format_share_interval(measured),
+        format_score(counts.mean_score),
+        format_score_interval(measured),
     )
 
 
@@ -210,7 +240,7 @@ def _cost_cell(cost: Cost | None, name: str) -> str:
     """The cost of a target's calls, or a dash."""
     target_cost = None if cost is None else cost.targets.get(name)
     return (
-        formatting.MISSING
+        MISSING
         if target_cost is None
         else dollars(target_cost.usd, at_least=target_cost.at_least and target_cost.usd is not None)
     )
@@ -224,10 +254,10 @@ def _graders_table(analysis: Analysis) -> TextTable:
         (
             grader,
             target,
-            formatting.format_share(measured.passed),
-            formatting.format_share_interval(measured),
-            formatting.format_score(measured.score.value),
-            formatting.format_score_interval(measured),
+            format_share(measured.passed),
+            format_share_interval(measured),
+            format_score(measured.score.value),
+            format_score_interval(measured),
             *(_reduced_cells(measured, named=True) if reduced else ()),
         )
         for grader in names
@@ -243,10 +273,10 @@ def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:
     rows: list[tuple[str, ...]] = []
     shown = analysis.pairs[:MAX_SHOWN_PAIRS]
     for pair in shown:
-        rows.append((f"{pair.first} - {pair.second}", "passed", *formatting.format_share_difference(pair.passed)))
-        rows.append(("", "mean score", *formatting.format_score_difference(pair.score)))
+        rows.append((f"{pair.first} - {pair.second}", "passed", *format_share_difference(pair.passed)))
+        rows.append(("", "mean score", *format_score_difference(pair.score)))
     holm_note = f", Holm over {len(analysis.pairs)} pairs" if len(analysis.pairs) > 1 else ""
-    notes = [formatting.p_note([pair.passed for pair in shown], [pair.score for pair in shown], holm_note)]
+    notes = [p_note([pair.passed for pair in shown], [pair.score for pair in shown], holm_note)]
     if len(analysis.pairs) > MAX_SHOWN_PAIRS:
         notes.append(f"{len(analysis.pairs) - MAX_SHOWN_PAIRS} pairs more: {summary.results.with_name('run.json')}")
     return TextTable(

@@ -1,1 +1,1 @@
-"""Stores, reads and counts result rows."""
+"""Stores, reads and counts result rows, and what they cost."""

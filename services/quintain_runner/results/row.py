@@ -1,19 +1,115 @@
-"""One row of ``results.jsonl`` (``protocol.md`` §8): the result of one case, target and repeat. No I/O."""
+"""One row of ``results.jsonl`` (``protocol.md`` §8): what was asked and answered, verdicts and outcome. No I/O."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AliasChoices, Field, JsonValue
+from pydantic import AliasChoices, Field, JsonValue, PlainSerializer
 
-from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result
+from quintain.contracts.invoke import NO_TOKENS, ChatMessage, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.errors import ProviderError
-from quintain_runner.results.row_content import Answer, Check, RowCase, StoredUsage, Verdict, is_none, is_one, is_zero
+from quintain.graders import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One criterion that a grader checked: its description, whether it passed, and optionally a score, reason and
+    evidence.
+    """
+
+    text: str
+    passed: bool
+    id: str | None = None
+    score: float | None = None
+    reason: str | None = None
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A grader's verdict on one answer. ``score`` is from 0 to 1; ``details`` is any JSON object."""
+
+    score: float
+    passed: bool
+    reason: str | None = None
+    checks: tuple[Check, ...] = ()
+    details: dict[str, JsonValue] | None = None
+
+
+def is_none(value: object) -> bool:
+    """Whether a value is None: such fields are omitted from the JSON."""
+    return value is None
+
+
+def is_zero(value: object) -> bool:
+    """Whether a value is 0 or False: such fields are omitted from the JSON."""
+    return value == 0
+
+
+def is_one(value: object) -> bool:
+    """Whether a value is 1: such fields are omitted from the JSON."""
+    return value == 1
+
+
+def _known_counts(usage: TokenUsage) -> dict[str, int]:
+    """Token usage as JSON, without counts that are unknown."""
+    return {kind: count for kind, count in usage if count is not None}
+
+
+#: Token usage as a row holds it.
+StoredUsage = Annotated[TokenUsage, PlainSerializer(_known_counts)]
+
+
+class RowCase(Message):
+    """What was asked, and what the answer was compared with."""
+
+    question: str | None = Field(default=None, exclude_if=is_none)
+    messages: list[ChatMessage] | None = Field(default=None, exclude_if=is_none)
+    system_prompt: str | None = Field(default=None, exclude_if=is_none)
+    expected: JsonValue = Field(default=None, exclude_if=is_none)
+
+    @classmethod
+    def of(cls, case: Case) -> RowCase:
+        """The stored form of a case."""
+        return cls.unchecked(
+            question=case.question, messages=case.messages, system_prompt=case.system_prompt, expected=case.expected
+        )
+
+
+_TEXT_MESSAGE = OutputMessage(content="")
+
+
+class Answer(Message):
+    """What a target answered, beside its text and its duration: with them the answer can be graded again.
+
+    ``messages`` is absent where the answer is one message, and the text is all of it. ``attempts`` is absent where it
+    is 1.
+    """
+
+    request_id: str | None = Field(default=None, exclude_if=is_none)
+    messages: list[OutputMessage] | None = Field(default=None, exclude_if=is_none)
+    model: str | None = Field(default=None, exclude_if=is_none)
+    finish_reason: str | None = Field(default=None, exclude_if=is_none)
+    token_usage: StoredUsage | None = Field(default=None, exclude_if=is_none)
+    attempts: int = Field(default=1, exclude_if=is_one)
+
+    @classmethod
+    def of(cls, result: Result, request_id: str) -> Answer:
+        """The answer of this result."""
+        is_text = result.output == [_TEXT_MESSAGE.with_fields(content=result.raw_text)]
+        return cls.unchecked(
+            request_id=request_id,
+            messages=None if is_text else result.output,
+            model=result.model,
+            finish_reason=result.finish_reason,
+            token_usage=result.token_usage,
+            attempts=result.attempts,
+        )
+
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
 GRADER_FAILED = "grader_failed"
@@ -167,12 +263,11 @@ class Row(Message):
     where the case was asked as it is.
 
     ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
-    (``staleKept``). ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows of schema 1
-    have neither fingerprints nor an answer that can be graded again; rows with ``contentOmitted`` have fingerprints,
-    scores and counts, and no texts.
+    (``staleKept``). ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows with
+    ``contentOmitted`` have fingerprints, scores and counts, and no texts.
     """
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[2] = 2
     case_id: str
     target: str
     prompt: str | None = Field(default=None, exclude_if=is_none)
@@ -187,7 +282,7 @@ class Row(Message):
     token_usage: StoredUsage = NO_TOKENS
     duration_ms: float = 0
     tries: int = Field(default=1, exclude_if=is_one)
-    fingerprints: RowFingerprints | None = Field(default=None, exclude_if=is_none)
+    fingerprints: RowFingerprints
     answer: Answer | None = Field(default=None, exclude_if=is_none)
     tags: dict[str, list[str]] | None = Field(default=None, exclude_if=is_none)
     stale: list[str] | None = Field(default=None, exclude_if=is_none)
@@ -224,7 +319,7 @@ class Row(Message):
     @property
     def target_fingerprint(self) -> str | None:
         """The fingerprint of the target's configuration that made the row, if it is known."""
-        return None if self.fingerprints is None else self.fingerprints.target
+        return self.fingerprints.target
 
     @property
     def has_answer(self) -> bool:
@@ -262,52 +357,3 @@ class Row(Message):
         return self.status is RowStatus.GRADED and all(
             grader.passed for grader in self.graders.values() if grader.weight
         )
-
-
-@dataclass(frozen=True, slots=True)
-class RowStats:
-    """The part of a row that the counts need, without its texts."""
-
-    status: RowStatus
-    score: float
-    passed: bool
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    tries: int
-    counts: bool = True
-    stale: bool = False
-
-    @classmethod
-    def of(cls, row: Row) -> RowStats:
-        """Extract the statistics of a row."""
-        return cls(
-            status=row.status,
-            score=row.score or 0.0,
-            passed=row.passed,
-            calls=row.calls,
-            input_tokens=row.token_usage.input,
-            output_tokens=row.token_usage.output,
-            tries=row.tries,
-            counts=row.counts,
-            stale=row.stale_kept,
-        )
-
-
-def count_most_calls(most_calls: Counter[str], row: Row) -> None:
-    """Update the most calls that one execution of each grader made; one that failed says nothing about it."""
-    for name, verdict in row.graders.items():
-        if verdict.error is None:
-            most_calls[name] = max(most_calls[name], verdict.calls)
-
-
-#: Of a trial that has no row yet.
-NO_STATS = RowStats(
-    status=RowStatus.ERROR,
-    score=0.0,
-    passed=False,
-    calls=0,
-    input_tokens=0,
-    output_tokens=0,
-    tries=0,
-)

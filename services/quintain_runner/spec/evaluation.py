@@ -11,11 +11,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from quintain.config.yaml_file import read_yaml
-from quintain.contracts.limits import BodyBytes
-from quintain.contracts.session import Count
-from quintain.contracts.strings import TargetName
-from quintain.program_confinement import SandboxOption
-from quintain_runner.spec.files import ModelsByPlace, config_error, validation_messages
+from quintain.contracts.message import BodyBytes
+from quintain.contracts.values import Count, TargetName
+from quintain.programs.sandbox import SandboxOption
+from quintain_runner.files import ModelsByPlace, config_error, validation_messages
 from quintain_runner.spec.graders import (
     GRADER_MODELS,
     GraderSpec,

@@ -22,11 +22,11 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from quintain.contracts.message import Message
-from quintain.contracts.session import DEFAULT_MAX_CALLS, Count
-from quintain.contracts.strings import TargetName
-from quintain.program_confinement import SandboxOption
-from quintain_runner.spec.files import ModelsByPlace, kind_tag
-from quintain_runner.spec.patterns import compile_pattern
+from quintain.contracts.session import DEFAULT_MAX_CALLS
+from quintain.contracts.values import Count, TargetName
+from quintain.programs.sandbox import SandboxOption
+from quintain_runner.files import ModelsByPlace, kind_tag
+from quintain_runner.untrusted import compile_pattern
 
 _AT_K: Final = re.compile(r"pass[@^](\d+)")
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationE
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.invoke import ChatMessage
 from quintain.graders import Case
-from quintain_runner.spec.files import config_error, read_text_file, validation_messages
+from quintain_runner.files import config_error, read_text_file, validation_messages
 from quintain_runner.spec.graders import GraderName, NonEmptyString, SpecModel
 
 

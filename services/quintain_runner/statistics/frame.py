@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintain_runner.results.row import Row, RowStatus
-from quintain_runner.results.row_index import key_hash
+from quintain_runner.results.store import key_hash
 from quintain_runner.spec.graders import required_repeats
 from quintain_runner.statistics.inference import Clusters, Floats
 

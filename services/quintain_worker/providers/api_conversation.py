@@ -16,10 +16,9 @@ from quintain.apis.streams import StreamTranslation, translate_answer
 from quintain.apis.translate import CONVERSATION_APIS, own_name, request_to_chat
 from quintain.apis.translation import Json, Translation, all_objects, invalid, objects
 from quintain.contracts.api_request import ApiName, ApiRequest
-from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
-from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessage
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessage, ReasoningChunk, ToolCallChunk
 from quintain.contracts.message import describe_validation_error
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, Fault
 from quintain_worker.providers.conversation import with_field
 from quintain_worker.providers.model_requests import calls_and_thinking

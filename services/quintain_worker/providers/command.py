@@ -18,8 +18,8 @@ from quintain.config.targets import PLACEHOLDERS
 from quintain.contracts.invoke import InvokeRequest, JsonObject, OutputMessage, TokenUsage, content_text
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
-from quintain.process import run_program
-from quintain.program import (
+from quintain.programs.processes import run_program
+from quintain.programs.program import (
     CannotStart,
     Finished,
     Program,
@@ -27,9 +27,9 @@ from quintain.program import (
     ProgramNotFound,
     ProgramTimedOut,
     TooMuchOutput,
+    program_environment,
 )
-from quintain.program_confinement import Confinement
-from quintain.program_environment import program_environment
+from quintain.programs.sandbox import Confinement
 from quintain_worker.providers.conversation import ignored_settings, text_messages
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from quintain.apis.translation import Json, Translation
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import Billing, ProviderFailure
 
@@ -30,7 +30,7 @@ class TextMessage:
         return "".join(self.texts)
 
 
-def messages_with_fields(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
+def named_messages(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
     """Return each message of the conversation with the name of its request field; the system prompt comes first."""
     fields = ["systemPrompt"] if request.system_prompt else []
     fields += [f"messages[{index}]" for index in range(len(request.messages or []))] or ["question"]
@@ -39,7 +39,7 @@ def messages_with_fields(request: InvokeRequest) -> list[tuple[str, ChatMessage]
 
 def text_messages(request: InvokeRequest) -> list[TextMessage]:
     """Return the conversation as text. Raises `ProviderFailure` for content that is not text."""
-    return [_text_message(field, message) for field, message in messages_with_fields(request)]
+    return [_text_message(field, message) for field, message in named_messages(request)]
 
 
 def refusal(field: str, reason: str) -> ProviderFailure:
@@ -84,15 +84,19 @@ def with_defaults(requested: InvokeSettings | None, defaults: InvokeSettings) ->
     return defaults.model_copy(update=values)
 
 
-def settings_of(settings: InvokeSettings) -> Json:
-    """Return the settings as the fields of a chat request."""
+def settings_of(settings: InvokeSettings, translation: Translation | None = None) -> Json:
+    """Return the settings as the fields of a chat request, without those of no known name: a translation notes these.
+
+    Raises `UnsupportedParameter` with the nearest known name where it may not.
+    """
+    if translation is not None:
+        _leave_out_unknown(settings, translation)
     chat: Json = {name: value for name in _CHAT_SETTINGS if (value := getattr(settings, name)) is not None}
     # A list of texts is what every server takes.
     return {**chat, "stop": [chat["stop"]]} if isinstance(chat.get("stop"), str) else chat
 
 
-def leave_out_unknown(settings: InvokeSettings, translation: Translation) -> None:
-    """Leave out the settings of no known name. Raises `UnsupportedParameter` with the nearest one."""
+def _leave_out_unknown(settings: InvokeSettings, translation: Translation) -> None:
     for name in sorted(settings.unknown()):
         known = [field.alias or key for key, field in InvokeSettings.model_fields.items()]
         nearest = get_close_matches(name, known, n=1)
@@ -112,10 +116,9 @@ def ignored_settings(requested: InvokeSettings | None, provider: str, *, takes_a
     translation = Translation(provider, ignore_unsupported=requested.unsupported == "ignore")
     try:
         with named_as_sent():
-            if not takes_all:
-                for name, value in {**settings_of(requested), "extra_body": requested.extra_body or {}}.items():
-                    translation.leave_out(name, value=value)
-            leave_out_unknown(requested, translation)
+            given = settings_of(requested, translation)
+            for name, value in () if takes_all else {**given, "extra_body": requested.extra_body or {}}.items():
+                translation.leave_out(name, value=value)
     except BadRequest as fault:
         raise ProviderFailure(fault, Billing.UNBILLED) from None
     return tuple(camel(name) for name in translation.ignored)

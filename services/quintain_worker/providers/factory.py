@@ -10,15 +10,19 @@ from collections.abc import Callable
 from typing import cast
 
 from quintain.config import CommandTarget, PythonTarget, TargetConfig
-from quintain.config.callables import load_callable
 from quintain.config.fingerprint import module_digests, unseen_warnings
-from quintain.config.python_imports import command_imports
+from quintain.config.python_imports import command_imports, load_callable
 from quintain.config.targets import PLACEHOLDERS
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
-from quintain.program import Program, check_rights, start_problem
-from quintain.program_environment import program_environment
-from quintain.program_variables import script_path, withheld_variables
+from quintain.programs.program import (
+    Program,
+    check_rights,
+    program_environment,
+    script_path,
+    start_problem,
+    withheld_variables,
+)
 from quintain_worker.providers.command import command_confinement
 from quintain_worker.providers.provider import Provider, ProviderContext
 from quintain_worker.providers.python_callable import GIVEN

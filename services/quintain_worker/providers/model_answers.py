@@ -10,9 +10,8 @@ from quintain.apis.chat import pieces_of
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, count_of, objects, text_of
 from quintain.contracts.api_request import ApiName
-from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
-from quintain.contracts.invoke import OutputMessage, Reasoning, TokenUsage, ToolCall
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.invoke import OutputMessage, Reasoning, ReasoningChunk, TokenUsage, ToolCall, ToolCallChunk
+from quintain.contracts.values import replace_surrogates
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 
 #: What the answers of each API have, as a list: one without it is none.
@@ -67,8 +66,11 @@ class ProviderReply:
         are."""
         return self._api == "chat" and self._caller_api is None
 
-    def answer(self) -> ProviderAnswer:
-        """Return the answer for the caller. Raises `ValueError` where the provider's is none."""
+    def answer(self, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
+        """Return the answer for the caller, which was asked without the ``ignored``.
+
+        Raises `ValueError` where the provider's is none.
+        """
         body = self._whole if self._stream is None else self._stream.answer()
         _check_answer(self._api, body)
         if self._translation is not None and self._stream is None:
@@ -78,8 +80,8 @@ class ProviderReply:
                 self._pass_on(event)
             body = self._translation.answer()
         if self._caller_api is not None:
-            return _answer_with_body(self._words, body)
-        answer = read_answer(body)
+            return _answer_with_body(self._words, body, ignored)
+        answer = read_answer(body, ignored)
         for piece in self._pieces.end():
             self._send(piece)
         return answer
@@ -106,7 +108,7 @@ def _check_answer(api: ApiName, body: Json) -> None:
         raise ValueError("the answer has no message")
 
 
-def _answer_with_body(api: ApiName, body: Json) -> ProviderAnswer:
+def _answer_with_body(api: ApiName, body: Json, ignored: tuple[str, ...]) -> ProviderAnswer:
     """Return an answer in this API, with what the ledger is told of it."""
     model = body.get("model")
     return ProviderAnswer(
@@ -115,6 +117,7 @@ def _answer_with_body(api: ApiName, body: Json) -> ProviderAnswer:
         token_usage=read_usage(_usage(api, body.get("usage"))),
         model=model if isinstance(model, str) else None,
         finish_reason=_reason_in(api, body),
+        ignored=ignored,
     )
 
 
@@ -134,7 +137,7 @@ def _reason_in(api: ApiName, body: Json) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def read_answer(chat: Json) -> ProviderAnswer:
+def read_answer(chat: Json, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
     """Read a chat completion with one choice. Raises `ValueError` for one without a message."""
     choices = objects(chat.get("choices"))
     message = choices[0].get("message") if choices else None
@@ -144,20 +147,24 @@ def read_answer(chat: Json) -> ProviderAnswer:
     # A refusal is the model's answer: evaluations need its text.
     text = text_of(message.get("content")) or refusal or ""
     calls = [_tool_call(call) for call in objects(message.get("tool_calls"))]
-    logprobs = choices[0].get("logprobs")
-    output = OutputMessage(
-        content=replace_surrogates(text),
-        tool_calls=calls or None,
-        reasoning=_reasoning(message) or None,
-        refusal=None if refusal is None else replace_surrogates(refusal),
-        logprobs=objects(logprobs.get("content")) or None if isinstance(logprobs, dict) else None,
-    )
+    reasoning, logprobs = _reasoning(message), choices[0].get("logprobs")
+    tokens = objects(logprobs.get("content")) if isinstance(logprobs, dict) else []
+    output = None
+    if calls or reasoning or tokens or refusal is not None:
+        output = OutputMessage(
+            content=replace_surrogates(text),
+            tool_calls=calls or None,
+            reasoning=reasoning or None,
+            refusal=None if refusal is None else replace_surrogates(refusal),
+            logprobs=tokens or None,
+        )
     return ProviderAnswer(
         text=text,
-        output=None if output == OutputMessage(content=output.content) else [output],
+        output=None if output is None else [output],
         token_usage=read_usage(chat.get("usage")),
         model=_text(chat.get("model")) or None,
         finish_reason=_finish_reason(choices[0], has_calls=bool(calls), is_refusal=refusal is not None),
+        ignored=ignored,
     )
 
 
@@ -205,7 +212,7 @@ def read_usage(usage: object) -> TokenUsage | None:
     if prompt is None and completion is None:
         return None
     prompt_details, completion_details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-    return TokenUsage(
+    return TokenUsage.unchecked(  # `count_of` has checked them
         input=prompt or 0,
         output=completion or 0,
         cached=_detail(prompt_details, "cached_tokens") or None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
@@ -14,7 +13,7 @@ from quintain.apis.translation import Json
 from quintain.config import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
 from quintain.http_client import ConnectionLost, HttpClient, NotSent
 from quintain_worker.providers.model_answers import ProviderReply, join_texts
@@ -36,6 +35,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
+    key_of,
     next_join,
 )
 
@@ -57,7 +57,7 @@ def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: P
         requests.check_defaults()
     except BadRequest as fault:
         raise ConfigError(f"targets.{name}.{fault.message}") from None
-    key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
+    key = key_of(target)
     headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
     if isinstance(target, AnthropicTarget):
         headers["anthropic-version"] = ANTHROPIC_VERSION
@@ -70,7 +70,7 @@ class ModelProvider(ApiProvider):
     """Sends each call to a model as one HTTP request."""
 
     def __init__(self, target: OpenAITarget | AnthropicTarget, requests: RequestBuilder, client: HttpClient) -> None:
-        self._model, self._requests, self._client = target.model, requests, client
+        self._requests, self._client = requests, client
         self._failures = FailureReader(target)
 
     def check(self, request: ApiRequest) -> None:
@@ -84,22 +84,21 @@ class ModelProvider(ApiProvider):
 
         Raises `ProviderFailure`.
         """
+        stream = on_text is not None
         try:
             if isinstance(request, ApiRequest):
-                call = self._requests.of_api_request(request)
-                reply = ProviderReply(call.api, request.api, on_text)
+                call, caller_api = self._requests.of_api_request(request, stream=stream), request.api
             else:
-                call = self._requests.of_conversation(request)
-                reply = ProviderReply(call.api, None, on_text)
-            body = call.encode(self._model, stream=on_text is not None)
+                call, caller_api = self._requests.of_conversation(request, stream=stream), None
         except BadRequest as fault:
             raise ProviderFailure(fault, Billing.UNBILLED) from None
         except ValueError:
             # A number that became NaN after it was checked.
             raise self._failures.of_error(NOT_WRITABLE) from None
         try:
-            await self._exchange(call, body, reply, timeout_seconds, stream=on_text is not None)
-            return dataclasses.replace(reply.answer(), ignored=call.ignored)
+            reply = ProviderReply(call.api, caller_api, on_text)
+            await self._exchange(call, reply, timeout_seconds, stream=stream)
+            return reply.answer(call.ignored)
         except NotSent as error:
             raise self._failures.of_error(NOT_SENT, detail=str(error)) from None
         except ConnectionLost as error:
@@ -117,9 +116,10 @@ class ModelProvider(ApiProvider):
         await self._client.close()
 
     async def _exchange(
-        self, call: ProviderCall, body: bytes, reply: ProviderReply, timeout_seconds: float, *, stream: bool
+        self, call: ProviderCall, reply: ProviderReply, timeout_seconds: float, *, stream: bool
     ) -> None:
-        async with self._client.request("POST", PATHS[call.api], body, call.headers, timeout_seconds) as response:
+        request = self._client.request("POST", PATHS[call.api], call.body, call.headers, timeout_seconds)
+        async with request as response:
             if response.status != 200:
                 raise await self._status_failure(response) from None
             if stream:
@@ -190,12 +190,14 @@ MIN_BULK_BYTES = 64 * 1024
 
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
     """Read a whole body. Raises `ReplyTooLarge` for one that fits into no reply."""
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > MAX_ANSWER_BYTES:
+    pieces: list[bytes] = []
+    size = 0
+    while piece := await response.content.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_ANSWER_BYTES:
             raise ReplyTooLarge(f"The provider's answer has more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
+    return b"".join(pieces)
 
 
 async def read_stream(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

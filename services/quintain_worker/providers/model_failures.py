@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from quintain.config import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.config.references import redact_secrets
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
     BadRequest,
     Fault,
@@ -33,7 +33,7 @@ from quintain.errors import (
     Throttled,
     TimedOut,
 )
-from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_retry_after
+from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_retry_after, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class FailureReader:
 
     def __init__(self, target: OpenAITarget | AnthropicTarget | PydanticAITarget) -> None:
         self._provider = target.provider
-        self._secrets = () if target.api_key is None else (target.api_key.get_secret_value().strip(),)
+        self._secrets = (key_of(target),)
         self._endpoint = [] if target.base_url is None else [_without_query(target.base_url)]
 
     def of_status(self, status: int, headers: Mapping[str, str], body: object) -> ProviderFailure:

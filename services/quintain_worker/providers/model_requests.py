@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -11,10 +12,8 @@ from quintain.apis.translation import Json, Translation, invalid, text_of, tool_
 from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage
-from quintain.contracts.json_text import JsonText, json_text
 from quintain.errors import BadRequest
 from quintain_worker.providers.conversation import (
-    leave_out_unknown,
     named_as_sent,
     settings_of,
     with_defaults,
@@ -40,6 +39,9 @@ API_WORDS: Final[Mapping[ApiName, str]] = {
 }
 
 
+#: One for all bodies: `json.dumps` makes one for each where it has options.
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 #: The names that the longest answer has in the chat API.
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 
@@ -48,18 +50,9 @@ class ProviderCall(NamedTuple):
     """One request as a provider gets it. ``ignored`` are the caller's fields that it is made without."""
 
     api: ApiName
-    body: JsonText
+    body: bytes
     headers: Mapping[str, str]
     ignored: tuple[str, ...] = ()
-
-    def encode(self, model: str, *, stream: bool) -> bytes:
-        """Return the body to send."""
-        members: Json = {"model": model}
-        if stream:
-            members["stream"] = True
-            if self.api in {"chat", "completions"}:
-                members["stream_options"] = {"include_usage": True}
-        return self.body.with_members(members).text.encode()
 
 
 class RequestBuilder:
@@ -67,6 +60,7 @@ class RequestBuilder:
 
     def __init__(self, target: OpenAITarget | AnthropicTarget) -> None:
         self.apis: tuple[ApiName, ...] = target.apis
+        self._model = target.model
         self._defaults = target.default_settings
         self._default_chat = settings_of(self._defaults)
         #: The API in which it is asked for conversations: chat where it has it.
@@ -86,13 +80,13 @@ class RequestBuilder:
             raise BadRequest(f"{request.api}: this target's provider has no such endpoint; it has {known}")
         check_request(request.api, request.body.values, self._policy if is_own else self._neutral_policy)
 
-    def of_api_request(self, request: ApiRequest) -> ProviderCall:
+    def of_api_request(self, request: ApiRequest, *, stream: bool = False) -> ProviderCall:
         """Return the provider's request for a caller's, which was checked: in the caller's API where the target has it.
 
         Raises `BadRequest`, which names the field.
         """
         if request.api in self.apis:
-            return self._with_defaults(ProviderCall(request.api, request.body, request.headers))
+            return ProviderCall(request.api, self._own_body(request, stream=stream), request.headers)
         own = self._conversation_api
         assert own is not None, "the request was checked"
         translation = Translation(API_WORDS[own], ignore_unsupported=request.ignore_unsupported)
@@ -101,7 +95,7 @@ class RequestBuilder:
                 translation.leave_out(name)
         chat = request_to_chat(request.api, request.body.values, translation)
         try:
-            call = self._from_chat(own, chat, translation)
+            call = self._from_chat(own, chat, translation, stream=stream)
         except BadRequest as fault:
             field, _, reason = fault.message.partition(": ")
             name = own_name(request.api, field, request.body.values, translation)
@@ -109,7 +103,7 @@ class RequestBuilder:
         names = (own_name(request.api, field, request.body.values, translation) for field in call.ignored)
         return call._replace(ignored=tuple(names))
 
-    def of_conversation(self, request: InvokeRequest) -> ProviderCall:
+    def of_conversation(self, request: InvokeRequest, *, stream: bool = False) -> ProviderCall:
         """Return the provider's request for a conversation. Raises `BadRequest`, which names the field as it stands in
         the request."""
         own = self._conversation_api
@@ -120,16 +114,21 @@ class RequestBuilder:
         with named_as_sent(request):
             chat = chat_of(request, settings, translation)
             check_request("chat", chat, self._neutral_policy)
-            return self._from_chat(own, chat, translation, extra=settings.extra_body)
+            return self._from_chat(own, chat, translation, extra=settings.extra_body, stream=stream)
 
     def _from_chat(
-        self, api: ApiName, chat: Json, translation: Translation, extra: Mapping[str, Any] | None = None
+        self,
+        api: ApiName,
+        chat: Json,
+        translation: Translation,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        stream: bool,
     ) -> ProviderCall:
         defaults = {name: value for name, value in self._default_chat.items() if chat.get(name) is None}
         if chat.get("max_completion_tokens") is not None:
             defaults.pop("max_tokens", None)
-        body = {**chat, **defaults}
-        body = request_from_chat(api, body, translation)
+        body = request_from_chat(api, {**chat, **defaults}, translation)
         if api == "chat" and self._policy.is_vendor:
             # Other servers know only ``max_tokens``.
             if (limit := body.pop("max_tokens", None)) is not None:
@@ -137,13 +136,15 @@ class RequestBuilder:
             for name in sorted(body.keys() - PUBLISHED_FIELDS["chat"]):
                 translation.leave_out(name, value=body.pop(name))
         if api == "chat":
-            _strip_foreign_fields(body, translation)
+            body["messages"] = [_without_foreign_fields(message, translation) for message in body["messages"]]
         if extra:
             for name in extra.keys() & body.keys():
                 raise invalid(f"extra_body.{name}", "it may not be set here: a setting of its own sends it already")
             check_request(api, extra, self._neutral_policy, "extra_body.")
             body |= extra
-        return self._stored_nowhere(ProviderCall(api, json_text(body), {}, tuple(translation.ignored)))
+        body.pop("store", None)
+        body |= self._decided(api, stream=stream)
+        return ProviderCall(api, _ENCODER.encode(body).encode(), {}, tuple(translation.ignored))
 
     def _defaults_of(self, api: ApiName) -> Json:
         """Return the target's settings as fields of a request of this API: of those that it has."""
@@ -159,21 +160,27 @@ class RequestBuilder:
         own |= (self._defaults.extra_body or {}) if api != "embeddings" else {}
         return {name: own[name] for name in own.keys() - {"messages", "input"} if own[name] is not None}
 
-    def _with_defaults(self, call: ProviderCall) -> ProviderCall:
-        """Add the target's settings where the caller sets none."""
-        given = {name for name, value in call.body.values.items() if value is not None}
+    def _own_body(self, request: ApiRequest, *, stream: bool) -> bytes:
+        """Return the caller's own body, with the target's settings where the caller sets none."""
+        given = {name for name, value in request.body.values.items() if value is not None}
         if given & _LIMITS:
             given |= _LIMITS
-        if (own := self._defaults_by_api.get(call.api)) is None:
-            own = self._defaults_by_api[call.api] = self._defaults_of(call.api)
+        if (own := self._defaults_by_api.get(request.api)) is None:
+            own = self._defaults_by_api[request.api] = self._defaults_of(request.api)
         missing = {name: value for name, value in own.items() if name not in given}
-        return self._stored_nowhere(call._replace(body=call.body.with_members(missing) if missing else call.body))
+        members = {**missing, **self._decided(request.api, stream=stream)}
+        return request.body.without("store").with_members(members).text.encode()
 
-    def _stored_nowhere(self, call: ProviderCall) -> ProviderCall:
-        """Nothing is stored at the provider: the Responses API does it unless told otherwise."""
-        if call.api == "responses":
-            return call._replace(body=call.body.with_members({"store": False}))
-        return call._replace(body=call.body.without("store")) if "store" in call.body.values else call
+    def _decided(self, api: ApiName, *, stream: bool) -> Json:
+        """Return the members that no caller sets; the Responses API stores answers unless told otherwise."""
+        members: Json = {"model": self._model}
+        if api == "responses":
+            members["store"] = False
+        if stream:
+            members["stream"] = True
+            if api in {"chat", "completions"}:
+                members["stream_options"] = {"include_usage": True}
+        return members
 
     def check_defaults(self) -> None:
         """Check the target's own settings. Raises `BadRequest`, which names the setting."""
@@ -185,8 +192,7 @@ class RequestBuilder:
 
 def chat_of(request: InvokeRequest, settings: InvokeSettings, translation: Translation) -> Json:
     """Return a conversation as a chat request. Raises `BadRequest` for a setting of no known name."""
-    chat = settings_of(settings)
-    leave_out_unknown(settings, translation)
+    chat = settings_of(settings, translation)
     if (modalities := chat.pop("modalities", None)) not in (None, ["text"]):
         translation.leave_out("modalities", "answers are text only", modalities)
     if settings.tools is not None and not settings.tools:
@@ -236,13 +242,11 @@ def calls_and_thinking(message: ChatMessage | OutputMessage) -> Json:
 _FOREIGN = ("thinking_blocks", "reasoning_content", "is_error")
 
 
-def _strip_foreign_fields(chat: Json, translation: Translation) -> None:
-    for message in chat["messages"]:
-        if message.keys() & {"thinking_blocks", "reasoning_content"}:
-            translation.note("messages.reasoning")
-        if message.get("is_error"):
-            translation.note("messages.is_error")
-    if any(message.keys() & set(_FOREIGN) for message in chat["messages"]):
-        chat["messages"] = [
-            {name: value for name, value in message.items() if name not in _FOREIGN} for message in chat["messages"]
-        ]
+def _without_foreign_fields(message: Json, translation: Translation) -> Json:
+    if message.keys().isdisjoint(_FOREIGN):
+        return message
+    if message.keys() & {"thinking_blocks", "reasoning_content"}:
+        translation.note("messages.reasoning")
+    if message.get("is_error"):
+        translation.note("messages.is_error")
+    return {name: value for name, value in message.items() if name not in _FOREIGN}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from quintain.bus.base import Bus
+from quintain.config import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.chunk import ReasoningChunk, ToolCallChunk
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
 from quintain.errors import Fault
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
@@ -160,6 +160,11 @@ class HostedProvider(SessionScopedProvider):
     @abstractmethod
     async def watch_hosts(self) -> None:
         """Ask the hosts for their fingerprint now, and regularly until `close`."""
+
+
+def key_of(target: OpenAITarget | AnthropicTarget | PydanticAITarget) -> str:
+    """Return the key of a target's provider; empty where it has none."""
+    return "" if target.api_key is None else target.api_key.get_secret_value().strip()
 
 
 def provider_for_call(provider: Provider, holder: CallHolder) -> Provider:

@@ -6,38 +6,27 @@ read as the chat completion that says the same.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic_ai import direct, exceptions, messages, models, output, providers, tools
 
 from quintain.apis.parts import FILE_TYPES, IMAGE_TYPES, check_data_url
-from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, parse_object
+from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, parse_object, tool_call
 from quintain.config import PydanticAITarget
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.errors import BadRequest, ConfigError, Rejected
 from quintain_worker.providers import model_failures as failures
-from quintain_worker.providers.conversation import (
-    camel,
-    leave_out_unknown,
-    messages_with_fields,
-    named_as_sent,
-    settings_of,
-    with_defaults,
-)
+from quintain_worker.providers.conversation import camel, named_as_sent, named_messages, settings_of, with_defaults
 from quintain_worker.providers.model_answers import StreamedPieces, read_answer
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure, key_of
 
 #: Settings → their names in pydantic-ai.
 _SETTINGS = {name: name for name in (
     "temperature", "max_tokens", "top_p", "top_k", "frequency_penalty", "presence_penalty", "logit_bias", "seed",
     "parallel_tool_calls",
 )} | {"stop": "stop_sequences"}  # fmt: skip
-
-#: Fields of messages that pydantic-ai has no place for.
-_NOT_CARRIED: Final = ("reasoning", "isError")
 
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -46,20 +35,14 @@ _PARTS = {"image_url": ("url", IMAGE_TYPES), "file": ("file_data", FILE_TYPES)}
 
 _CANNOT_ASK = failures.FailureKind(Rejected, "cannot ask the model this", Billing.UNKNOWN)
 
-#: Whose streams break off with an error. Those of others may just end: only the vendor's own reason shows that one is
-#: complete.
-_KNOWN_ENDS = frozenset({"xai"})
-
 
 def pydantic_ai_provider(name: str, target: PydanticAITarget, _context: ProviderContext) -> PydanticAIProvider:
     """Create the provider of a model. Raises `ConfigError` where pydantic-ai lacks it, or the target's settings."""
 
     def vendor_of(vendor: str) -> Any:
-        key = None if target.api_key is None else target.api_key.get_secret_value().strip()
-        given = {field: value for field, value in (("api_key", key), ("base_url", target.base_url)) if value}
-        return (
-            cast("Any", providers.infer_provider_class(vendor))(**given) if given else providers.infer_provider(vendor)
-        )
+        kind: Any = providers.infer_provider_class(vendor)
+        given = {name: value for name, value in (("api_key", key_of(target)), ("base_url", target.base_url)) if value}
+        return kind(**given) if given else providers.infer_provider(vendor)
 
     try:
         provider = PydanticAIProvider(target, models.infer_model(target.model, vendor_of))
@@ -75,10 +58,10 @@ class PydanticAIProvider:
     """Asks a model by pydantic-ai: once per try, where the vendor's client can be told so."""
 
     def __init__(self, target: PydanticAITarget, model: models.Model) -> None:
-        self._model, self._defaults = model, target.default_settings
+        self._model, self._defaults, self._lacks = model, target.default_settings, model.unsupported_settings
         self._failures = failures.FailureReader(target)
         #: A client that repeats requests by itself may have been billed for an earlier one, whatever the last one says.
-        self._is_one_request = "max_retries" not in model.unsupported_settings
+        self._is_one_request = "max_retries" not in self._lacks
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
@@ -91,14 +74,16 @@ class PydanticAIProvider:
         options["model_settings"]["request_timeout"] = timeout_seconds
         try:
             response = await self._respond(turns, options, on_text)
-            answer = _answer_of(response)
+            answer = _answer_of(response, ignored)
         except Exception as error:
             # Not chained: what the library raises quotes the answer.
             raise self._failure_of(error) from None
-        has_reason = "finish_reason" in (response.provider_details or {}) or response.provider_name in _KNOWN_ENDS
+        # xAI's streams break off with an error. Others may just end: only the vendor's own reason shows that they are
+        # whole.
+        has_reason = "finish_reason" in (response.provider_details or {}) or response.provider_name == "xai"
         if on_text is not None and not has_reason:
             raise self._failures.of_error(failures.STREAM_INTERRUPTED)
-        return dataclasses.replace(answer, ignored=ignored)
+        return answer
 
     async def close(self) -> None:
         """Close the HTTP connections."""
@@ -119,14 +104,14 @@ class PydanticAIProvider:
         except BadRequest as fault:
             raise ProviderFailure(fault, Billing.UNBILLED) from None
         for turn in request.messages or []:
-            translation.note_given(
-                "messages.", {"reasoning": turn.reasoning, "isError": turn.is_error or None}, _NOT_CARRIED
-            )
+            # What pydantic-ai has no place for.
+            lost = {"reasoning": turn.reasoning, "isError": turn.is_error or None}
+            translation.note_given("messages.", lost, lost)
         return turns, options, tuple(camel(name) for name in translation.ignored)
 
     def _options(self, settings: InvokeSettings, translation: Translation) -> dict[str, Any]:
         """Return the options for pydantic-ai: it drops what a model does not take without a word."""
-        given, profile, lacks = settings_of(settings), self._model.profile, self._model.unsupported_settings
+        given, profile, lacks = settings_of(settings, translation), self._model.profile, self._lacks
         written: Json = {"max_retries": 0} if self._is_one_request else {}
         written |= {own: given.pop(name) for name, own in _SETTINGS.items() if name in given and own not in lacks}
         parameters = models.ModelRequestParameters()
@@ -148,7 +133,6 @@ class PydanticAIProvider:
                 written["tool_choice"] = [name]
         for name, value in {**given, "extra_body": settings.extra_body or {}}.items():
             translation.leave_out(name, f"{translation.to} or this model does not take it, or this value of it", value)
-        leave_out_unknown(settings, translation)
         return {"model_settings": written, "model_request_parameters": parameters}
 
     async def _respond(
@@ -209,7 +193,7 @@ def _tool(function: Json) -> tools.ToolDefinition:
 
 def _turns(request: InvokeRequest) -> Iterator[messages.ModelMessage]:
     names = {call.id: call.name for message in request.messages or [] for call in message.tool_calls or []}
-    for at, (role, turns) in enumerate(groupby(messages_with_fields(request), lambda turn: turn[1].role)):
+    for at, (role, turns) in enumerate(groupby(named_messages(request), lambda turn: turn[1].role)):
         if role == "system" and at:
             raise invalid(f"{next(turns)[0]}.role", "pydantic-ai takes a system message only at the start")
         if role == "assistant":
@@ -240,9 +224,8 @@ def _assistant(field: str, message: ChatMessage) -> messages.ModelResponse:
 
 
 def _content(field: str, message: ChatMessage) -> list[str | messages.BinaryContent]:
-    if isinstance(message.content, str):
-        return [message.content]
-    return [_content_part(f"{field}.content[{at}]", part, message.role) for at, part in enumerate(message.content)]
+    parts: list[Json] = [{"text": message.content}] if isinstance(message.content, str) else message.content
+    return [_content_part(f"{field}.content[{at}]", part, message.role) for at, part in enumerate(parts)]
 
 
 def _content_part(field: str, part: Json, role: str) -> str | messages.BinaryContent:
@@ -250,15 +233,14 @@ def _content_part(field: str, part: Json, role: str) -> str | messages.BinaryCon
     if kind == "text" and isinstance(text, str) and not part.keys() - {"type", "text"}:
         return text
     key, media_types = _PARTS.get(kind, ("", ()))
-    holder = part.get(kind) if role == "user" and part.keys() == {"type", kind} else None
-    data = holder.get(key) if isinstance(holder, dict) and holder.keys() == {key} else None
-    if not isinstance(data, str) or data[:5] != "data:":
+    data = holder.get(key) if isinstance(holder := part.get(kind), dict) and role == "user" else None
+    if not isinstance(data, str) or data[:5] != "data:" or part != {"type": kind, kind: {key: data}}:
         raise invalid(field, "pydantic-ai takes text, and a user's images and PDFs as data URLs, and nothing else")
     check_data_url(f"{field}.{kind}.{key}", data, media_types)
     return messages.BinaryContent.from_data_uri(data)
 
 
-def _answer_of(response: messages.ModelResponse) -> ProviderAnswer:
+def _answer_of(response: messages.ModelResponse, ignored: tuple[str, ...]) -> ProviderAnswer:
     usage, details = response.usage, response.provider_details or {}
     reason = {"tool_call": "tool_calls"}.get(str(response.finish_reason), response.finish_reason)
     message: Json = {"content": "", "refusal": details.get("refusal"), "thinking_blocks": [], "tool_calls": []}
@@ -270,11 +252,10 @@ def _answer_of(response: messages.ModelResponse) -> ProviderAnswer:
             message["thinking_blocks"].append(signed if part.content else {"data": part.signature})
         elif isinstance(part, messages.ToolCallPart):
             arguments = part.args if isinstance(part.args, str) and part.args else part.args_as_json_str()
-            function = {"name": part.tool_name, "arguments": arguments}
-            message["tool_calls"].append({"id": part.tool_call_id, "function": function})
+            message["tool_calls"].append(tool_call(part.tool_call_id, part.tool_name, arguments))
     choice = {"message": message, "finish_reason": reason or details.get("finish_reason")}
-    cache = {"cached": usage.cache_read_tokens or None, "cache_write": usage.cache_write_tokens or None}
-    reasoning = usage.details.get("reasoning_tokens")
-    tokens = TokenUsage(input=usage.input_tokens, output=usage.output_tokens, reasoning=reasoning, **cache)
-    answer = read_answer({"model": response.model_name, "choices": [choice]})
-    return dataclasses.replace(answer, token_usage=tokens if usage.has_values() else None)
+    cache = {"cached_tokens": usage.cache_read_tokens, "cache_write_tokens": usage.cache_write_tokens}
+    counts: Json = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
+    counts |= {"prompt_tokens_details": cache, "completion_tokens_details": usage.details}
+    known = {"usage": counts} if usage.has_values() else {}
+    return read_answer({"model": response.model_name, "choices": [choice], **known}, ignored)

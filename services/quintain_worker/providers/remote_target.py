@@ -18,7 +18,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import OpenChild
 from quintain.contracts.remote_target import LogLine, TargetDescriptor
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
     BusError,
     ConfigError,
@@ -39,11 +39,10 @@ from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.target import SESSION_SLOT, ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain.target.codec import Codec
-from quintain.target.serialization import to_json_text
-from quintain.target.type_registry import QUINTAIN_TYPES
+from quintain.target.type_registry import QUINTAIN_TYPES, to_json_text
 from quintain.timings import Timings
 from quintain_worker.providers.conversation import ignored_settings, refusal, text_messages
 from quintain_worker.providers.provider import (

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from quintain.apis.parts import IMAGE_TYPES, check_data_url, check_url
 from quintain.apis.translation import Json, invalid, objects
 from quintain.contracts.api_request import ApiName
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import shorten
 from quintain.errors import UnsupportedParameter
 
 _DECIDED = "Quintain decides it"

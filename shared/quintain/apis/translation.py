@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, UnsupportedParameter
 
 #: A JSON object of a vendor's API. Its shape is the vendor's: what is read from it is checked where it is read.

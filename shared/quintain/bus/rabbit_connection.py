@@ -3,6 +3,9 @@
 aio-pika's robust connections are not used: when a connection ends, the supervisor opens the next one. pamqp's decoders
 are replaced by tolerant ones, because a property that cannot be decoded (invalid UTF-8, a timestamp out of range)
 would end the connection, and the broker would redeliver the same message on the next one.
+
+Logged is a line when the connection is lost, a line when it is back, and nothing of any message: the libraries below
+log whole frames and messages, with bodies and tokens, and print a traceback for each lost connection.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import logging
 import random
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,8 +27,7 @@ from pamqp import common, decode
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.broker_url import node_urls, round_robin, without_password
-from quintain.bus.rabbit_logging import OutageLog, install_value_filter
-from quintain.contracts.token import mask_tokens
+from quintain.contracts.proof import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
 
 #: The value of a timestamp that cannot be represented as a date.
@@ -71,7 +75,9 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 
 BACKOFF_INITIAL_SECONDS = 0.2
-BACKOFF_MAX_SECONDS = 10.0
+#: A third of a worker's lease: no lease lapses in the one that follows an outage of the broker, and a worker must have
+#: connected and sent its heartbeat by then.
+BACKOFF_MAX_SECONDS = 5.0
 
 #: Translation of aiormq's errors to `BusError`; the first match counts. `BrokerRefused` is fatal, because a retry would
 #: be refused too. Any error that is not listed means that the connection was lost, and the operation is retried on the
@@ -107,23 +113,30 @@ QUEUE_GONE_ERRORS = (QUEUE_NOT_FOUND, amqp.ChannelLockedResource)
 CONNECTION_ERRORS = (amqp.AMQPError, ConnectionError, RuntimeError, asyncio.InvalidStateError)
 
 
-@contextlib.contextmanager
-def translate_errors(action: str) -> Iterator[None]:
-    """Context manager that turns aiormq's errors into a `BusError`; ``action`` begins the error message.
+#: What `translated` takes: the errors of a lost connection, and a cancellation, which may be one.
+TRANSLATED_ERRORS = (asyncio.CancelledError, *CONNECTION_ERRORS)
+
+
+def translated(error: BaseException, action: str) -> BaseException:
+    """Return what to raise for one of `TRANSLATED_ERRORS`: a `BusError` whose message begins with ``action``.
 
     When aiormq's reader task fails, it cancels tasks that wait for it. Such a cancellation, which was not requested for
     the current task, is a lost connection and must not end the task.
     """
+    if is_current_task_cancelled():
+        return error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
+    if isinstance(error, asyncio.CancelledError):
+        return BrokerUnavailable(f"{action}: the connection was lost")
+    return to_bus_error(error, action)
+
+
+@contextlib.contextmanager
+def translate_errors(action: str) -> Iterator[None]:
+    """Context manager that raises `translated` errors in the place of aiormq's."""
     try:
         yield
-    except asyncio.CancelledError:
-        if is_current_task_cancelled():
-            raise
-        raise BrokerUnavailable(f"{action}: the connection was lost") from None
-    except CONNECTION_ERRORS as error:
-        if is_current_task_cancelled():
-            raise asyncio.CancelledError from None
-        raise to_bus_error(error, action) from None
+    except TRANSLATED_ERRORS as error:
+        raise translated(error, action) from None
 
 
 def is_current_task_cancelled() -> bool:
@@ -292,3 +305,70 @@ async def wait_closed(connection: AbstractConnection) -> None:
     """Wait until the connection ends for any reason."""
     if connection.transport is not None:
         await asyncio.wait([connection.transport.connection.closing])
+
+
+log = logging.getLogger(__name__)
+
+#: The loggers of the libraries, with all loggers below them.
+LIBRARY_LOGGERS = ("aio_pika", "aiormq", "pamqp")
+
+#: A logger that the library creates only when it uses it.
+_LATE_LOGGER = "aiormq.connection.marshall"
+
+#: Messages of the libraries that keep their level, and their text without values.
+_KEPT_MESSAGES = {
+    "Connection %r was blocked by: %r": "The broker has blocked publishing: it is short of memory or disk",
+    "Connection %r was unblocked": "The broker accepts messages again",
+}
+
+
+class _ValueFilter(logging.Filter):
+    """Takes the values and the traceback out of each record, and lowers its level to DEBUG."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kept_text = _KEPT_MESSAGES.get(str(record.msg))
+        if kept_text is None:
+            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+        record.msg = str(record.msg) if kept_text is None else kept_text
+        record.args, record.exc_info, record.exc_text, record.stack_info = (), None, None, None
+        return logging.getLogger(record.name).isEnabledFor(record.levelno)
+
+
+_VALUE_FILTER = _ValueFilter()
+
+
+def install_value_filter() -> None:
+    """Keep values, and with them bodies and tokens, out of what the libraries log at any level.
+
+    Only the constant text of a record is left, at DEBUG level. This affects the whole process; calling it again has no
+    effect but on loggers that are new.
+    """
+    prefixes = tuple(f"{name}." for name in LIBRARY_LOGGERS)
+    children = [name for name in logging.root.manager.loggerDict if name.startswith(prefixes)]
+    for name in {*LIBRARY_LOGGERS, _LATE_LOGGER, *children}:
+        logging.getLogger(name).addFilter(_VALUE_FILTER)
+
+
+class OutageLog:
+    """Logs one line when the first connection of a bus is lost, and one when none of them is lost any more."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self._address, self._name = address, name
+        self._lost: set[object] = set()
+        self._began_at = 0.0
+
+    def lost(self, connection: object) -> None:
+        """Record that a connection was lost."""
+        if not self._lost:
+            self._began_at = time.monotonic()
+            log.warning("%s: the connection to the broker at %s was lost; connecting again", self._name, self._address)
+        self._lost.add(connection)
+
+    def restored(self, connection: object) -> None:
+        """Record that a connection is open."""
+        if connection not in self._lost:
+            return
+        self._lost.discard(connection)
+        if not self._lost:
+            seconds = time.monotonic() - self._began_at
+            log.warning("%s: connected to the broker again after %.1f s", self._name, seconds)

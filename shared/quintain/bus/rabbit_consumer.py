@@ -1,19 +1,24 @@
-"""A RabbitMQ consumer: one supervised task that consumes again after any loss of channel, connection or queue."""
+"""A RabbitMQ consumer: one supervised task that consumes again after any loss of channel, connection or queue.
+
+Deliveries are acknowledged together, with one frame for all that came one after another.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import Awaitable, Callable
+import secrets
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Mapping
 
+import aiormq
 from aio_pika.abc import AbstractChannel
 from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
 
-from quintain.bus.base import Subscription
-from quintain.bus.handler_tasks import HandlerTasks
-from quintain.bus.rabbit_acks import ChannelAcks
+from quintain.bus.base import Envelope, HandlerTasks, Subscription
 from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
-from quintain.bus.rabbit_message import RabbitDelivery
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError
 from quintain.topology import DELIVERY_LIMIT, Queue
 
@@ -181,3 +186,124 @@ class RabbitConsumer:
                 await self._connection.close_channel(channel)
             except CONNECTION_ERRORS:
                 log.debug("The channel of %s was gone before it was closed", self._queue.name)
+
+
+class RabbitDelivery:
+    """A `Delivery` over RabbitMQ, settled on the channel it arrived on or not at all."""
+
+    __slots__ = (
+        "_acks",
+        "_tag",
+        "body",
+        "correlation_id",
+        "exchange",
+        "expiration_ms",
+        "headers",
+        "redelivered",
+        "reply_to",
+        "routing_key",
+        "type",
+    )
+
+    def __init__(self, message: DeliveredMessage, acks: ChannelAcks) -> None:
+        properties = message.header.properties
+        self.body = message.body
+        self.type = properties.message_type or ""
+        self.correlation_id = properties.correlation_id
+        self.reply_to = properties.reply_to
+        self.headers: Mapping[str, object] = properties.headers or {}
+        expiration = properties.expiration
+        self.expiration_ms = int(expiration) if expiration and expiration.isdecimal() else None
+        self.exchange, self.routing_key = message.exchange or "", message.routing_key or ""
+        self.redelivered = bool(message.redelivered)
+        self._acks, self._tag = acks, message.delivery_tag or 0
+
+    async def ack(self) -> None:
+        """Implements `Delivery.ack`."""
+        self._acks.ack(self._tag)
+
+    async def requeue(self) -> None:
+        """Implements `Delivery.requeue`."""
+        await self._acks.nack(self._tag, requeue=True)
+
+    async def dead_letter(self) -> None:
+        """Implements `Delivery.dead_letter`."""
+        await self._acks.nack(self._tag, requeue=False)
+
+
+def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
+    """Return the AMQP properties of an envelope.
+
+    ``message_id`` is new for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
+    the wrong publish.
+    """
+    return Basic.Properties(
+        content_type=envelope.content_type,
+        delivery_mode=2 if envelope.persistent else 1,
+        message_id=secrets.token_hex(16),
+        message_type=envelope.type,
+        correlation_id=envelope.correlation_id,
+        reply_to=envelope.reply_to,
+        headers=dict(envelope.headers),
+        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
+    )
+
+
+class ChannelAcks:
+    """The acknowledgements of one channel: those of one iteration of the event loop are sent together.
+
+    RabbitMQ numbers the deliveries of a channel from 1. ``multiple`` acknowledges a delivery and all before it, so it
+    is used only where all before it are settled, or are acknowledged with it.
+    """
+
+    def __init__(self, channel: aiormq.abc.AbstractChannel) -> None:
+        self._channel = channel
+        self._unsent: list[int] = []
+        self._sending: asyncio.Task[None] | None = None
+        #: All deliveries up to this one are settled, and some after it.
+        self._settled_until = 0
+        self._settled: set[int] = set()
+
+    def ack(self, tag: int) -> None:
+        """Acknowledge a delivery, with the others of this iteration of the event loop."""
+        self._unsent.append(tag)
+        if self._sending is None:
+            # An empty context: the frame is not part of the call whose delivery is the first.
+            self._sending = contextvars.Context().run(asyncio.get_running_loop().create_task, self._send())
+
+    async def nack(self, tag: int, *, requeue: bool) -> None:
+        """Return a delivery to its queue, or reject it."""
+        try:
+            await self._channel.basic_nack(tag, requeue=requeue, wait=False)
+        except CONNECTION_ERRORS:
+            log.debug("A delivery of a lost connection was not settled: it will be redelivered")
+        self._note_settled([tag])
+
+    async def wait_sent(self) -> None:
+        """Wait until all acknowledgements so far are sent."""
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    async def _send(self) -> None:
+        try:
+            await asyncio.sleep(0)
+            # One batch at a time: an acknowledgement that was overtaken by a later one for several is an error.
+            while self._unsent:
+                tags, self._unsent = self._unsent, []
+                self._note_settled(tags)
+                tags.sort()
+                together = bisect_right(tags, self._settled_until)
+                if together:
+                    await self._channel.basic_ack(tags[together - 1], multiple=together > 1, wait=False)
+                for tag in tags[together:]:
+                    await self._channel.basic_ack(tag, wait=False)
+        except CONNECTION_ERRORS:
+            log.debug("Deliveries of a lost connection were not acknowledged: they will be redelivered")
+        finally:
+            self._sending = None
+
+    def _note_settled(self, tags: list[int]) -> None:
+        self._settled.update(tags)
+        while self._settled_until + 1 in self._settled:
+            self._settled_until += 1
+            self._settled.discard(self._settled_until)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from quintain.client.transport import OPERATION_TIMEOUT_SECONDS, Transport
-from quintain.contracts import admin
+from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
-from quintain.contracts.discovery import ListTargets, TargetList
-from quintain.contracts.fleet import FleetState, GetFleet
+from quintain.contracts.fleet import FleetState, GetFleet, ListTargets, TargetList
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest
 from quintain.routes import (

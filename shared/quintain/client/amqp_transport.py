@@ -6,28 +6,31 @@ When the task of a call is cancelled, a message sent in the background cancels t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property, partial
 
-from quintain.client.authorization import Authorization
-from quintain.client.call_groups import CallGroups
-from quintain.client.cancellation import CancellationQueue
-from quintain.client.invoke_message import accept_header, dispatch_partial, invoke_body, invoke_routing_key
-from quintain.client.sessions import AnsweredCalls, DefaultTargets
+from quintain.bus.base import HeaderValue
+from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
 from quintain.client.transport import (
     OPERATION_TIMEOUT_SECONDS,
     REPLY_GRACE_SECONDS,
     BatchItem,
     InvokeCall,
+    accept_header,
+    dispatch_partial,
     expired_fault,
+    invoke_body,
+    invoke_routing_key,
     may_be_uncharged,
 )
 from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.contracts.proof import digest, make_proof, public_id
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
 from quintain.errors import (
     BudgetUnavailable,
@@ -37,6 +40,7 @@ from quintain.errors import (
     Overloaded,
     PayloadTooLarge,
     QueueFull,
+    QuintainError,
     RequestConflict,
     UnknownTarget,
 )
@@ -48,18 +52,19 @@ from quintain.routes import (
     DEADLINE_HEADER,
     INFO,
     INVOKE,
+    PROOF_HEADER,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
     RELEASE,
     REQUEST_ID_HEADER,
     RESERVE,
+    TOKEN_HEADER,
     ReplyT,
     RequestT,
     Route,
 )
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 
 log = logging.getLogger(__name__)
 
@@ -289,3 +294,81 @@ def _with_target(call: InvokeCall, target: str) -> InvokeCall:
     request = call.request
     named = request._replace(target=target) if isinstance(request, ApiRequest) else request.with_fields(target=target)
     return call._replace(request=named)
+
+
+class Authorization:
+    """A session's token, or the administrator's, and the proofs that are made with it."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        #: The public id of the session; empty for what is no session's token.
+        self.session_id = public_id(token) or ""
+
+    @cached_property
+    def _sha256(self) -> bytes:
+        return digest(self.token)
+
+    @property
+    def of_operation(self) -> dict[str, HeaderValue]:
+        """The headers of an operation, which only metadata services read."""
+        return {TOKEN_HEADER: self.token}
+
+    def of_call(self, request_id: str, target: str, body: bytes, deadline: int) -> dict[str, HeaderValue]:
+        """Return the headers of a call with a proof: nobody who reads them can make another call.
+
+        ``target`` is the routing key of the message.
+        """
+        proof = make_proof(
+            self._sha256,
+            session_id=self.session_id,
+            request_id=request_id,
+            target=target,
+            body_sha256=hashlib.sha256(body).hexdigest(),
+            deadline=deadline,
+        )
+        return {TOKEN_HEADER: self.session_id, PROOF_HEADER: proof}
+
+
+#: How long sending one batch of cancellations may take, and how long `CancellationQueue.close` waits, in seconds.
+CANCEL_TIMEOUT_SECONDS = 5.0
+
+#: Maximum number of calls that one message cancels.
+MAX_BATCH = 1000
+
+
+class CancellationQueue:
+    """The calls that one client still has to cancel; ``cancel`` sends one batch, and one batch is sent at a time."""
+
+    def __init__(self, cancel: Callable[[Sequence[str]], Awaitable[object]]) -> None:
+        self._cancel = cancel
+        self._request_ids: list[str] = []
+        self._send_task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def add(self, request_ids: Sequence[str]) -> None:
+        """Queue calls to be cancelled. After `close` this has no effect: the calls end with their deadlines."""
+        if self._closed:
+            return
+        self._request_ids += request_ids
+        if self._send_task is None or self._send_task.done():
+            self._send_task = asyncio.get_running_loop().create_task(self._send(), name="cancel calls")
+
+    async def close(self) -> None:
+        """Stop sending, after waiting up to `CANCEL_TIMEOUT_SECONDS` for the batches under way."""
+        self._closed = True
+        if self._send_task is None:
+            return
+        try:
+            await asyncio.wait([self._send_task], timeout=CANCEL_TIMEOUT_SECONDS)
+        finally:
+            self._send_task.cancel()
+            await asyncio.gather(self._send_task, return_exceptions=True)
+
+    async def _send(self) -> None:
+        while self._request_ids:
+            batch, self._request_ids = self._request_ids[:MAX_BATCH], self._request_ids[MAX_BATCH:]
+            try:
+                async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
+                    await self._cancel(batch)
+            except (QuintainError, TimeoutError) as error:
+                log.info("%d calls were not cancelled; they end with their deadlines: %s", len(batch), error)

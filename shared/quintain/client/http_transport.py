@@ -20,7 +20,7 @@ from quintain.clock import Clock
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import FaultReply, InvokeRequest, JsonObject, Result
 from quintain.contracts.message import Message
-from quintain.contracts.token import public_id
+from quintain.contracts.proof import public_id
 from quintain.errors import (
     FAULTS,
     BadRequest,

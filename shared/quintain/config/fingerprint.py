@@ -23,7 +23,7 @@ from pydantic import BaseModel, SecretStr
 from quintain.config.python_imports import PythonImports, command_imports, module_file, module_imports
 from quintain.config.targets import CommandTarget, PythonTarget, TargetConfig, TargetTarget
 from quintain.errors import ConfigError
-from quintain.program import executable_of
+from quintain.programs.program import executable_of
 
 #: The keys of a target that change no answer: who judges it, its limits, its price, and a mock's pace.
 KEYS_WITHOUT_EFFECT = frozenset(

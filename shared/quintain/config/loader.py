@@ -18,7 +18,7 @@ from quintain.config.references import (
 from quintain.config.targets import TargetConfig
 from quintain.config.yaml_file import read_yaml
 from quintain.errors import ConfigError
-from quintain.secret_files import with_secrets
+from quintain.settings import with_secrets
 
 #: Possible names of the configuration file, in order of precedence.
 FILE_NAMES = ("quintain.yaml", "agentv.config.yaml")

@@ -7,9 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from quintain.contracts.invoke import InvokeSettings
-from quintain.contracts.numbers import NumberModel
-from quintain.contracts.strings import TargetName
-from quintain.program_confinement import Sandbox
+from quintain.contracts.values import NumberModel, TargetName
+from quintain.programs.sandbox import Sandbox
 
 Positive = Annotated[int, Field(gt=0)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]

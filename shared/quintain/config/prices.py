@@ -1,12 +1,15 @@
-"""Token prices of targets: the configured price, or else the provider's list price. No I/O."""
+"""Token prices of targets: the configured price, or else the list price of ``genai-prices``. No I/O."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Annotated, cast
 
+import genai_prices
+from genai_prices.types import TieredPrices
 from pydantic import PlainSerializer
 
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig
@@ -22,7 +25,7 @@ Amount = Annotated[Decimal, PlainSerializer(float, return_type=float)]
 CONFIGURED = "configuration"
 
 #: The module with the list prices. Imported on demand: its package is large, and only models have list prices.
-_LIST_PRICES = "quintain.config.list_prices"
+_LIST_PRICES = "quintain.config.prices"
 
 
 class Price(Message):
@@ -78,3 +81,38 @@ def target_price(target: TargetConfig) -> Price | None:
         "Callable[[str, str | None, str], Price | None]", importlib.import_module(_LIST_PRICES).list_price
     )
     return list_price(vendor, target.base_url, model)
+
+
+#: The source of a list price, as stored in ``run.json``.
+LISTED = f"genai-prices {importlib.metadata.version('genai-prices')}"
+
+
+def list_price(provider: str, base_url: str | None, model: str) -> Price | None:
+    """The list price of a model; None if it has none, as for a self-hosted server."""
+    usage = genai_prices.Usage(input_tokens=1, output_tokens=1)
+    try:
+        if base_url is None:
+            calculation = genai_prices.calc_price(usage, model, provider_id=provider)
+        else:
+            calculation = genai_prices.calc_price(usage, model, provider_api_url=base_url)
+    except LookupError:
+        return None
+    model_price = calculation.model_price
+    names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
+    values = [getattr(model_price, name, None) for name in names]
+    # Prices with tiers rise with the length of each prompt, which sums of tokens do not show: the first tier is the
+    # minimum.
+    is_minimum = any(price is not None and not isinstance(price, Decimal) for price in values)
+    tier_starts = [tier.start for price in values if isinstance(price, TieredPrices) for tier in price.tiers]
+    tokens_in, tokens_out, cached, written = (getattr(price, "base", price) for price in values)
+    if tokens_in is None or tokens_out is None:
+        return None
+    return Price(
+        input_per_million=tokens_in,
+        output_per_million=tokens_out,
+        cached_input_per_million=cached,
+        cache_write_per_million=written,
+        source=LISTED,
+        least=is_minimum,
+        least_up_to=min(tier_starts, default=None),
+    )

@@ -1,7 +1,7 @@
-"""The files that a Python program imports from its own folders, by its syntax tree, also through one another.
+"""Imports callables given as ``module:name``, and finds the files that a Python program imports from its own folders.
 
-Not seen: modules elsewhere, such as installed packages; imports by names or folders that are made as it runs; and
-whatever it reads that is no module.
+The files are found by the syntax tree, also through one another. Not seen: modules elsewhere, such as installed
+packages; imports by names or folders that are made as it runs; and whatever it reads that is no module.
 """
 
 from __future__ import annotations
@@ -9,15 +9,37 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib
 import importlib.machinery
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from quintain.program import script_of
+from quintain.errors import ConfigError
+from quintain.programs.program import script_of
+
+
+def load_callable(reference: str, folder: Path, *, kind: str = "function") -> Callable[..., Any]:
+    """Import ``module:name``, looking for the module in ``folder`` first; ``kind`` is for the text of `ConfigError`."""
+    module_name, _, name = reference.partition(":")
+    # As for a script: the folder comes first in sys.path and stays there, because the module may import others lazily.
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        # A module may raise anything while it is imported.
+        raise ConfigError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None or not callable(function):
+        raise ConfigError(f"{module_name} has no {kind} {name}")
+    return function
+
 
 #: The name of the module that a script is; it is in no package.
 _SCRIPT = "__main__"

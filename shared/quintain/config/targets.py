@@ -36,8 +36,8 @@ from quintain.config.references import holds_reference, without_references
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
-from quintain.contracts.strings import TargetName
-from quintain.program_confinement import SandboxOption
+from quintain.contracts.values import TargetName
+from quintain.programs.sandbox import SandboxOption
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.json_text import JsonText, parse_json_object
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
 
 #: The endpoints of OpenAI's API, and Anthropic's ``messages``.

@@ -1,4 +1,4 @@
-"""Invoke request and result, and faults (``protocol.md`` §2 and §3)."""
+"""Invoke request, result and faults, and what a caller may get before the reply (``protocol.md`` §2 and §3)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, StrictStr, model_validator
 
 from quintain import errors
-from quintain.contracts.finite import non_finite_path
 from quintain.contracts.message import Message
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import non_finite_path, shorten
 
 #: A number between 0 and 1, such as a probability.
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
@@ -267,8 +266,8 @@ class Result(Message):
 class FaultReply(Message):
     """The wire format of a fault; `to_fault` converts it to an exception.
 
-    ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client of
-    version 1.1 does not repeat the call under another request id.
+    ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client that
+    ignores it does not repeat the call under another request id.
     """
 
     error: str
@@ -312,3 +311,47 @@ def content_text(content: str | list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part["text"]) for part in content if isinstance(part.get("text"), str))
+
+
+class ToolCallChunk(Message):
+    """A piece of a tool call on its way; ``index`` counts the calls of an answer, and ``arguments`` is the next text.
+
+    The first piece of a call has its ``id`` and ``name``.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class ReasoningChunk(Reasoning):
+    """A piece of the model's reasoning on its way; ``index`` counts the pieces of the result's reasoning.
+
+    ``text`` is the next text of that piece. Its ``signature``, or ``redacted``, comes once and is whole.
+    """
+
+    index: int
+
+
+class Chunk(Message):
+    """A piece of an answer, sent to callers that accept chunks: of its text, its reasoning or a tool call.
+
+    ``seq`` counts from 0 within an ``attempt``; a higher attempt voids all chunks before it. ``events`` are those of
+    the stream that answers an `ApiRequest`, in the words of its API.
+    """
+
+    attempt: int
+    seq: int
+    delta: str
+    tool_call: ToolCallChunk | None = None
+    reasoning: ReasoningChunk | None = None
+    events: list[dict[str, Any]] | None = None
+
+
+class Progress(Message):
+    """A notification that a call is running, sent to callers that accept progress; ``attempt`` counts from 1."""
+
+    state: Literal["running"] = "running"
+    attempt: int
+    elapsed_ms: int

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple, NoReturn
 
-from quintain.contracts.finite import non_finite_path
-from quintain.contracts.strings import shorten
+from quintain.contracts.values import non_finite_path, shorten
 from quintain.errors import BadRequest
 
 

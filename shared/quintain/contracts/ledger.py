@@ -21,9 +21,8 @@ from pydantic_core import to_json
 
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.proof import CallProof, parse_proof
-from quintain.contracts.strings import Id, RequestId, TargetName, Text
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import CallProof, SessionToken, parse_proof
+from quintain.contracts.values import Id, RequestId, TargetName, Text
 
 #: Upper bound of a target's ``max_concurrency``.
 MAX_CONCURRENCY = 10_000

@@ -1,4 +1,9 @@
-"""Proofs of calls: what a message carries in place of its session's token.
+"""Session tokens, and the proofs of calls: what a message carries in place of its session's token.
+
+A token is ``qtn_<kind>_<id, 12>_<secret, 43>_<checksum, 6>``. The prefix lets secret scanners find tokens. The id may
+be shown; the secret (43 base-62 digits, over 256 bits) must not. The checksum (CRC-32 of everything before it, in
+base 62) rejects malformed tokens without I/O and authenticates nothing. Only the SHA-256 of the whole token is
+stored: a random 256-bit secret needs no slow hash.
 
 A proof is an HMAC-SHA256 whose key is the SHA-256 of the session's token, which the ledger stores. It is good for one
 session, one request id, one body, one deadline and one routing key: who reads a message learns nothing that opens
@@ -7,12 +12,106 @@ another call.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import hmac
 import re
-from typing import NamedTuple
+import secrets
+import string
+import zlib
+from typing import NamedTuple, Self
 
-from quintain.contracts.strings import sanitize_request_id
+from quintain.contracts.values import sanitize_request_id
 from quintain.errors import Unauthorized
+
+#: Size of the cache of verified tokens: all calls of a session carry the same one.
+VERIFIED_CACHE_SIZE = 64
+
+_BASE62_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_TOKEN_PATTERN = re.compile(r"(qtn_([a-z]{2,8})_([0-9A-Za-z]{12})_[0-9A-Za-z]{43}_)([0-9A-Za-z]{6})")
+_PUBLIC_ID = re.compile(r"[0-9A-Za-z]{12}")
+
+
+class SessionToken:
+    """A session token: its text, its kind and its public id. Its repr shows only the id."""
+
+    __slots__ = ("id", "kind", "text")
+
+    def __init__(self, kind: str, token_id: str, text: str) -> None:
+        self.kind, self.id, self.text = kind, token_id, text
+
+    @classmethod
+    def mint(cls, kind: str = "ses") -> Self:
+        """Generate a new random token."""
+        token_id = _random(12)
+        head = f"qtn_{kind}_{token_id}_{_random(43)}_"
+        return cls(kind, token_id, head + _checksum(head))
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Parse a token and verify its checksum, without I/O. Raises `Unauthorized`, without giving a reason."""
+        return cls(*_verify(text or ""))
+
+    @property
+    def sha256(self) -> bytes:
+        """The token's SHA-256 (32 bytes), which is what the ledger stores."""
+        return digest(self.text)
+
+    def matches(self, token_sha256: bytes) -> bool:
+        """Return whether this is the token that has this SHA-256, comparing in constant time."""
+        return hmac.compare_digest(self.sha256, token_sha256)
+
+    def __repr__(self) -> str:
+        return f"SessionToken(qtn_{self.kind}_{self.id}_…)"
+
+
+@functools.lru_cache(maxsize=VERIFIED_CACHE_SIZE)
+def _verify(text: str) -> tuple[str, str, str]:
+    match = _TOKEN_PATTERN.fullmatch(text)
+    if match is None or not hmac.compare_digest(_checksum(match[1]), match[4]):
+        raise Unauthorized
+    return match[2], match[3], match[0]
+
+
+def public_id(text: object) -> str | None:
+    """Return the public id of a well-formed token, or of a text that is such an id; None for anything else.
+
+    Nothing is verified.
+    """
+    if not isinstance(text, str):
+        return None
+    if _PUBLIC_ID.fullmatch(text):
+        return text
+    match = _TOKEN_PATTERN.fullmatch(text)
+    return None if match is None else match[3]
+
+
+def digest(secret: str) -> bytes:
+    """Return the SHA-256 of a secret, 32 bytes."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def same_secret(secret: str, expected_digest: bytes) -> bool:
+    """Return whether a secret has this digest, comparing in constant time."""
+    return hmac.compare_digest(digest(secret), expected_digest)
+
+
+def mask_tokens(text: str) -> str:
+    """Return the text with the secret part of every token removed."""
+    return re.sub(r"(qtn_[a-z]{2,8}_[0-9A-Za-z]{12}_)[0-9A-Za-z_]+", r"\1…", text)
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_BASE62_DIGITS) for _ in range(length))
+
+
+def _checksum(head: str) -> str:
+    number, digits = zlib.crc32(head.encode()), ""
+    for _ in range(6):
+        number, digit = divmod(number, 62)
+        digits = _BASE62_DIGITS[digit] + digits
+    return digits
+
 
 #: The first line of what is proven: another meaning of the lines after it gets another one.
 _PURPOSE = "quintain call 1"

@@ -1,4 +1,4 @@
-"""Messages of sessions and their budgets: the operations of ``protocol.md`` §4."""
+"""Messages of sessions and their budgets, and of administration: the operations of ``protocol.md`` §4."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Annotated
 from pydantic import Field
 
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
-from quintain.contracts.limits import BodyBytes
-from quintain.contracts.message import Message, StrictMessage
-from quintain.contracts.strings import Id, RequestId, TargetName
+from quintain.contracts.ledger import DrainState, Milliseconds
+from quintain.contracts.message import BodyBytes, Message, StrictMessage
+from quintain.contracts.values import Count, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
 DEFAULT_MAX_CALLS = 50
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class SessionState(StrEnum):
@@ -194,3 +192,55 @@ class ShowSession(Message):
     """Request one session's information as an administrator."""
 
     session_id: Id
+
+
+#: Maximum duration of one pause, in seconds.
+MAX_PAUSE_SECONDS = 24 * 3600
+
+
+class PauseTarget(Message):
+    """Pause a target for ``for_seconds`` from now; a longer pause that is already in effect stays."""
+
+    target: Id
+    for_seconds: Annotated[float, Field(gt=0, le=MAX_PAUSE_SECONDS)]
+
+
+class ResumeTarget(Message):
+    """End a target's pause, regardless of who requested it."""
+
+    target: Id
+
+
+class TargetPause(Message):
+    """Until when a target is paused, if it is; ``now`` is the same clock, in milliseconds since the epoch."""
+
+    target: str
+    paused_until: Milliseconds | None = None
+    now: Milliseconds
+
+
+class ListWorkers(Message):
+    """List the workers registered in the ledger."""
+
+
+class DrainWorker(Message):
+    """Drain a worker: it takes no more calls, finishes the running ones, and exits."""
+
+    worker_id: Id
+
+
+class RegisteredWorker(Message):
+    """One worker process, live until ``lease_until`` (milliseconds since the epoch); ``running`` counts its calls."""
+
+    worker_id: str
+    incarnation: str
+    lease_until: Milliseconds
+    drain: DrainState
+    running: int = 0
+
+
+class WorkerList(Message):
+    """The live workers, and those of the last day that were asked to drain, sorted."""
+
+    workers: list[RegisteredWorker]
+    now: Milliseconds

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
-from quintain.contracts.discovery import ServiceCard
+from quintain.contracts.fleet import ServiceCard
 from quintain.errors import BrokerRefused, BusError
 from quintain.rpc.server import delete_queues, result_or_fault, send_reply
 from quintain.topology import discovery_topology

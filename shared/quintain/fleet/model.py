@@ -13,22 +13,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from quintain.contracts.admin import RegisteredWorker
-from quintain.contracts.discovery import RegisteredTarget, ServiceCard
-from quintain.contracts.fleet import FleetChanged, FleetSession, FleetState
+from quintain.contracts.fleet import FleetChanged, FleetSession, FleetState, RegisteredTarget, ServiceCard
 from quintain.contracts.ledger import DrainState
+from quintain.contracts.session import RegisteredWorker
 from quintain.fleet.fleet_figures import (
     LEASED_PROVIDER,
     BudgetFigures,
+    CallSums,
+    CallWindow,
     FleetFigures,
     ServiceFigures,
     TargetCondition,
     TargetFigures,
+    UsageRate,
     WorkerCondition,
     WorkerFigures,
+    percentiles,
 )
 from quintain.fleet.tables import duration
-from quintain.fleet.windows import CallSums, CallWindow, UsageRate, percentiles
 
 #: A service that has not answered for so long, while it is asked every half a second, is silent.
 SILENT_SECONDS = 1.25

@@ -13,14 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from quintain.bus.base import Bus, Delivery
 from quintain.client.admin import Admin
-from quintain.contracts.discovery import Discover
-from quintain.contracts.fleet import FleetChanged
+from quintain.contracts.fleet import Discover, FleetChanged
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized, Unroutable
 from quintain.fleet.fleet_figures import FleetFigures
 from quintain.fleet.model import SILENT_SECONDS, FleetModel
 from quintain.routes import DISCOVER
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import delete_queues, log_defect
 from quintain.topology import EVENTS, Topology, events_topology
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.errors import HostLost
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 
 Returned = TypeVar("Returned")
 

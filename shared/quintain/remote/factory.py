@@ -17,8 +17,7 @@ from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, domain_tags
-from quintain.target.tag_registry import TagRegistry
-from quintain.target.type_registry import QUINTAIN_TYPES, TypeRegistry
+from quintain.target.type_registry import QUINTAIN_TYPES, TagRegistry, TypeRegistry
 from quintain.timings import Timings
 
 #: The tags of a driver's scopes, or "by-path": tags of any imported module with the same paths, else new ones.

@@ -14,7 +14,7 @@ import secrets
 from typing import Any
 
 from quintain.bus.base import Bus
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     BareLeaseRequest,
     LeaseOpened,
@@ -32,13 +32,11 @@ from quintain.errors import (
     Unroutable,
 )
 from quintain.remote.process_watch import ProcessWatch
-from quintain.remote.silence import SilenceMeter
-from quintain.remote.timeouts import DEFAULT_TIMEOUTS
+from quintain.remote.timeouts import DEFAULT_TIMEOUTS, SilenceMeter
 from quintain.routes import RENEW, TEARDOWN, Route
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import RemoteExceptions
-from quintain.target.serialization import require_size
+from quintain.target.type_registry import require_size
 from quintain.timings import Timings
 from quintain.topology import HOST
 

@@ -25,11 +25,9 @@ from quintain.errors import BadRequest, HostLost, NoAnswer, QuintainError, Unrou
 from quintain.observe.spans import context_headers
 from quintain.remote.lease import RemoteLease
 from quintain.remote.process_watch import ProcessWatch
-from quintain.remote.silence import SilenceMeter
-from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
+from quintain.remote.timeouts import DEFAULT_TIMEOUTS, SilenceMeter, TargetTimeouts
 from quintain.routes import DESCRIBE_HOST, LEASE, TEARDOWN
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import from_failure
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST

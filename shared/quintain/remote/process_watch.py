@@ -15,8 +15,7 @@ from quintain.bus.base import Delivery
 from quintain.contracts.remote_target import LeaseOffered, ProcessStatus, WatchProcess
 from quintain.errors import QuintainError, Unroutable
 from quintain.routes import WATCH_PROCESS
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.timings import Timings
 from quintain.topology import HOST
 

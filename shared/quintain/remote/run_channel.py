@@ -15,9 +15,9 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.remote_target import RUN_INPUT_TYPE, EventReply, RunInput, RunItem, RunOutput, WireResponse
 from quintain.errors import BadRequest, BusError
 from quintain.remote.lease import RemoteLease
-from quintain.rpc.private_queue import PrivateQueue
+from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import AckBatcher
-from quintain.target.ordering import Inbox
+from quintain.target.interface import Inbox
 from quintain.topology import HOST, run_topology
 
 log = logging.getLogger(__name__)

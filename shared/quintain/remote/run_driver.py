@@ -24,7 +24,7 @@ from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.remote.trajectory_recorder import TrajectoryRecorder
 from quintain.routes import CANCEL_RUN, START_RUN
 from quintain.target.codec import Codec, write_response
-from quintain.target.serialization import require_item_size
+from quintain.target.type_registry import require_item_size
 
 #: How long items are processed before other tasks of the application's loop run, in seconds.
 MAX_HOLD_SECONDS = 0.01

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quintain.contracts.remote_target import LeaseResult, TargetDescriptor
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import ConfigError, HostLost
 from quintain.remote.child_session import ChildSession, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread

@@ -1,7 +1,8 @@
-"""The time limits of a driver of hosted targets, as settings."""
+"""The time limits of a driver of hosted targets, and the meter of the other side's silence."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from dataclasses import dataclass
 
@@ -37,3 +38,31 @@ class TargetTimeouts:
 
 #: The defaults.
 DEFAULT_TIMEOUTS = TargetTimeouts()
+
+
+class SilenceMeter:
+    """Measures a silence in intervals, without the time in which this process itself did not run.
+
+    A process that was stopped, or whose interpreter's lock was held, has messages waiting that it has not read yet.
+    """
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._interval_seconds = interval_seconds
+        self._heard_at = self._loop.time()
+
+    def record(self) -> None:
+        """Record that a message of the other side has just arrived."""
+        self._heard_at = self._loop.time()
+
+    async def wait_interval(self, event: asyncio.Event | None = None) -> float:
+        """Wait for one interval, or for the event; return the silence since the last message, in seconds."""
+        slept_at = self._loop.time()
+        try:
+            async with asyncio.timeout(self._interval_seconds):
+                await (asyncio.Event() if event is None else event).wait()
+        except TimeoutError:
+            stalled_seconds = self._loop.time() - slept_at - self._interval_seconds
+            if stalled_seconds > self._interval_seconds:
+                self._heard_at += stalled_seconds
+        return max(0.0, self._loop.time() - self._heard_at)

@@ -18,20 +18,22 @@ from pathlib import Path
 from types import TracebackType
 
 from quintain.contracts.message import Message
-from quintain.contracts.remote_target import RunItem, WireEvent, WireResponse
-from quintain.contracts.strings import replace_surrogates
-from quintain.contracts.trajectory import (
+from quintain.contracts.remote_target import (
     MAX_NAME_CHARACTERS,
     MAX_RECORDED_CHARACTERS,
     MAX_TRAJECTORY_BYTES,
     TRAJECTORY_FOLDER,
     TRAJECTORY_SUFFIX,
+    RunItem,
     TrajectoryLine,
     TrajectoryStart,
+    WireEvent,
+    WireResponse,
 )
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import ConfigError
 from quintain.remote.lease import RemoteLease
-from quintain.target.serialization import safe_str
+from quintain.target.type_registry import safe_str
 
 log = logging.getLogger(__name__)
 

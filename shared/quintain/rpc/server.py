@@ -1,21 +1,22 @@
-"""Helpers for RPC servers: each request gets one final reply, and is acknowledged once that is confirmed."""
+"""Helpers for RPC servers: what authorizes a request, and its one final reply, after which it is acknowledged."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Awaitable, Iterator, Mapping
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.token import public_id
+from quintain.contracts.proof import CallProof, SessionToken, parse_proof, public_id
 from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFull, Unroutable
 from quintain.observe import logs
 from quintain.observe.semconv import SpanStart
 from quintain.observe.spans import TRACEPARENT_HEADER, span_in_trace
-from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import REPLY, Topology
 
 log = logging.getLogger(__name__)
@@ -162,3 +163,39 @@ def log_defect(error: Exception, action: str) -> Fault:
     """Log an unexpected exception, and return the fault to reply with, which has no details; its charge is unknown."""
     log.error("A defect while %s", action, exc_info=error)
     return InternalFault(charge_unknown=True)
+
+
+#: A session's token, or a proof of one call.
+Credential: TypeAlias = SessionToken | CallProof
+
+
+def call_credential(delivery: Delivery, target: str, body_sha256: str | None = None) -> Credential:
+    """Return what authorizes a call of this target; ``body_sha256`` is computed where it is not given and needed.
+
+    Raises `Unauthorized` where its format is wrong, which needs no ledger.
+    """
+    authorization, mac = delivery.headers.get(TOKEN_HEADER), delivery.headers.get(PROOF_HEADER)
+    if mac is None:
+        return SessionToken.parse(authorization if isinstance(authorization, str) else None)
+    return parse_proof(
+        authorization,
+        mac,
+        request_id=request_id_of(delivery),
+        target=target,
+        body_sha256=hashlib.sha256(delivery.body).hexdigest() if body_sha256 is None else body_sha256,
+        deadline=_deadline(delivery),
+    )
+
+
+def admit_fields(credential: Credential) -> dict[str, str | None]:
+    """Return the fields of `quintain.contracts.ledger.Admit` that authorize a call."""
+    if isinstance(credential, SessionToken):
+        return {"token": credential.text, "session_id": None, "proof": None}
+    return {"token": None, "session_id": credential.session_id, "proof": credential.mac}
+
+
+def _deadline(delivery: Delivery) -> int | None:
+    try:
+        return integer_header(delivery.headers, DEADLINE_HEADER)
+    except BadRequest:
+        return None

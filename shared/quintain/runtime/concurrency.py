@@ -1,12 +1,282 @@
-"""Runs a coroutine function for many items, few at a time."""
+"""Batches, time limits, budgets of bytes and random ids, for many calls at a time in one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+import contextlib
+import contextvars
+import heapq
+import itertools
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(slots=True, eq=False)
+class _KeyedItems(Generic[Item]):
+    """The items of one key that wait, and how many of its batches are under way; one of them may be collected now."""
+
+    waiting: list[Item] = field(default_factory=list)
+    max_batch: int = 64
+    under_way: int = 0
+    is_collecting: bool = False
+
+
+class BatchSender(Generic[Key, Item]):
+    """Sends the items of each key in batches: at once while nothing is being sent, otherwise together when the batch
+    before is done.
+
+    ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of a key
+    are sent at a time; with ``full_at_once``, as many items as a batch may have are sent whatever is under way, because
+    a full batch gains nothing by waiting. ``count`` may let a batch end earlier: it gets the items that wait, and
+    returns how many of them go together, at least one. Items that are not ``wanted`` any more when their batch is put
+    together are dropped.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Key, list[Item]], Awaitable[None]],
+        *,
+        max_concurrent: int = 1,
+        full_at_once: bool = False,
+        count: Callable[[list[Item]], int] = len,
+        wanted: Callable[[Item], bool] | None = None,
+    ) -> None:
+        self._send, self._max_concurrent, self._full_at_once = send, max_concurrent, full_at_once
+        self._count, self._wanted = count, wanted
+        self._lines: dict[Key, _KeyedItems[Item]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
+        """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _KeyedItems()
+        line.waiting.append(item)
+        line.max_batch = max_batch
+        while self._full_at_once and len(line.waiting) >= max_batch:
+            self._start(key, line, self._take(line))
+        if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
+            self._start(key, line)
+
+    def _start(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None = None) -> None:
+        """Start to send a batch, or else what waits in the next iteration of the loop."""
+        line.under_way += 1
+        line.is_collecting = line.is_collecting or batch is None
+        # An empty context: the batch must not inherit the log ids and the span of the call that started it.
+        sending = self._send_batch(key, line, batch)
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None) -> None:
+        try:
+            if batch is None:
+                # One iteration of the loop, so that items added in the same iteration share a batch.
+                await asyncio.sleep(0)
+                batch = self._take(line)
+                line.is_collecting = False
+                if line.waiting and line.under_way < self._max_concurrent:
+                    self._start(key, line)
+            if batch:
+                await self._send(key, batch)
+        finally:
+            line.under_way -= 1
+            if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
+                self._start(key, line)
+            elif not line.under_way:
+                del self._lines[key]
+
+    def _take(self, line: _KeyedItems[Item]) -> list[Item]:
+        """Remove the items of the next batch from those that wait."""
+        if self._wanted is not None:
+            line.waiting = list(filter(self._wanted, line.waiting))
+        first = line.waiting[: line.max_batch]
+        count = self._count(first) if len(first) > 1 else len(first)
+        batch, line.waiting = line.waiting[:count], line.waiting[count:]
+        return batch
+
+
+class Batcher(Generic[Item]):
+    """A `BatchSender` whose items are awaited: if ``send`` fails, all items of the batch fail with its error.
+
+    An item is sent even if the task that added it was cancelled. The options are those of `BatchSender`.
+
+    Example::
+
+        batcher = Batcher(send_all)
+        await batcher.add(item)
+    """
+
+    def __init__(
+        self, send: Callable[[list[Item]], Awaitable[None]], *, max_batch: int = 64, max_concurrent: int = 1
+    ) -> None:
+        self._send, self._max_batch = send, max_batch
+        self._sender = BatchSender[None, tuple[Item, asyncio.Future[None]]](
+            self._send_awaited, max_concurrent=max_concurrent
+        )
+
+    def add(self, item: Item) -> asyncio.Future[None]:
+        """Add an item to the next batch; returns a future that is done when the batch was sent."""
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sender.add(None, (item, sent), max_batch=self._max_batch)
+        return sent
+
+    async def _send_awaited(self, _: None, batch: list[tuple[Item, asyncio.Future[None]]]) -> None:
+        try:
+            await self._send([item for item, _ in batch])
+        except BaseException as error:
+            # Every item gets the error; if the batch is cancelled, so are its items.
+            self._resolve(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._resolve(batch, None)
+
+    @staticmethod
+    def _resolve(batch: list[tuple[Item, asyncio.Future[None]]], error: BaseException | None) -> None:
+        for _, sent in batch:
+            if sent.done():
+                continue
+            if error is None:
+                sent.set_result(None)
+            elif isinstance(error, Exception):
+                sent.set_exception(error)
+            else:
+                sent.cancel()
+
+
+#: Limits that have ended are removed from the heap when there are so many of them, and they are half of it.
+MIN_REMOVED = 100
+
+
+class Timeouts:
+    """Limits waits as `asyncio.timeout` does, which makes a timer of the event loop for each of them.
+
+    Most waits end long before their limit; then a limit costs two method calls and an entry in a heap. An instance
+    belongs to one event loop.
+
+    Example::
+
+        with timeouts.limit(30.0):
+            await reply
+    """
+
+    def __init__(self) -> None:
+        self._limits: list[tuple[float, int, _Limit]] = []
+        self._numbers = itertools.count()
+        self._ended_count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def limit(self, seconds: float) -> _Limit:
+        """Return a context manager whose body is cancelled after ``seconds``; it then raises `TimeoutError`."""
+        return _Limit(self, seconds)
+
+    def start(self, limit: _Limit, ends_at: float) -> None:
+        """Start a limit that ends at this time of the event loop."""
+        heapq.heappush(self._limits, (ends_at, next(self._numbers), limit))
+        if ends_at < self._timer_at:
+            self._set_timer(ends_at)
+
+    def note_ended(self) -> None:
+        """Note that a started limit has ended."""
+        self._ended_count += 1
+        if self._ended_count > MIN_REMOVED and self._ended_count * 2 > len(self._limits):
+            self._limits = [entry for entry in self._limits if entry[2].is_active]
+            heapq.heapify(self._limits)
+            self._ended_count = 0
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._expire)
+        self._timer_at = at
+
+    def _expire(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now = asyncio.get_running_loop().time()
+        while self._limits and (self._limits[0][0] <= now or not self._limits[0][2].is_active):
+            # Those that have ended were counted; one that expires is counted when its body ends.
+            self._ended_count -= 1
+            heapq.heappop(self._limits)[2].expire()
+        if self._limits:
+            self._set_timer(self._limits[0][0])
+
+
+class _Limit:
+    """The limit of one wait."""
+
+    __slots__ = ("_cancelling_before", "_is_expired", "_seconds", "_task", "_timeouts")
+
+    def __init__(self, timeouts: Timeouts, seconds: float) -> None:
+        self._timeouts, self._seconds = timeouts, seconds
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling_before = 0
+        self._is_expired = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its body runs."""
+        return self._task is not None
+
+    def expire(self) -> None:
+        """Cancel the body, if it still runs."""
+        if self._task is not None:
+            self._is_expired = True
+            self._task.cancel()
+
+    def __enter__(self) -> None:
+        self._task = task = asyncio.current_task()
+        assert task is not None, "a limited wait is part of a task"
+        self._cancelling_before = task.cancelling()
+        self._timeouts.start(self, asyncio.get_running_loop().time() + self._seconds)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        self._timeouts.note_ended()
+        if not self._is_expired or task is None:
+            return
+        if task.uncancel() <= self._cancelling_before and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+
+class ByteBudget:
+    """So many bytes may be held at a time; who wants more than are left waits, in the order of asking.
+
+    Example::
+
+        async with budget.hold(len(body)):
+            await send(body)
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._turn = asyncio.Lock()
+        self._given_back = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Hold ``size`` bytes while the context is open; more than there are is all of them."""
+        size = min(size, self._total)
+        async with self._turn:
+            while self._free < size:
+                self._given_back.clear()
+                await self._given_back.wait()
+            self._free -= size
+        try:
+            yield
+        finally:
+            self._free += size
+            self._given_back.set()
 
 
 async def run_for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[object]], *, limit: int) -> None:
@@ -28,3 +298,22 @@ async def run_for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[o
                 tasks.create_task(run_remaining())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+#: Size of one id, and of the block of random bytes read at a time, in bytes.
+NAME_BYTES = 16
+BLOCK_BYTES = 256 * NAME_BYTES
+
+
+class RandomIds:
+    """Generates unguessable ids. Do not share it between a process and its fork: both would generate the same ids."""
+
+    def __init__(self) -> None:
+        self._unused: list[bytes] = []
+
+    def next(self) -> str:
+        """Return an id of 32 hexadecimal digits."""
+        if not self._unused:
+            block = os.urandom(BLOCK_BYTES)
+            self._unused = [block[offset : offset + NAME_BYTES] for offset in range(0, BLOCK_BYTES, NAME_BYTES)]
+        return self._unused.pop().hex()

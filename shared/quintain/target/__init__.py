@@ -5,7 +5,6 @@ A target is the AI system under test. A controller configures it, runs it, answe
 unchanged, because class and field names are the same.
 """
 
-from quintain.target.domain import Scope, SecurityDomain, SecurityDomainTag, scope_includes
 from quintain.target.events import (
     ControllableInjection,
     ControllableNoInjection,
@@ -26,6 +25,10 @@ from quintain.target.specs import (
     ObservableValue,
     QueryParam,
     QuerySpec,
+    Scope,
+    SecurityDomain,
+    SecurityDomainTag,
+    scope_includes,
 )
 
 __all__ = [

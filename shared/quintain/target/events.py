@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar
 
-from quintain.target.domain import SecurityDomainTag
-from quintain.target.specs import Controllable, Observable
+from quintain.target.specs import Controllable, Observable, SecurityDomainTag
 
 
 def _now() -> datetime:

@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import JsonValue
 
 from quintain.contracts.remote_target import RemoteFailure, TagPath
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import RemoteTargetError
-from quintain.target.serialization import safe_str
-from quintain.target.values import decode_value, encode_value
+from quintain.target.codec import decode_value, encode_value
+from quintain.target.type_registry import safe_str
 
 #: Attribute of an exception with the token of the original object on the other side.
 _TOKEN_ATTRIBUTE = "__quintain_token__"  # noqa: S105 -- the name of an attribute

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.settings import MEMORY_URL
 from support.gateway_client import GatewayClient, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
@@ -192,7 +192,7 @@ BODY = b'{"question":"q","systemPrompt":"s","evalCaseId":"c","attempt":2,"target
 @pytest.mark.parametrize("prefix", ["", "/run/42"])
 @pytest.mark.parametrize("era", ["TARGET", "PROVIDER"])
 async def test_14_to_16_the_variables_of_a_grader_lead_here(fleet: MemoryFleet, era: str, prefix: str) -> None:
-    from quintain_runner.graders.environment import GraderEnvironment
+    from quintain_runner.graders.base import GraderEnvironment
 
     given = GraderEnvironment(fleet.gateway_url + prefix).session_variables((await fleet.open_session("judge")).token)
     url, token = given[f"AGENTV_{era}_PROXY_URL"], given[f"AGENTV_{era}_PROXY_TOKEN"]

@@ -12,11 +12,10 @@ import pytest
 
 import quintain
 from quintain.client.admin import Admin
-from quintain.client.client import Client
-from quintain.client.connect import connect, connect_admin
+from quintain.client.client import Client, connect, connect_admin
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, ListSessions, OpenSession, SessionState
-from quintain.contracts.token import SessionToken
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.settings import GatewayLimits
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = """

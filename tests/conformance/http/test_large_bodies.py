@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
-from quintain.contracts.limits import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
+from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import PayloadTooLarge
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse

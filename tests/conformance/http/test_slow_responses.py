@@ -15,7 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.settings import GatewayLimits
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet, model_fleet
 from support.official_clients import anthropic_client, openai_client

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintain.bus.rabbit_topology_check import DeclarationCheck, DeclarationStatus
+from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus
 from quintain_cli.commands.doctor import (
     check_declaration,
     check_message_size,

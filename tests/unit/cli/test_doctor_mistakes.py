@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quintain.errors import BusError
-from quintain.secret_files import secret_file_paths
+from quintain.settings import secret_file_paths
 from quintain_cli.doctor_checks import (
     DoctorCheck,
     check_broker_user,

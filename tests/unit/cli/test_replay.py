@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from quintain.contracts.dlq import PoisonMessage
+from quintain.dlq import PoisonMessage
 from quintain.errors import BadRequest
 from quintain_cli.commands.dlq import replay_request
 

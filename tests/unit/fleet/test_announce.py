@@ -12,13 +12,12 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.contracts.discovery import Discover, ServiceCard
+from quintain.contracts.fleet import Discover, ServiceCard
 from quintain.errors import BrokerRefused, Fault, Unroutable
 from quintain.fleet.announce import Announcer, ServiceIdentity, announce
 from quintain.fleet.fleet_figures import WorkerCondition
 from quintain.routes import DISCOVER
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.topology import DISCOVERY, Exchange, Topology, discovery_topology
 from quintain_cli.commands.status import look_at_fleet
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet

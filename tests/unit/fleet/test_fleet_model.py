@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from quintain.contracts.admin import RegisteredWorker
-from quintain.contracts.discovery import RegisteredTarget, ServedTarget, ServiceCard
-from quintain.contracts.fleet import BUCKET_BASE, CallCounts, FleetChanged, FleetSession, FleetState
+from quintain.contracts.fleet import (
+    BUCKET_BASE,
+    CallCounts,
+    FleetChanged,
+    FleetSession,
+    FleetState,
+    RegisteredTarget,
+    ServedTarget,
+    ServiceCard,
+)
 from quintain.contracts.ledger import DrainState
-from quintain.contracts.session import SessionState
+from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain.fleet.fleet_figures import (
+    SLICE_SECONDS,
+    WINDOW_SECONDS,
     BudgetFigures,
     FleetFigures,
     TargetCondition,
@@ -19,7 +28,6 @@ from quintain.fleet.fleet_figures import (
 )
 from quintain.fleet.model import EVENTS_SECONDS, GONE_SECONDS, SILENT_SECONDS, FleetModel
 from quintain.fleet.tables import amount, duration, errors
-from quintain.fleet.windows import SLICE_SECONDS, WINDOW_SECONDS
 from quintain_cli.commands.status import consumer_problems
 from quintain_metadata.metrics import bucket_of
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from quintain.bus.base import Envelope
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.topology import REPLY
-from quintain_gateway.apis.agentv import routes as agentv
-from quintain_gateway.http.context import valid_or_new_id
+from quintain_gateway.apis import agentv
+from quintain_gateway.endpoint import valid_or_new_id
 from support.gateway_client import open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
@@ -45,7 +45,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "quintain_gateway.server.access_log"]
+    return [record.getMessage() for record in caplog.records if record.name == "quintain_gateway.access_log"]
 
 
 @pytest.mark.parametrize("offered", ["abc-1.2:3_4", "7f3c0a", "a" * 128])
@@ -84,7 +84,7 @@ async def test_every_request_is_one_line_without_its_body_its_token_or_its_path(
         "request id=mine method=GET route=/sessions/{session_id} status=200 ms=_",
     ]
     ours = [record for record in caplog.records if not record.name.startswith("httpx2")]  # the client's own words
-    assert {record.name for record in ours} >= {"quintain_gateway.server.access_log"}
+    assert {record.name for record in ours} >= {"quintain_gateway.access_log"}
     for secret in ("my secret", session.token, ADMIN_TOKEN, "hidden", "query"):
         assert not any(secret in record.getMessage() for record in ours)
 

@@ -9,8 +9,8 @@ import pytest
 
 from quintain.client.client import Client
 from quintain.client.http_transport import open_http_transport
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import BudgetExhausted, Unauthorized
 from quintain_metadata.sessions import PAGE_SIZE
 from support.gateway_client import GatewayClient, open_gateway_client

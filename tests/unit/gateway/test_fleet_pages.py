@@ -21,8 +21,7 @@ from quintain.fleet.fleet_figures import (
     WorkerCondition,
     WorkerFigures,
 )
-from quintain_gateway.apis.fleet.access import FleetAccess
-from quintain_gateway.apis.fleet.page import TARGETS_PER_PAGE, FleetEndpoints, FleetFilter, render_fleet
+from quintain_gateway.fleet_page import TARGETS_PER_PAGE, FleetAccess, FleetEndpoints, FleetFilter, render_fleet
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, lame: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
@@ -136,8 +135,8 @@ class _KnownFigures:
 
 
 async def test_a_changed_condition_is_told_at_once_and_numbers_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_gateway.apis.fleet.page.POLL_SECONDS", 0)
-    monkeypatch.setattr("quintain_gateway.apis.fleet.page.NUMBERS_SECONDS", 3600)
+    monkeypatch.setattr("quintain_gateway.fleet_page.POLL_SECONDS", 0)
+    monkeypatch.setattr("quintain_gateway.fleet_page.NUMBERS_SECONDS", 3600)
     worker = WorkerFigures(worker_id="w", incarnation="w-1", condition=WorkerCondition.LIVE, running=0)
     busy = worker.model_copy(update={"running": 1})
     silent = busy.model_copy(update={"condition": WorkerCondition.SILENT})

@@ -13,9 +13,8 @@ from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.session import CallsCancelled, CancelCalls
 from quintain.routes import ReplyT, RequestT, Route
-from quintain_cli import services
-from quintain_gateway.http.limits import GatewayLimits
-from quintain_gateway.server.bind import BindAddress
+from quintain_gateway import run_gateway
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet
 
@@ -143,7 +142,7 @@ async def test_what_is_cut_off_at_the_end_is_taken_back_before_the_gateway_has_g
 
     monkeypatch.setattr(AmqpTransport, "call_route", unhurried)
     session = await fleet.open_session("slow")
-    async with services.run_gateway(fleet.running.bus, BindAddress(port=0), GatewayLimits(grace_seconds=0)) as url:
+    async with run_gateway(fleet.running.bus, BindAddress(port=0), GatewayLimits(grace_seconds=0)) as url:
         socket = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
         await post_request(RawConnection(*socket), session.token, "/invoke", {"question": "x"})
         await wait_for_sends(sent_calls, begun=1)

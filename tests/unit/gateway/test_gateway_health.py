@@ -13,22 +13,20 @@ import pytest
 
 from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
-from quintain.contracts.token import digest
+from quintain.contracts.proof import digest
 from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
-from quintain_cli import services
-from quintain_gateway.apis.fleet.access import FleetAccess
-from quintain_gateway.http.endpoint import FleetGateway
-from quintain_gateway.http.limits import GatewayLimits
+from quintain.rpc.requests import RpcClient, RpcRequest
+from quintain_gateway.app import build_app
+from quintain_gateway.auth import FleetGateway
+from quintain_gateway.fleet_access import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server.app import build_app
-from quintain_gateway.server.bind import BindAddress
-from quintain_gateway.server.server import serve_app
+from quintain_gateway.server import serve_app
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.metrics import OUTAGE_MESSAGE
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.service import MetadataService, running_metadata
+from quintain_runner import services
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
-from quintain_cli import services
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway import run_gateway
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server.bind import BindAddress
-from quintain_gateway.server.connection_limits import LINGER_SECONDS, MAX_LINGERING, READ_BYTES, LimitedH11Protocol
+from quintain_gateway.server import LINGER_SECONDS, MAX_LINGERING, READ_BYTES, LimitedH11Protocol
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet
 
@@ -313,9 +312,7 @@ async def test_idle_connections_do_not_starve_a_listener_of_its_own_for_health(t
         endpoints = OpsEndpoints(metrics, lambda _: None)
         async with (
             serve_ops(OpsAddress(port=0), endpoints) as ops_url,
-            services.run_gateway(
-                fleet.running.bus, BindAddress(), limits, metrics=metrics, ops_endpoints=endpoints
-            ) as url,
+            run_gateway(fleet.running.bus, BindAddress(), limits, metrics=metrics, ops_endpoints=endpoints) as url,
         ):
             for _ in range(3):
                 await idle.enter_async_context(open_raw_connection(url))

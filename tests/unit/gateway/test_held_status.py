@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from quintain_gateway.http.limits import GatewayLimits
+from quintain_gateway.settings import GatewayLimits
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.official_clients import openai_client

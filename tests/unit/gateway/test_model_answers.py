@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from quintain.apis.streams import STREAMS, translate_answer
 from quintain.contracts.api_request import ApiName
-from quintain.contracts.chunk import Chunk
-from quintain.contracts.invoke import Result
+from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import ProviderFailed
-from quintain_gateway.dispatch.model_answers import AnswerEncoder
+from quintain_gateway.answers import AnswerEncoder
 
 Json = dict[str, Any]
 APIS: Sequence[ApiName] = ("chat", "responses", "messages")

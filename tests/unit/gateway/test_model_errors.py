@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quintain.errors import FAULTS, BadRequest, Fault, Overloaded
-from quintain_gateway.http.model_errors import ANTHROPIC, OPENAI
+from quintain_gateway.endpoint import ANTHROPIC, OPENAI
 
 ANTHROPICS_TYPES = {
     "invalid_request_error", "authentication_error", "billing_error", "permission_error", "not_found_error",

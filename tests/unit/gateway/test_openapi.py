@@ -13,14 +13,14 @@ from starlette.routing import Route
 
 from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
-from quintain.rpc.client import RpcClient
-from quintain_gateway.apis.agentv.routes import OPERATIONS as AGENTV_OPERATIONS
-from quintain_gateway.apis.fleet.access import FleetAccess
-from quintain_gateway.http.endpoint import FleetGateway
-from quintain_gateway.http.limits import GatewayLimits
-from quintain_gateway.http.openapi import build_document
+from quintain.rpc.requests import RpcClient
+from quintain_gateway.apis.agentv import OPERATIONS as AGENTV_OPERATIONS
+from quintain_gateway.app import OPERATIONS, build_router
+from quintain_gateway.auth import FleetGateway
+from quintain_gateway.fleet_access import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server.app import OPERATIONS, build_router
+from quintain_gateway.openapi import build_document
+from quintain_gateway.settings import GatewayLimits
 from support.command_line import clean_environment
 from support.gateway_client import open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet

@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from quintain.contracts.chunk import Chunk
+from quintain.contracts.invoke import Chunk
 from quintain.errors import ProviderFailed
 from support.gateway_client import open_gateway_client
 from support.memory_fleet import MemoryFleet, memory_fleet
@@ -109,7 +109,7 @@ async def test_an_answer_that_was_begun_again_and_differs_ends_with_an_error(
 async def test_a_fault_after_the_first_words_ends_the_stream(
     fleet: MemoryFleet, token: str, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "quintain_gateway.server.access_log")
+    caplog.set_level("INFO", "quintain_gateway.access_log")
     worker.chunks = [Chunk(attempt=1, seq=0, delta="one ")]
     worker.reply = ProviderFailed("It broke", charged=True)
     async with openai_client(fleet.gateway_url, token) as (of_openai, _):

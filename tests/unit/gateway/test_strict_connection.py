@@ -7,7 +7,7 @@ from collections.abc import Callable
 import h11
 import pytest
 
-from quintain_gateway.server.strict_http import StrictConnection
+from quintain_gateway.server import StrictConnection
 
 END = b"\r\n\r\n"
 

@@ -9,7 +9,7 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.limits import MAX_RUN_ITEM_BYTES
+from quintain.contracts.message import MAX_RUN_ITEM_BYTES
 from quintain.contracts.remote_target import RemoteFailure, RunItem, RunOutput, WireEvent
 from quintain.topology import run_topology
 from quintain_host.run import EventSender

@@ -11,7 +11,7 @@ import pytest
 
 from quintain.bus.base import Envelope
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.limits import MAX_RUN_ITEM_BYTES
+from quintain.contracts.message import MAX_RUN_ITEM_BYTES
 from quintain.contracts.remote_target import RUN_INPUT_TYPE, OpenLease, WireEvent
 from quintain.errors import BadRequest, HostLost
 from quintain.remote.connection_thread import InlineExecutor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from quintain.process_marks import ProcessMark
+from quintain.programs.processes import ProcessMark
 from quintain_host.host import Leftovers
 
 

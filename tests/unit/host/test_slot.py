@@ -25,8 +25,7 @@ from quintain.errors import BadRequest, NoAnswer
 from quintain.remote.lease_request import acquire_lease, describe_host
 from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN, Route
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange, Queue, Topology
 from quintain_host.host import Host

@@ -21,8 +21,7 @@ from quintain.errors import ConfigError, HostLost
 from quintain.remote.lease_request import MAX_LOST_BOOTS, acquire_lease
 from quintain.remote.process_watch import ProcessWatch
 from quintain.routes import DESCRIBE, WATCH_PROCESS
-from quintain.rpc.client import RpcClient, parse_reply
-from quintain.rpc.request import RpcRequest
+from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import send_reply
 from quintain.topology import HOST, REPLY, host_topology
 from quintain_host.supervisor import MAX_WATCHERS, ProcessSupervisor, Supervision, slot_environment

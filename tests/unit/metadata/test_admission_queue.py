@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import BrokerUnavailable
 from quintain_metadata import calls
 from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue

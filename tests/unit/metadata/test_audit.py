@@ -9,8 +9,8 @@ import apsw
 import pytest
 
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Heartbeat, Settle
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession
-from quintain.contracts.token import SessionToken
 from quintain.errors import ConfigError
 from quintain_metadata import audit, calls, leases, sessions
 from quintain_metadata.opening import open_snapshot

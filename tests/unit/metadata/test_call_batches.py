@@ -13,8 +13,8 @@ import pytest
 
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admit, AttemptOutcome, Register, Settle, TargetCard
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import cancellation, leases, replies, reservations, sessions

@@ -9,8 +9,8 @@ import pytest
 
 from quintain.bus.base import Delivery
 from quintain.contracts.ledger import Admission, AdmitBatch, CallKey, CancelBroadcast, Heartbeat, LeaseRenewed
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Unauthorized
 from quintain.topology import CANCEL, Exchange, cancel_topology
 from quintain_metadata import cancellation, leases, sessions

@@ -10,11 +10,10 @@ import pytest
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.memory import MemoryBus
-from quintain.contracts.dlq import REASON_HEADER
 from quintain.contracts.ledger import Admit, AttemptOutcome
-from quintain.contracts.proof import make_proof
+from quintain.contracts.proof import SessionToken, digest, make_proof
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken, digest
+from quintain.dlq import REASON_HEADER
 from quintain.errors import (
     Cancelled,
     Expired,

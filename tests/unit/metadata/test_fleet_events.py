@@ -7,12 +7,10 @@ import asyncio
 import pytest
 
 from quintain.bus.base import Delivery
-from quintain.contracts.admin import RegisteredWorker
-from quintain.contracts.discovery import RegisteredTarget
-from quintain.contracts.fleet import CallCounts, FleetChanged, FleetSession, FleetState
+from quintain.contracts.fleet import CallCounts, FleetChanged, FleetSession, FleetState, RegisteredTarget
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome, DrainState, Settle
-from quintain.contracts.session import SessionState
+from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain.errors import BudgetExhausted
 from quintain.topology import EVENTS, Binding, Queue, Topology, events_topology
 from quintain_metadata.events import find_changes, find_events, pause_seconds

@@ -9,7 +9,7 @@ import pytest
 
 from quintain.bus.base import Consumer, Envelope, Handler
 from quintain.bus.memory import MemoryBus
-from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH, MAX_BODY_BYTES, MAX_OPERATION_BYTES
+from quintain.contracts.message import CLIENT_QUEUE_PREFETCH, MAX_BODY_BYTES, MAX_OPERATION_BYTES
 from quintain.errors import PayloadTooLarge, Unauthorized
 from quintain.topology import DEAD, DEAD_QUEUE, INVOKE, METADATA, METADATA_QUEUE, UNROUTED_QUEUE, Exchange, Queue
 from support.metadata_service import ADMIN_TOKEN, run_metadata_service

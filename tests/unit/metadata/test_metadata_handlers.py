@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget, Overloaded, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.admission import AdmissionQueue

@@ -23,7 +23,7 @@ from quintain.contracts.ledger import (
     SettleBatch,
     encode_settle_batch,
 )
-from quintain.contracts.limits import LARGE_REPLY_BYTES
+from quintain.contracts.message import LARGE_REPLY_BYTES
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Unroutable
 from quintain.routes import HEARTBEAT

@@ -7,14 +7,14 @@ import time
 import pytest
 
 from quintain.bus.base import Delivery, Envelope
-from quintain.contracts.dlq import (
+from quintain.contracts.proof import SessionToken
+from quintain.dlq import (
     DEAD_LETTERED_AT_HEADER,
     EXCHANGE_HEADER,
     POISON_ID_HEADER,
     REASON_HEADER,
+    PoisonQueue,
 )
-from quintain.contracts.token import SessionToken
-from quintain.dlq import PoisonQueue
 from quintain.routes import PROOF_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
 from support.metadata_service import next_delivery, run_metadata_service

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.limits import CLIENT_QUEUE_PREFETCH
+from quintain.contracts.message import CLIENT_QUEUE_PREFETCH
+from quintain.contracts.proof import digest
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import digest
 from quintain.errors import BadRequest, BudgetUnavailable, UnknownTarget
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, UNROUTED_QUEUE, target_queue, target_topology

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.bus.base import Delivery, HeaderValue
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest, BusError, Overloaded, Unauthorized, UnknownTarget
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, Binding, Topology, target_queue, target_topology

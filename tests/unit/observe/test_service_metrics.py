@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from quintain.bus.memory import MemoryBroker
-from quintain.client.connect import connect, connect_admin
+from quintain.client.client import connect, connect_admin
 from quintain.config import load_config
-from quintain.contracts.discovery import RegisteredTarget
+from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
-from quintain_cli import services
 from quintain_metadata.metrics import LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
-from quintain_worker.instrumentation import InstrumentedProvider
+from quintain_runner import services
 from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
+from quintain_worker.target import InstrumentedProvider
 from support.memory_fleet import ADMIN_TOKEN
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"

@@ -66,7 +66,8 @@ import sys
 sys.modules["opentelemetry"] = None
 import quintain
 from quintain.settings import TraceSettings
-from quintain.observe import export, spans
+from quintain.observe import spans as export
+from quintain.observe import spans
 from quintain.observe.semconv import SpanStart
 asked = TraceSettings(export=True)
 with export.export_spans("test", asked), spans.span(SpanStart("work"), parent={THEIRS!r}, new_trace=True) as one:

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.remote_target import LogLine, RunItem, WireEvent, WireResponse
-from quintain.contracts.trajectory import (
+from quintain.contracts.remote_target import (
     MAX_RECORDED_CHARACTERS,
     MAX_TRAJECTORY_BYTES,
     TRAJECTORY_FOLDER,
+    LogLine,
+    RunItem,
     TrajectoryStart,
+    WireEvent,
+    WireResponse,
 )
 from quintain.errors import ConfigError
 from quintain.remote.connection_thread import InlineExecutor

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from quintain_runner.results.row import GraderRow, Row, RowStatus
-from quintain_runner.statistics.analysis import Analysis, analyse
-from quintain_runner.statistics.formatting import p_note
+from quintain_runner.statistics.analysis import Analysis, analyse, p_note
 from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, Measure, build_frames, pair_frames, trial_hash
 from quintain_runner.statistics.inference import wilson
 from support.results_folder import errored_row, graded_row

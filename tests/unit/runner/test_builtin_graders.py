@@ -12,8 +12,8 @@ from pydantic import JsonValue, TypeAdapter
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.graders.builtin import build_comparison
-from quintain_runner.graders.verdict_parser import GraderError
-from quintain_runner.results.row_content import Verdict
+from quintain_runner.graders.verdict import GraderError
+from quintain_runner.results.row import Verdict
 from quintain_runner.spec.graders import BuiltinGrader, GraderSpec
 
 SCHEMA = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}

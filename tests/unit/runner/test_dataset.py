@@ -10,7 +10,8 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.dataset.reader import CaseSource, DatasetStats, check_dataset, parse_case, read_cases
+from quintain_runner.plan.cases import parse_case
+from quintain_runner.plan.dataset import CaseSource, DatasetStats, check_dataset, read_cases
 from quintain_runner.spec.evaluation import DatasetSpec
 
 GOOD = '{"id": "1", "question": "q"}'

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.dataset.command import open_dataset
-from quintain_runner.dataset.reader import read_cases
 from quintain_runner.engine.run import run_evaluation
+from quintain_runner.plan.dataset import open_dataset, read_cases
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from support.evaluation_folder import EXACT, EvaluationFolder
 from support.fake_client import FakeClient

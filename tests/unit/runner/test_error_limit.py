@@ -13,13 +13,12 @@ from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import FAULTS, Fault, ProviderFailed, Rejected, TargetUnavailable, TimedOut
-from quintain_runner.engine.error_limit import ErrorLimit, ErrorPolicy
 from quintain_runner.engine.run import run_evaluation
-from quintain_runner.progress.display import Lines
-from quintain_runner.report.markdown import render_markdown
+from quintain_runner.engine.scheduler import ErrorLimit, ErrorPolicy
+from quintain_runner.report.progress_display import Lines
+from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report
-from quintain_runner.report.summary import ExitCode, ParkedTarget
-from quintain_runner.report.summary_text import exit_line, parked_target_notes
+from quintain_runner.report.summary import ExitCode, ParkedTarget, exit_line, parked_target_notes
 from quintain_runner.results.row import RowStatus
 from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient, echo

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from quintain_runner.escaping import csv_cell, markdown_code_span, xml_text
+from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
 HOSTILE = [
     "[click](https://evil.example)",

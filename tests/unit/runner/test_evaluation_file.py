@@ -10,7 +10,7 @@ from quintain.errors import ConfigError
 from quintain_runner.graders.builtin import build_validator
 from quintain_runner.spec.evaluation import DatasetSpec, Evaluation, load_evaluation
 from quintain_runner.spec.graders import CommandGrader, ExactGrader
-from quintain_runner.spec.patterns import compile_pattern, pattern_problem
+from quintain_runner.untrusted import compile_pattern, pattern_problem
 
 WHOLE = """
 dataset: cases.jsonl

@@ -17,12 +17,12 @@ import pytest
 
 from quintain.config import load_config
 from quintain.contracts.invoke import InvokeRequest
-from quintain_runner.dataset.command import open_dataset
 from quintain_runner.engine.run import run_evaluation
 from quintain_runner.engine.run_setup import RunOptions, RunSetup
-from quintain_runner.graders.environment import GraderEnvironment
+from quintain_runner.graders.base import GraderEnvironment
+from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.plan.trials import choose_targets
-from quintain_runner.progress.display import NoProgressDisplay
+from quintain_runner.report.progress_display import NoProgressDisplay
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.spec.evaluation import load_evaluation
 from support.fake_client import FakeClient

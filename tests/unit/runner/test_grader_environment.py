@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintain_runner.graders.environment import GraderEnvironment, with_proxy_bypass
+from quintain_runner.graders.base import GraderEnvironment, with_proxy_bypass
 
 
 def test_every_client_finds_the_session() -> None:

@@ -11,8 +11,8 @@ import pytest
 from quintain.config.prices import Price
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage, ToolCall
 from quintain.graders import Case
-from quintain_runner.dataset.reader import expected_text
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS, AnswerMetadata, JsonObject, build_grader_input
+from quintain_runner.plan.cases import expected_text
 from support.saved_files import SavedFiles
 
 RESULT = Result(

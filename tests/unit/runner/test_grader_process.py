@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from quintain.process_marks import MARK_VARIABLE
-from quintain_runner.graders.process import GraderCommand, run_grader
-from quintain_runner.graders.verdict_parser import GraderError
+from quintain.programs.program import MARK_VARIABLE
+from quintain_runner.graders.subprocesses import GraderCommand, run_grader
+from quintain_runner.graders.verdict import GraderError
 from support.evaluation_folder import write_script
 
 

@@ -15,8 +15,8 @@ from quintain.errors import (
     QuintainError,
     Throttled,
 )
-from quintain_runner.graders import retry
-from quintain_runner.graders.retry import MAX_RETRIES, call_with_retry
+from quintain_runner.graders import base as retry
+from quintain_runner.graders.base import MAX_RETRIES, call_with_retry
 
 
 @pytest.fixture(autouse=True)

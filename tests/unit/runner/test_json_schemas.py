@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from quintain.config import load_config
-from quintain.config.schema import config_schema
+from quintain.config.parser import config_schema
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import evaluation_schema, load_evaluation
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quintain_runner.results import row_index as module
-from quintain_runner.results.row_index import KeyHashSet, key_hash
+from quintain_runner.results import store as module
+from quintain_runner.results.store import KeyHashSet, key_hash
 
 
 def test_parts_cannot_be_shifted_into_one_another() -> None:

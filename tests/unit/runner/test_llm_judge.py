@@ -11,10 +11,11 @@ from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.errors import Expired, Fault, ProviderFailed, Rejected, Throttled, TimedOut
 from quintain.graders import Case
 from quintain_runner.engine.trial import run_trial
-from quintain_runner.graders import retry
+from quintain_runner.graders import base as retry
 from quintain_runner.graders.judge import JudgeGraderRunner, build_judge_request, parse_judgement
-from quintain_runner.graders.verdict_parser import GraderError
-from quintain_runner.results.row import RowStats, RowStatus
+from quintain_runner.graders.verdict import GraderError
+from quintain_runner.results.counts import RowStats
+from quintain_runner.results.row import RowStatus
 from quintain_runner.spec.graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of

@@ -16,7 +16,8 @@ from quintain_runner.plan.trials import (
     pending_trials,
     planned_questions,
 )
-from quintain_runner.results.row import Row, RowError, RowKey, RowStats, RowStatus
+from quintain_runner.results.counts import RowStats
+from quintain_runner.results.row import Row, RowError, RowKey, RowStatus
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.prompts import CASE_AS_IT_IS
 from support.grading_context import trial_of

@@ -10,14 +10,12 @@ from pathlib import Path
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import TargetUnavailable
-from quintain_runner.engine.error_limit import ErrorPolicy
 from quintain_runner.engine.run import run_evaluation
-from quintain_runner.progress.display import NoProgressDisplay
-from quintain_runner.progress.state import ProgressState
+from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.report.comparison import compare_runs
-from quintain_runner.report.csv_file import write_csv
-from quintain_runner.report.junit import write_junit
-from quintain_runner.report.markdown import render_markdown
+from quintain_runner.report.progress import ProgressState
+from quintain_runner.report.progress_display import NoProgressDisplay
+from quintain_runner.report.report_files import render_markdown, write_csv, write_junit
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.report.tables import run_tables

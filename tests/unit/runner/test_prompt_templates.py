@@ -8,9 +8,9 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.dataset.command import open_dataset
-from quintain_runner.graders.requirements import case_requirements
+from quintain_runner.engine.requirements import case_requirements
 from quintain_runner.plan.changes import input_fingerprint
+from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_runner.spec.prompts import Prompt, parse_template
 from support.evaluation_folder import EXACT, Json, cases, write_evaluation

@@ -14,13 +14,10 @@ from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
 from quintain.errors import ConfigError
-from quintain_runner.cost import run_cost
-from quintain_runner.report.csv_file import write_csv
-from quintain_runner.report.junit import write_junit
-from quintain_runner.report.markdown import MAX_SHOWN_CASES, render_markdown, write_markdown
+from quintain_runner.report.report_files import MAX_SHOWN_CASES, render_markdown, write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport, read_report
-from quintain_runner.report.summary_text import rich_table
-from quintain_runner.report.tables import TextTable, run_tables
+from quintain_runner.report.tables import TextTable, rich_table, run_tables
+from quintain_runner.results.counts import run_cost
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from support.junit_schema import validate_junit
 from support.results_folder import errored_row, graded_row, write_results

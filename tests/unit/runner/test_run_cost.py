@@ -6,13 +6,12 @@ from decimal import Decimal
 
 import pytest
 
-from quintain.config.list_prices import LISTED
-from quintain.config.prices import Price, known_prices, target_price
+from quintain.config.prices import LISTED, Price, known_prices, target_price
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
-from quintain_runner.cost import Cost, dollars, run_cost, total_usage
 from quintain_runner.report.tables import cost_line
+from quintain_runner.results.counts import Cost, dollars, run_cost, total_usage
 
 CHEAP = Price(input_per_million=Decimal(1), output_per_million=Decimal(4))
 

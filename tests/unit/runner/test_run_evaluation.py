@@ -17,8 +17,8 @@ from quintain.errors import BrokerUnavailable, ConfigError, ProviderFailed, Work
 from quintain_runner.engine.run import run_evaluation, update_budget
 from quintain_runner.engine.run_setup import PlanSession
 from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.progress.display import Lines, NoProgressDisplay
-from quintain_runner.progress.state import ProgressState
+from quintain_runner.report.progress import ProgressState
+from quintain_runner.report.progress_display import Lines, NoProgressDisplay
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowStatus

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quintain_runner.engine.error_limit import StartGate
+from quintain_runner.engine.scheduler import StartGate
 
 
 async def entered(gate: StartGate, count: int) -> int:

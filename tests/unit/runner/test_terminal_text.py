@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintain_runner.escaping import plain_line, plain_text
+from quintain_runner.untrusted import plain_line, plain_text
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, ToolCall
 from quintain.graders import Case
-from quintain_runner.dataset.reader import InvalidLine, parse_case
 from quintain_runner.graders.input import AnswerMetadata, build_grader_input
+from quintain_runner.plan.cases import InvalidLine, parse_case
 from support.saved_files import SavedFiles
 
 CALL = ToolCall(id="c1", name="weather", arguments='{"city": "Genève"}')

@@ -31,7 +31,7 @@ from quintain.graders import Case
 from quintain.observe.semconv import SpanStart
 from quintain.observe.spans import span
 from quintain_runner.engine.trial import TrialBudget, run_trial
-from quintain_runner.graders import retry
+from quintain_runner.graders import base as retry
 from quintain_runner.graders.base import GraderRunner, GradingContext
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from quintain_runner.graders.verdict_parser import GraderError, parse_verdict
-from quintain_runner.results.row_content import Check, Verdict
+from quintain_runner.graders.verdict import GraderError, parse_verdict
+from quintain_runner.results.row import Check, Verdict
 
 
 def parse(output: object) -> Verdict:

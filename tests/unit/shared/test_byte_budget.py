@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quintain.runtime.byte_budget import ByteBudget
+from quintain.runtime.concurrency import ByteBudget
 
 
 async def test_so_many_bytes_are_held_at_a_time_in_the_order_of_asking() -> None:

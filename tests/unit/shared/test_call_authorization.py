@@ -9,12 +9,11 @@ from quintain.bus.memory import MemoryBroker
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.contracts.invoke import OutputMessage, Result
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import SessionToken
 from quintain.errors import Unauthorized
 from quintain.routes import PROOF_HEADER, TOKEN_HEADER
-from quintain.rpc.client import RpcClient
-from quintain.rpc.credentials import call_credential
-from quintain.rpc.server import send_reply
+from quintain.rpc.requests import RpcClient
+from quintain.rpc.server import call_credential, send_reply
 from quintain.topology import METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
 
 ANSWER = Result(output=[OutputMessage(content="yes")], target="a", call_count=1, max_calls=2)

@@ -11,17 +11,17 @@ import pytest
 from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client.amqp_transport import AmqpTransport
-from quintain.client.call_groups import CallGroups
 from quintain.client.client import Client
+from quintain.client.sessions import CallGroups
 from quintain.client.transport import OnChunk
 from quintain.clock import Clock
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import BadRequest
-from quintain.rpc.client import RpcClient
-from quintain.rpc.group_delivery import split_group
+from quintain.rpc.groups import split_group
+from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import target_queue, target_topology
 

@@ -13,15 +13,15 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.client import amqp_transport, cancellation
+from quintain.client import amqp_transport
+from quintain.client import amqp_transport as cancellation
 from quintain.client.amqp_transport import AmqpTransport
-from quintain.client.client import Client
-from quintain.client.connect import connect
-from quintain.client.invoke_message import invoke_routing_key
-from quintain.client.transport import BatchItem, may_be_uncharged
+from quintain.client.client import Client, connect
+from quintain.client.transport import BatchItem, invoke_routing_key, may_be_uncharged
 from quintain.clock import Clock
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import (
     CallsCancelled,
     CallsReleased,
@@ -34,7 +34,6 @@ from quintain.contracts.session import (
     ReserveCalls,
     SessionState,
 )
-from quintain.contracts.token import SessionToken
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
@@ -50,7 +49,7 @@ from quintain.errors import (
     UnknownTarget,
 )
 from quintain.routes import REQUEST_ID_HEADER
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import (
     INVOKE,

@@ -16,11 +16,11 @@ from quintain.client.sessions import MAX_SESSIONS, DefaultTargets
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionState
-from quintain.contracts.token import SessionToken
 from quintain.errors import Fault, RequestConflict, Unauthorized, UnknownTarget
-from quintain.rpc.client import RpcClient
-from quintain.rpc.group_delivery import split_group
+from quintain.rpc.groups import split_group
+from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
 

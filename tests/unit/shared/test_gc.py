@@ -10,7 +10,7 @@ import sys
 PROGRAM = """
 import collections
 import gc
-from quintain.runtime.gc import exempt_existing_objects
+from quintain.runtime.process_memory import exempt_existing_objects
 
 class Node:
     def __init__(self):

@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 
 import quintain
-from quintain.client.connect import connect
+from quintain.client.client import connect
 from quintain.client.http_transport import open_http_transport
 from quintain.client.transport import REPLY_GRACE_SECONDS, InvokeCall
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.session import GetInfo, Info
 from quintain.routes import INFO
-from quintain_gateway.http.limits import GatewayLimits
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server.bind import BindAddress
-from quintain_gateway.server.server import serve_app
+from quintain_gateway.server import serve_app
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import open_gateway_client
 from support.memory_fleet import memory_fleet
 

@@ -10,7 +10,7 @@ import sys
 #: and freed three times: whether it was mapped by itself each time.
 PROGRAM = """
 import ctypes
-from quintain.runtime.malloc import map_large_blocks
+from quintain.runtime.process_memory import map_large_blocks
 
 class MallocInfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("arena", "ordblks", "smblks", "hblks", *"456789")]

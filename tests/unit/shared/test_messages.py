@@ -16,8 +16,7 @@ from quintain.contracts import invoke, ledger
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage, content_text
 from quintain.contracts.message import Message
-from quintain.contracts.numbers import NumberModel
-from quintain.contracts.strings import sanitize_request_id
+from quintain.contracts.values import NumberModel, sanitize_request_id
 from quintain.errors import BadRequest
 
 SECRET = "hunter2 and its prompt"

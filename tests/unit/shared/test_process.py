@@ -8,8 +8,8 @@ import sys
 #: Each loop ends at once after the cancellation: what nobody has waited for is then warned of on stderr.
 CANCELLED = """
 import asyncio, gc, os
-from quintain.process import start_process
-from quintain.program import Program
+from quintain.programs.processes import start_process
+from quintain.programs.program import Program
 
 async def start_and_cancel(turns):
     starting = asyncio.ensure_future(start_process(Program(argv=["sleep", "600"], env={"PATH": os.defpath})))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quintain.errors import ConfigError
-from quintain.program_environment import program_environment
+from quintain.programs.program import program_environment
 
 ENV = {
     "PATH": "/bin", "LC_ALL": "C", "https_proxy": "http://proxy", "SSL_CERT_FILE": "/ca.pem",

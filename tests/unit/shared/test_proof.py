@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.contracts.ledger import Admit
-from quintain.contracts.proof import CallProof, make_proof
-from quintain.contracts.token import SessionToken, digest
+from quintain.contracts.proof import CallProof, SessionToken, digest, make_proof
 from quintain.errors import Unauthorized
 
 TOKEN = SessionToken.mint()

@@ -10,7 +10,7 @@ import aiormq
 import pytest
 from aiormq.exceptions import ChannelInvalidStateError
 
-from quintain.bus.rabbit_acks import ChannelAcks
+from quintain.bus.rabbit_consumer import ChannelAcks
 
 
 class BrokerChannel:

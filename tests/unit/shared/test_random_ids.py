@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quintain.contracts.ledger import Admit
-from quintain.runtime.random_ids import BLOCK_BYTES, NAME_BYTES, RandomIds
+from quintain.runtime.concurrency import BLOCK_BYTES, NAME_BYTES, RandomIds
 
 
 def test_no_name_comes_twice_also_from_block_to_block() -> None:

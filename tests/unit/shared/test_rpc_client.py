@@ -14,9 +14,8 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.session import CallsReleased, GetInfo, ReleaseCalls
 from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, QueueFull, Unroutable
 from quintain.routes import INFO, RELEASE
-from quintain.rpc import reply_queue
-from quintain.rpc.client import RpcClient
-from quintain.rpc.request import RpcRequest
+from quintain.rpc import private_queues as reply_queue
+from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange, Topology
 
@@ -163,7 +162,7 @@ async def test_a_question_that_cannot_be_published_leaves_nothing_pending(rpc_cl
 async def test_a_full_queue_is_asked_again_until_the_end_of_the_time(
     memory: MemoryBroker, rpc_client: RpcClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintain.rpc.client.FULL_QUEUE_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("quintain.rpc.requests.FULL_QUEUE_RETRY_SECONDS", 0.001)
     publish, refused = MemoryBus.publish, 3
 
     async def refuse(bus: MemoryBus, exchange: Exchange, key: str, *args: Any, **options: Any) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from quintain.config import OpenAITarget, load_config
 from quintain.errors import ConfigError
-from quintain.secret_files import read_secret, without_variables
-from quintain.settings import read_settings
+from quintain.settings import read_secret, read_settings, without_variables
 
 
 @pytest.fixture

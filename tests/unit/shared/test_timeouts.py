@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from quintain.runtime import timeouts as module
-from quintain.runtime.timeouts import Timeouts
+from quintain.runtime import concurrency as module
+from quintain.runtime.concurrency import Timeouts
 
 
 async def test_a_wait_that_takes_too_long_ends_and_one_in_time_does_not() -> None:

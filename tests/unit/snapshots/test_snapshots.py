@@ -19,12 +19,11 @@ import typer.main
 
 from quintain import errors, topology
 from quintain.asyncapi import asyncapi_document
-from quintain.config.schema import config_schema
-from quintain.contracts.admin import TargetPause, WorkerList
-from quintain.contracts.discovery import ServiceCard
-from quintain.contracts.dlq import PoisonMessage, PoisonMessageList
+from quintain.config.parser import config_schema
+from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.session import Info, SessionList, SessionOpened
+from quintain.contracts.session import Info, SessionList, SessionOpened, TargetPause, WorkerList
+from quintain.dlq import PoisonMessage, PoisonMessageList
 from quintain.errors import Fault, QuintainError
 from quintain.fleet.fleet_figures import FleetFigures
 from quintain.settings import read_log_settings, read_settings, read_trace_settings
@@ -32,12 +31,12 @@ from quintain.topology import Topology
 from quintain_cli import console
 from quintain_cli.__main__ import LazyCommand, app
 from quintain_cli.commands.doctor import DoctorReport
-from quintain_cli.run.preflight import CheckReport
-from quintain_gateway.http import errors as http_errors
-from quintain_gateway.http.openapi import build_document as openapi_document
-from quintain_gateway.server.app import OPERATIONS
+from quintain_gateway import errors as http_errors
+from quintain_gateway.app import OPERATIONS
+from quintain_gateway.openapi import build_document as openapi_document
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.schema import MIGRATIONS
+from quintain_runner.engine.preflight import CheckReport
 from quintain_runner.report.comparison import Comparison
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.row import Row

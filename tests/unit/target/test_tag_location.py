@@ -11,9 +11,8 @@ import pytest
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import ConfigError
 from quintain.target.codec import Codec
-from quintain.target.domain import SecurityDomainTag
-from quintain.target.tag_registry import TagRegistry
-from quintain.target.type_registry import QUINTAIN_TYPES
+from quintain.target.specs import SecurityDomainTag
+from quintain.target.type_registry import QUINTAIN_TYPES, TagRegistry
 from support.target_placements import ScriptedTarget
 
 

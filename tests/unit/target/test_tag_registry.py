@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.target import SecurityDomain, SecurityDomainTag, scope_includes
-from quintain.target.tag_registry import TagRegistry, tag_path
+from quintain.target.type_registry import TagRegistry, tag_path
 
 #: A forest: each tag's parent is one of those before it, or none.
 FORESTS = st.lists(st.integers(-1, 6), min_size=1, max_size=7).map(

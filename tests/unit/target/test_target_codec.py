@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 
 from quintain import target as ours
 from quintain.contracts import remote_target as wire
-from quintain.contracts.strings import replace_surrogates
-from quintain.target.codec import Codec, write_event, write_response
-from quintain.target.serialization import to_json_text
-from quintain.target.tag_registry import TagRegistry
-from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain.target.values import decode_value, encode_value
+from quintain.contracts.values import replace_surrogates
+from quintain.target.codec import Codec, decode_value, encode_value, write_event, write_response
+from quintain.target.type_registry import QUINTAIN_TYPES, TagRegistry, to_json_text
 
 ROOT = ours.SecurityDomainTag("root")
 USER = ours.SecurityDomainTag("user", ROOT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.target.ordering import Inbox, Outbox
+from quintain.target.interface import Inbox, Outbox
 
 #: What the channel does with each message it is given, in turn.
 FATES = st.lists(st.sampled_from(["carry", "lose", "twice", "late"]), max_size=60)

@@ -10,8 +10,7 @@ import pytest
 
 from quintain.contracts.invoke import ChatMessage
 from quintain.web import visible
-from quintain_runner.results.row import RowError
-from quintain_runner.results.row_content import RowCase
+from quintain_runner.results.row import RowCase, RowError
 from quintain_view.case_page import case_page
 from quintain_view.html_report import write_html_report
 from quintain_view.labels import Note, NoteKey, agreement, append_note, read_notes

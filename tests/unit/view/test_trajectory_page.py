@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.trajectory import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
+from quintain.contracts.remote_target import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
 from quintain_view.html_report import read_trajectories, write_html_report
 from quintain_view.reading import ContentMissing
 from quintain_view.render import ServedLinks, render

@@ -8,8 +8,7 @@ from urllib.parse import quote_plus, unquote_plus
 
 import pytest
 
-from quintain_runner.results.row import GraderRow, Row, RowStatus
-from quintain_runner.results.row_content import RowCase
+from quintain_runner.results.row import GraderRow, Row, RowCase, RowStatus
 from quintain_view.filters import SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import RowMoved, open_index, read_rows, worst_answers
 from quintain_view.index_writer import IndexProgress, update_index, update_index_step

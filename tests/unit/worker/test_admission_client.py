@@ -12,10 +12,10 @@ from quintain.bus.memory import MemoryBus
 from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from quintain.timings import Timings
 from quintain.topology import REPLY, Exchange, admit_topology
-from quintain_worker.delivery.admissions import AdmissionClient
+from quintain_worker.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, fake_ledger_service, grant
 from support.quick import timings
 

@@ -11,9 +11,9 @@ from quintain.clock import Clock
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import BudgetUnavailable, Expired
-from quintain.rpc.client import RpcClient
-from quintain_worker.delivery import admissions
-from quintain_worker.delivery.admissions import AdmissionClient
+from quintain.rpc.requests import RpcClient
+from quintain_worker import admissions
+from quintain_worker.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, fake_ledger_service, grant
 from support.quick import timings
 

@@ -25,7 +25,7 @@ from quintain.errors import (
     Unroutable,
 )
 from quintain.topology import REPLY, Exchange
-from quintain_worker.delivery.completion import Completion, Reply
+from quintain_worker.completion import Completion, Reply
 from support.quick import timings
 
 FAULT = Cancelled("no")

@@ -10,11 +10,10 @@ import pytest
 
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
-from quintain.contracts.chunk import Progress
-from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.token import SessionToken
+from quintain.contracts.invoke import InvokeRequest, Progress
+from quintain.contracts.proof import SessionToken
 from quintain.routes import ACCEPT_HEADER, REQUEST_ID_HEADER
-from quintain.rpc.client import RpcClient
+from quintain.rpc.requests import RpcClient
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
 from support.running_worker import GatedProvider, next_result, running_worker
 

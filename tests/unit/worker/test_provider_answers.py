@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.chunk import ReasoningChunk
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, Reasoning
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, Reasoning, ReasoningChunk
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
 from support.model_streams import anthropic_thinking_events, chat_reasoning_events, responses_reasoning_events

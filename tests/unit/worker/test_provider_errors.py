@@ -10,7 +10,7 @@ import pytest
 
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.errors import Fault, ProviderError
-from quintain_worker.delivery.retry import with_charge
+from quintain_worker.attempt import with_charge
 from quintain_worker.providers.model_failures import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH
 from quintain_worker.providers.provider import ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, model_server

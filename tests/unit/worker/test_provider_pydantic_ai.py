@@ -20,8 +20,7 @@ from pydantic_ai.usage import RequestUsage
 
 from quintain.config import PydanticAITarget
 from quintain.config.prices import target_price
-from quintain.contracts.chunk import ReasoningChunk
-from quintain.contracts.invoke import InvokeRequest, Reasoning, TokenUsage, ToolCall
+from quintain.contracts.invoke import InvokeRequest, Reasoning, ReasoningChunk, TokenUsage, ToolCall
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, Throttled, TimedOut
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure

@@ -19,10 +19,10 @@ from quintain.errors import (
     Throttled,
     TimedOut,
 )
-from quintain_worker.delivery import retry
-from quintain_worker.delivery.pause import PauseState
-from quintain_worker.delivery.retry import Attempt, AttemptResult, RetryPolicy, with_charge
+from quintain_worker import attempt as retry
+from quintain_worker.attempt import Attempt, AttemptResult, RetryPolicy, with_charge
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
+from quintain_worker.target import PauseState
 
 REQUEST = InvokeRequest(question="x")
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.chunk import ToolCallChunk
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall
-from quintain.contracts.strings import replace_surrogates
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall, ToolCallChunk
+from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
 from quintain_worker.providers.model_answers import join_texts
 from quintain_worker.providers.provider import JOIN_SECONDS, Billing, Delta, Provider, ProviderAnswer, ProviderFailure

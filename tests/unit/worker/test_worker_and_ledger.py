@@ -14,8 +14,8 @@ from quintain.errors import Cancelled, TimedOut
 from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.timings import Timings
 from quintain.topology import target_queue
-from quintain_worker.delivery.worker_target import WorkerTarget
-from quintain_worker.service.worker import Worker
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import CHAT

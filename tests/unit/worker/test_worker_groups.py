@@ -22,11 +22,10 @@ from quintain.contracts.group import (
 )
 from quintain.contracts.ledger import Admission, Admit
 from quintain.routes import ACCEPT_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.rpc.group_delivery import split_replies
-from quintain.rpc.groups import ReplyGroups
+from quintain.rpc.groups import ReplyGroups, split_replies
 from quintain.topology import INVOKE, Exchange, target_queue
-from quintain_worker.delivery.streaming import ChunkSender
 from quintain_worker.providers.provider import JOIN_SECONDS
+from quintain_worker.streaming import ChunkSender
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, running_worker

@@ -14,14 +14,14 @@ from quintain.bus.memory import MemoryBroker
 from quintain.contracts.group import MAX_GROUP_BYTES
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
-from quintain.contracts.limits import MAX_BODY_BYTES
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.topology import DEAD_QUEUE, target_queue
-from quintain_worker.delivery import response
-from quintain_worker.delivery.worker_target import WorkerTarget
+from quintain.topology import DEAD_QUEUE, HEARTBEAT_QUEUE, target_queue
+from quintain_worker import attempt as response
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
-from quintain_worker.service.worker import Worker
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
 from support.quick import timings
 from support.running_worker import (
@@ -496,6 +496,19 @@ async def test_a_worker_renews_its_lease_under_one_incarnation(
         registered = await ledger.registers.get()
     assert {beat.incarnation for beat in beats} == {registered.incarnation}
     assert ledger.registers.empty()
+
+
+async def test_heartbeats_go_on_at_their_interval_without_an_answer_and_wait_until_leases_are_kept_anyway(
+    ledger: FakeLedgerService, gated_provider: GatedProvider
+) -> None:
+    beating = timings(heartbeat_seconds=0.3, gap_seconds=3)
+    async with running_worker(ledger, gated_provider, timings=beating):
+        await ledger.bus.close()
+        waiting = ledger.memory.queue(HEARTBEAT_QUEUE.name).ready
+        async with asyncio.timeout(20):
+            # Ten at most; five, if each began an interval after the last one's time was over.
+            while len(waiting) < 7:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_ledger_that_forgot_the_worker_hears_its_targets_again_however_long_that_takes(

@@ -1,0 +1,297 @@
+"""What a run prints on a terminal, while it goes on and at its end, and the files that it writes."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.contracts.session import Info
+from quintain.errors import ConfigError, QuintainError
+from quintain.runtime.process_memory import reduce_gc_frequency
+from quintain.settings import environment
+from quintain_cli.console import (
+    EXIT_BELOW_THRESHOLD,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    escape_for_terminal,
+    format_count,
+    print_json,
+    print_stderr,
+    run_command,
+    stderr_console,
+    stdout_console,
+)
+from quintain_cli.running_fleet import missing_workers, print_missing
+from quintain_runner.engine.execution import RunListener, execute_run
+from quintain_runner.engine.inspection import CheckedEvaluation
+from quintain_runner.engine.rerun_plan import RerunPlan
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.engine.session import NewSession, RunBudget
+from quintain_runner.graders.base import unconfined_programs
+from quintain_runner.report.progress_display import progress_display
+from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.report.summary import (
+    calls_made_twice_note,
+    exit_line,
+    parked_target_notes,
+    unaccounted_calls_note,
+    unavailable_grader_notes,
+)
+from quintain_runner.report.tables import TextTable, cost_line, rich_table, run_tables
+from quintain_runner.untrusted import plain_line
+from quintain_view.html_report import write_html_report
+from quintain_view.index_reader import WorstAnswer, worst_answers
+from quintain_view.index_writer import update_index
+
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
+]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="The number of concurrent trials per target.")]
+GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurrent grader processes.")]
+
+
+def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) -> int:
+    """Run an evaluation, print its results, write the files and return the exit code."""
+    reduce_gc_frequency()
+    resume_command = options.resume_command or options.command
+    try:
+        report = run_command(
+            execute_run(options, _Terminal(options, files, quiet=as_json)), as_json=as_json, service="run"
+        )
+    except typer.Exit as exit_request:
+        if exit_request.exit_code == EXIT_INTERRUPTED:
+            print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
+        raise
+    if as_json:
+        print_json(report_to_json(report))
+    else:
+        print_report(report, resume_command)
+    return int(report.summary.exit_code)
+
+
+class _Terminal(RunListener):
+    """Prints how a run goes on, on standard error, and writes its files; ``quiet`` prints neither plan nor progress."""
+
+    def __init__(self, options: RunOptions, files: OutputFiles, *, quiet: bool) -> None:
+        self._options, self._files, self._is_quiet = options, files, quiet
+        if not quiet:
+            self.progress = progress_display(stderr_console(), environment())
+
+    def before_files(self) -> None:
+        """Check that the files can be written."""
+        self._files.check_writable()
+
+    def on_set_aside(self, previous: Path) -> None:
+        """Say where the earlier results are."""
+        print_stderr(f"fresh    the earlier results are in {previous}")
+
+    def on_checked(self, found: CheckedEvaluation, budget: RunBudget, location: str, *, cases: int) -> None:
+        """Print what is run, with which budget, and where."""
+        if not self._is_quiet:
+            _print_settings(self._options, found, budget, location, cases=cases)
+
+    def on_new_session(self, session: NewSession) -> None:
+        """Say why there is a new session, and its limit."""
+        calls = format_count(session.max_calls, "call")
+        if session.ended is None:
+            why = f"{calls} of a new session, because the plan changed"
+        else:
+            why = f"the earlier session {session.ended}; this run continues in a new one, with what is left: {calls}"
+        print_stderr(f"budget   {why}")
+
+    def on_waiting(self, info: Info, targets: tuple[str, ...]) -> None:
+        """Say which workers are missing."""
+        if (missing := missing_workers(info, targets)) is not None:
+            print_missing(missing)
+
+    def on_plan(self, plan: RerunPlan) -> None:
+        """Print what becomes of earlier rows, and how many calls that takes."""
+        if not self._is_quiet:
+            _print_plan(plan)
+
+    def on_end(self, report: RunReport) -> None:
+        """Write the files."""
+        self._files.write([report], self._options.resume_command or self._options.command, environment())
+
+
+def _print_plan(plan: RerunPlan) -> None:
+    for line in plan.lines():
+        print_stderr(escape_for_terminal(f"plan     {line}"))
+    for warning in plan.warnings():
+        print_stderr(escape_for_terminal(f"warning  {warning}"))
+    answers, most = plan.calls_left.answers, plan.calls_left.most
+    print_stderr(f"calls    {answers:,}" + (f" to {most:,}" if most > answers else ""))
+
+
+def _print_settings(
+    options: RunOptions, found: CheckedEvaluation, budget: RunBudget, location: str, *, cases: int
+) -> None:
+    evaluation = found.evaluation
+    names = ", ".join(grader.name for grader in evaluation.spec.graders)
+    size_text = format_size(cases, evaluation.prompt_names, found.targets, evaluation.spec.repeats)
+    trials_text = format_count(evaluation.trials_of(cases, targets=len(found.targets)), "trial")
+    print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))
+    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "what the trials can need"
+    print_stderr(f"budget   {budget_text}, graders included")
+    print_stderr(
+        f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
+    )
+    print_stderr(f"results  {options.folder}")
+    for warning in found.warnings:
+        print_stderr(escape_for_terminal(f"warning  {warning}"))
+    if programs := unconfined_programs(evaluation):
+        print_stderr(
+            escape_for_terminal(f"rights   {', '.join(programs)} run with your rights; run_as or sandbox limits them")
+        )
+
+
+#: The maximum width of a table if there is no terminal, in characters.
+_MAX_TABLE_WIDTH = 400
+
+#: How much of a text of a failed answer is printed, and how much of it is looked at for that, in characters.
+_MAX_SHOWN_CHARACTERS, _MAX_RAW_CHARACTERS = 160, 4_000
+
+#: The variable with the path of a GitHub job's summary; the report is appended to that file.
+STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+
+JunitOption = Annotated[Path | None, typer.Option(help="Write JUnit XML here: a suite per target, a case per row.")]
+MarkdownOption = Annotated[
+    Path | None,
+    typer.Option(help="Write tables and failed rows as Markdown here; $GITHUB_STEP_SUMMARY is appended to."),
+]
+HtmlOption = Annotated[Path | None, typer.Option(help="Write all runs as one HTML file here, to hand on.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")]
+CsvOption = Annotated[Path | None, typer.Option(help="Write a CSV line per row here, for a spreadsheet.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFiles:
+    """The paths of the report files to write; None for those that were not requested."""
+
+    junit: Path | None = None
+    markdown: Path | None = None
+    csv: Path | None = None
+    html: Path | None = None
+
+    def check_writable(self) -> None:
+        """Check before the first call that the files can be written. Raises `ConfigError`."""
+        for option, path in self._requested():
+            if path.is_dir():
+                raise ConfigError(f"--{option} {path}: it is a folder; name a file")
+            folder = path.absolute().parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                # Tried by writing, because a folder's mode does not tell whether its file system is writable.
+                tempfile.TemporaryFile(dir=folder).close()
+            except OSError as error:
+                raise ConfigError(
+                    f"--{option} {path}: its folder cannot be written to ({error.strerror}); name another file"
+                ) from None
+
+    @property
+    def is_html_only(self) -> bool:
+        """Whether no file is requested but HTML, which may hold several runs."""
+        return not (self.junit or self.markdown or self.csv)
+
+    def write(self, reports: Sequence[RunReport], command: str, env: Mapping[str, str]) -> None:
+        """Write the requested files, of the first run but for HTML, and the index of each run.
+
+        ``command`` is the one that resumes the first run. Raises `QuintainError` on failure.
+        """
+        report = reports[0]
+        for each in reports:
+            _write_index(each)
+        if self.junit is not None:
+            write_junit(self.junit, report)
+        if self.markdown is not None:
+            # Other steps of the job write to the summary too.
+            append = str(self.markdown) == env.get(STEP_SUMMARY_VARIABLE)
+            write_markdown(self.markdown, report, command, append=append)
+        if self.csv is not None:
+            write_csv(self.csv, report)
+        if self.html is not None:
+            write_html_report(self.html, [each.folder for each in reports])
+
+    def _requested(self) -> Iterator[tuple[str, Path]]:
+        paths = {"junit": self.junit, "markdown": self.markdown, "csv": self.csv, "html": self.html}
+        for option, path in paths.items():
+            if path is not None:
+                yield option, path
+
+
+def format_size(cases: int, prompts: Sequence[str], targets: Sequence[str], repeats: int) -> str:
+    """The size of an evaluation, such as ``3 cases × 2 targets × 1 repeat``."""
+    counts = [(cases, "case"), (len(prompts), "prompt"), (len(targets), "target"), (repeats, "repeat")]
+    return " × ".join(format_count(count, what) for count, what in counts if what != "prompt" or count)
+
+
+def print_report(report: RunReport, command: str) -> None:
+    """Print the result tables, the cost and the exit line; ``command`` is the command that resumes the run."""
+    for table in run_tables(report):
+        print_table(table)
+    summary = report.summary
+    notes = (
+        cost_line(report.cost),
+        unaccounted_calls_note(summary),
+        calls_made_twice_note(summary),
+        *parked_target_notes(summary),
+        *unavailable_grader_notes(summary),
+    )
+    for line in (*notes, *_reading_lines(report), exit_line(summary, command)):
+        if line is not None:
+            stdout_console().print(line, markup=False, soft_wrap=True)
+
+
+def _write_index(report: RunReport) -> None:
+    """Write the index of a run; in a folder that cannot be written to there is none, and a report is none the less."""
+    try:
+        update_index(report.folder, report.run)
+    except QuintainError as error:
+        print_stderr(f"warning  {plain_line(error.message, max_length=1_000)}")
+
+
+def _reading_lines(report: RunReport) -> Iterator[str]:
+    """Below the threshold the answers with the lowest scores; after errors, the command that shows the run.
+
+    After a run that passed, or that is below its threshold, the last line names that command.
+    """
+    exit_code = report.summary.exit_code
+    if exit_code == EXIT_BELOW_THRESHOLD:
+        for worst in worst_answers(report.folder):
+            yield from _worst_answer_lines(worst)
+    elif exit_code != EXIT_OK:
+        yield plain_line(f"to read every answer: quintain view {shlex.quote(str(report.folder))}", max_length=1_000)
+
+
+def _worst_answer_lines(worst: WorstAnswer) -> Iterator[str]:
+    score = "-" if worst.score is None else f"{worst.score:.2f}"
+    yield plain_line(f"failed   {worst.case_id} · {worst.column}, score {score}")
+    for name, text in (("question", worst.question), ("expected", worst.expected), ("answer", worst.answer)):
+        if text is not None:
+            # Cut before it is cleaned: an answer may have megabytes.
+            yield f"  {name:8} {plain_line(text[:_MAX_RAW_CHARACTERS], max_length=_MAX_SHOWN_CHARACTERS)}"
+
+
+def print_table(text_table: TextTable) -> None:
+    """Print a table and its notes; without a terminal the table is as wide as its contents."""
+    console, table = stdout_console(), rich_table(text_table)
+    if not console.is_terminal:
+        table_width = console.measure(table, options=console.options.update(max_width=_MAX_TABLE_WIDTH)).maximum
+        console.width = max(console.width, table_width)
+    console.print(table)
+    for line in text_table.notes:
+        console.print(plain_line(line), markup=False, soft_wrap=True)
+
+
+def report_to_json(report: RunReport) -> dict[str, object]:
+    """Return a report as a JSON object: totals, statistics and cost."""
+    cost = None if report.cost is None else report.cost.model_dump(by_alias=True, exclude_none=True, mode="json")
+    statistics = report.analysis.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return {**report.summary.to_wire(), "statistics": statistics, "cost": cost}

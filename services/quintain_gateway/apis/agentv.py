@@ -1,0 +1,346 @@
+"""AgentV's proxy API in all its versions: ``GET /info``, ``POST /invoke``, ``POST /invokeBatch``.
+
+Requests are checked in AgentV's order: CORS, token, path; then body and budget. Paths, methods and queries match
+exactly, with any prefix. Everything else is 404, after the token was checked. ``protocol.md`` §5 lists the intentional
+differences from AgentV; the error messages are AgentV's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import Field, ValidationError, computed_field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from quintain.client.client import Client
+from quintain.client.transport import BatchItem, may_be_uncharged
+from quintain.contracts.invoke import FaultReply, InvokeRequest, OutputMessage, Result
+from quintain.contracts.json_text import parse_json
+from quintain.contracts.message import Message, describe_validation_error
+from quintain.contracts.session import Info
+from quintain.errors import BadRequest, BusError, Fault, PayloadTooLarge
+from quintain.rpc.server import log_defect
+from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
+from quintain_gateway.endpoint import (
+    HTTP_METHODS,
+    UNMATCHED_ROUTE,
+    Api,
+    cancel_on_disconnect,
+    context_of,
+    unreachable_fault,
+)
+from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
+from quintain_gateway.idempotency import read_deadline_seconds, read_request_id
+from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
+from quintain_gateway.response import ignored_header
+
+#: Codes of provider failures, which AgentV's API answers with status 500; the body has the code.
+PROVIDER_FAILURES = frozenset(
+    {
+        "rejected",
+        "target_unavailable",
+        "provider_error",
+        "reply_too_large",
+        "worker_lost",
+        "timeout",
+        "throttled",
+    }
+)
+
+#: The maximum number of requests in a batch: that of one reservation.
+MAX_BATCH_ITEMS = 10_000
+
+_KNOWN_KEYS = frozenset(name for field, info in InvokeRequest.model_fields.items() for name in (field, info.alias))
+
+JsonDict = dict[str, Any]
+
+
+class AgentVBatchRequest(Message):
+    """Several requests to make concurrently. An invalid request fails by itself; the others are made."""
+
+    requests: list[Any] = Field(max_length=MAX_BATCH_ITEMS)
+
+
+class AgentVInfo(Info):
+    """A session and its counters, with the field names of all versions of AgentV."""
+
+    provider_label: str
+    available_provider_labels: list[str]
+
+
+class AgentVResult(Result):
+    """The result of a call. ``outputMessages`` are the messages of ``output`` again."""
+
+    output_messages: list[OutputMessage]
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
+    @property
+    def raw_text(self) -> str:
+        """The answer's text."""
+        return super().raw_text
+
+
+class AgentVBatchItem(Message):
+    """One response of a batch.
+
+    For a failed request ``output`` is empty, ``rawText`` begins with ``Error:``, and the other fields describe the
+    error.
+    """
+
+    output: list[OutputMessage]
+    output_messages: list[OutputMessage]
+    raw_text: str
+    error: str | None = None
+    code: str | None = None
+    status: int | None = None
+    retryable: bool | None = None
+    charged: bool | None = None
+    charge_unknown: bool | None = None
+    retry_after_ms: int | None = None
+    available_targets: list[str] | None = None
+
+
+class AgentVBatchResponse(Message):
+    """The responses of a batch, in the order of its requests."""
+
+    responses: list[AgentVBatchItem]
+
+
+def read_invoke(value: object) -> InvokeRequest:
+    """Parse one request: AgentV's, with a question, or Quintain's, with messages in place of the question.
+
+    Raises `BadRequest`, with AgentV's message if the request has neither.
+    """
+    question = value.get("question") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not (value.get("messages") if question is None else isinstance(question, str)):
+        raise BadRequest("Missing required field: question")
+    named = {name: _as_text(value[name]) for name in ("target", "provider") if name in value}
+    try:
+        return InvokeRequest.model_validate({**value, **named})
+    except ValidationError as error:
+        raise BadRequest(describe_validation_error(error)) from None
+
+
+def _as_text(target: object) -> object:
+    """Return a number or a boolean as AgentV writes it: `true` is a target that is not known, and no wrong type."""
+    return json.dumps(target) if isinstance(target, bool | int | float) else target
+
+
+def ignored_keys(value: object) -> set[str]:
+    """Return the keys of a request that have no meaning here, and are ignored as AgentV ignores them."""
+    if not isinstance(value, dict):
+        return set()
+    return {str(key) for key, item in value.items() if item is not None and key not in _KNOWN_KEYS}
+
+
+def read_batch(value: object) -> list[InvokeRequest | Fault]:
+    """Parse a batch. An invalid request becomes a `Fault` in its place, so that the others can be made.
+
+    Raises `BadRequest` if there is no list of requests, and `PayloadTooLarge` if it has more than `MAX_BATCH_ITEMS`.
+    """
+    requests = value.get("requests") if isinstance(value, dict) else None
+    if not isinstance(requests, list):
+        raise BadRequest("Missing required field: requests (array)")
+    if len(requests) > MAX_BATCH_ITEMS:
+        raise PayloadTooLarge(f"requests: {len(requests)} are too many; a batch has at most {MAX_BATCH_ITEMS}")
+    return [_read_item(item) for item in requests]
+
+
+def _read_item(value: object) -> InvokeRequest | Fault:
+    try:
+        return read_invoke(value)
+    except Fault as fault:
+        return fault
+
+
+def write_info(info: Info) -> Message:
+    """Return a session with the field names of all versions of AgentV."""
+    return AgentVInfo(
+        **info.model_dump(), provider_label=info.target_name, available_provider_labels=info.available_targets
+    )
+
+
+def write_result(result: Result) -> AgentVResult:
+    """Return a result with the field names of all versions of AgentV."""
+    return AgentVResult.unchecked(**vars(result), output_messages=result.output)
+
+
+def write_item_fault(fault: Fault) -> JsonDict:
+    """Return the fault of a failed batch item as the JSON object of an `AgentVBatchItem`."""
+    fault_fields = json.loads(FaultReply.from_fault(fault).to_wire())
+    return {**fault_fields, "output": [], "outputMessages": [], "rawText": f"Error: {fault.message}"}
+
+
+def agentv_status(fault: Fault) -> int:
+    """Return the HTTP status with which AgentV's clients expect a fault."""
+    return 500 if fault.code in PROVIDER_FAILURES else fault.status
+
+
+log = logging.getLogger(__name__)
+
+CORS_HEADERS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "Content-Type, Authorization",
+}
+
+#: The only query string that is accepted; it adds usage per target, which AgentV's own API does not have.
+PER_TARGET_QUERY = b"perTarget=true"
+
+_CALL_FAULT_STATUSES = (400, 401, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503, 504)
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/info",
+        "Show the session and its counters",
+        token=SESSION_TOKEN,
+        responses={200: AgentVInfo, **fault_responses(401, 404, 431, 500, 503)},
+        query={"perTarget": {"enum": ["true"]}},
+    ),
+    Operation(
+        "POST",
+        "/invoke",
+        "Call a target",
+        token=SESSION_TOKEN,
+        request_model=InvokeRequest,
+        responses={200: AgentVResult, **fault_responses(*_CALL_FAULT_STATUSES)},
+    ),
+    Operation(
+        "POST",
+        "/invokeBatch",
+        "Make several calls concurrently; the budget is reserved for all of them or for none",
+        token=SESSION_TOKEN,
+        request_model=AgentVBatchRequest,
+        responses={200: AgentVBatchResponse, **fault_responses(*_CALL_FAULT_STATUSES)},
+    ),
+)
+
+
+def error_response(fault: Fault) -> Response:
+    """Return a fault as an error response with the status that AgentV's clients expect."""
+    return Response(
+        FaultReply.from_fault(fault).to_wire(), status_code=agentv_status(fault), media_type=JSON_MEDIA_TYPE
+    )
+
+
+API = Api(error_response=error_response, headers=CORS_HEADERS)
+
+
+class AgentVEndpoints:
+    """The endpoints of AgentV's proxy API, behind a route that matches every path."""
+
+    def __init__(self, gateway: FleetGateway) -> None:
+        self._gateway = gateway
+        # All methods are routed here: as in AgentV, a wrong one gets 404 after the token check, and never 405.
+        route = partial(Route, endpoint=API.to_endpoint(self.handle), methods=list(HTTP_METHODS))
+        self.routes = [route("/{path:path}")]
+        #: The same without a prefix: no other API has these paths, and they are found at once where they come first.
+        self.routes_without_prefix = [route("/invoke"), route("/invokeBatch"), route("/info")]
+        self._handlers = {
+            ("GET", b"info", b""): self.info,
+            ("GET", b"info", PER_TARGET_QUERY): self.info,
+            ("POST", b"invoke", b""): self.invoke,
+            ("POST", b"invokeBatch", b""): self.batch,
+        }
+
+    async def handle(self, request: Request) -> Response:
+        """Answer any request that no other API matches, with the checks in AgentV's order."""
+        last_segment = request.scope["raw_path"].rpartition(b"/")[2]
+        handler = self._handlers.get((request.method, last_segment, request.scope["query_string"]))
+        context_of(request).route = f"/{last_segment.decode()}" if handler is not None else UNMATCHED_ROUTE
+        if request.method == "OPTIONS":
+            return Response(status_code=204)
+        client = await self._gateway.session_client(request)
+        if handler is None:
+            await client.get_info()
+            raise NotFound
+        return await handler(request, client)
+
+    async def info(self, request: Request, client: Client) -> Response:
+        """``GET /info``: return the session and its counters."""
+        info = await client.get_info(per_target=request.scope["query_string"] == PER_TARGET_QUERY)
+        return Response(write_info(info).to_wire(), media_type=JSON_MEDIA_TYPE)
+
+    async def invoke(self, request: Request, client: Client) -> Response:
+        """``POST /invoke``: call a target and return its result."""
+        async with verify_token_on_body_error(client, budget_first=True):
+            request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
+            body = parse_json(await self._gateway.bodies.read(request, client))
+            invoke_request = read_invoke(body)
+        call = client.send(invoke_request, request_id=request_id, deadline_seconds=deadline_seconds)
+        result = await cancel_on_disconnect(request, call)
+        headers = ignored_header({*ignored_keys(body), *(result.ignored or ())})
+        return Response(write_result(result).to_wire(), headers=headers, media_type=JSON_MEDIA_TYPE)
+
+    async def batch(self, request: Request, client: Client) -> Response:
+        """``POST /invokeBatch``: make several calls concurrently and return their results in the order of the request.
+
+        The budget is reserved for all calls or for none.
+        """
+        async with verify_token_on_body_error(client):
+            deadline_seconds = read_deadline_seconds(request, self._gateway.clock)
+            body = parse_json(await self._gateway.bodies.read(request, client))
+            items = read_batch(body)
+        if not items:
+            await client.get_info()
+            return JSONResponse({"responses": []})
+        results = await cancel_on_disconnect(request, _invoke_batch(client, items, deadline_seconds))
+        ignored = set().union(*map(ignored_keys, body["requests"])) if isinstance(body, dict) else set()
+        ignored.update(name for item in results if item.result is not None for name in item.result.ignored or ())
+        responses = {"responses": [_write_item(item) for item in results]}
+        return JSONResponse(responses, headers=ignored_header(ignored))
+
+
+async def _invoke_batch(
+    client: Client, items: Sequence[InvokeRequest | Fault], deadline_seconds: float
+) -> list[BatchItem]:
+    """Reserve the budget, make all calls, and release unused reservations, also if the request is cancelled."""
+    request_ids = await client.reserve(len(items), deadline_seconds=deadline_seconds)
+    results: dict[str, BatchItem] = {}
+
+    async def invoke_one(item: InvokeRequest | Fault, request_id: str) -> BatchItem:
+        results[request_id] = await _invoke_item(client, item, request_id, deadline_seconds)
+        return results[request_id]
+
+    try:
+        return await asyncio.gather(*(invoke_one(item, name) for item, name in zip(items, request_ids, strict=True)))
+    finally:
+        try:
+            await client.release([name for name, item in results.items() if may_be_uncharged(item)])
+        except (Fault, BusError) as error:
+            log.warning(
+                "Unused reservations of a batch were not released and expire at their deadline: %s", error.message
+            )
+
+
+async def _invoke_item(
+    client: Client, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float
+) -> BatchItem:
+    """Make the call of one batch item; a fault, or any other exception, becomes the fault of that item."""
+    if isinstance(item, Fault):
+        return BatchItem(None, item)
+    try:
+        call = client.send(item, request_id=request_id, deadline_seconds=deadline_seconds, cancel_with_task=True)
+        return BatchItem(await call, None)
+    except Fault as fault:
+        return BatchItem(None, fault)
+    except BusError as bus_error:
+        return BatchItem(None, unreachable_fault(bus_error))
+    except Exception as error:
+        return BatchItem(None, log_defect(error, "calling the target of a batch item"))
+
+
+def _write_item(item: BatchItem) -> dict[str, object]:
+    if item.result is not None:
+        result: dict[str, object] = json.loads(write_result(item.result).to_wire())
+        return result
+    assert item.fault is not None, "an item has a result or a fault"
+    return write_item_fault(item.fault)

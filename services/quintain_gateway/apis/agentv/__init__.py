@@ -1,1 +1,0 @@
-"""The endpoints of AgentV's proxy API."""

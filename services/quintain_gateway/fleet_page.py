@@ -1,0 +1,267 @@
+"""``GET /fleet`` and what belongs to it: the page, its stream, its static files, its token, and its figures as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import urlencode, urlsplit
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from quintain.contracts.message import Message
+from quintain.errors import Unauthorized
+from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFigures
+from quintain.fleet.tables import fleet_facts, fleet_tables
+from quintain.web import HEADERS, STATIC_TYPES, entered_token, static_file, template_environment, to_html
+from quintain_gateway.auth import bearer_token
+from quintain_gateway.endpoint import Api, method_route
+from quintain_gateway.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, NotFound, fault_response
+from quintain_gateway.fleet_access import FleetAccess
+from quintain_gateway.openapi import ADMIN_TOKEN, Operation, fault_responses
+
+ROOT = "/fleet"
+
+#: Which targets a page shows, by the value of its field ``show``.
+SHOWN = {"": "all targets", "active": "with calls", "trouble": "paused, unserved or with errors"}
+
+#: How many targets a page shows; a table of a thousand takes a browser as long as all else together.
+TARGETS_PER_PAGE = 200
+
+
+PAGES = Api(error_response=fault_response, headers=HEADERS)
+
+#: How often a stream looks whether the figures changed, and after how many looks it sends a sign of life.
+POLL_SECONDS, KEEP_ALIVE_POLLS = 0.25, 60
+
+#: The pages of one stream take at most this part of a processor's time, and numbers are shown again after this time at
+#: the earliest, in seconds. A change of a condition waits for neither.
+PAGE_SHARE, NUMBERS_SECONDS = 1 / 30, 1.0
+
+_FAULT_STATUSES = (401, 431, 500, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFilter:
+    """Which targets are shown: those whose name contains a text, of those the ones with a property, and which page."""
+
+    text: str = ""
+    show: str = ""
+    page: int = 1
+
+    def matches(self, target: TargetFigures) -> bool:
+        """Whether the target is shown."""
+        if self.text.lower() not in target.name.lower():
+            return False
+        if self.show == "active":
+            return bool(target.running or target.queued or target.calls_per_minute)
+        if self.show == "trouble":
+            return target.condition is not TargetCondition.READY or bool(target.faults)
+        return True
+
+    def address(self, page: int) -> str:
+        """The address of another page of the same targets."""
+        given = {"q": self.text, "show": self.show, "page": page}
+        return f"{ROOT}?{urlencode({name: value for name, value in given.items() if value}, errors='replace')}"
+
+
+def render_fleet(figures: FleetFigures, page_filter: FleetFilter, *, seen: str) -> str:
+    """The page; ``seen`` is the version of the figures, which its stream compares."""
+    found = [target for target in figures.targets if page_filter.matches(target)]
+    pages = max(1, -(-len(found) // TARGETS_PER_PAGE))
+    page = max(1, min(page_filter.page, pages))
+    return to_html(
+        _environment(),
+        "fleet.html",
+        facts=fleet_facts(figures),
+        problems=[*figures.problems, *figures.warnings],
+        tables=fleet_tables(figures, found[(page - 1) * TARGETS_PER_PAGE : page * TARGETS_PER_PAGE]),
+        all=len(figures.targets),
+        found=len(found),
+        page=page,
+        before=page_filter.address(page - 1) if page > 1 else None,
+        after=page_filter.address(page + 1) if page < pages else None,
+        page_filter=page_filter,
+        seen=seen,
+    )
+
+
+def render_enter() -> str:
+    """The page for those who may not look: it asks for the token."""
+    return to_html(
+        _environment(),
+        "enter.html",
+        title="Fleet",
+        how="This page is for holders of the admin token.",
+        wrong="The metadata service does not know this token as the administrator's.",
+        asks=True,
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = template_environment("quintain_gateway", root=ROOT)
+    environment.globals.update(shown=SHOWN, zip=zip)
+    return environment
+
+
+class FleetToken(Message):
+    """The admin token, which is exchanged for a cookie that scripts cannot read."""
+
+    token: str
+
+
+class Entered(Message):
+    """The token is the administrator's, and the response has the cookie."""
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        ROOT,
+        "The Fleet page; without its cookie, the page that asks for the admin token",
+        responses={200: "text/html", 401: "text/html", **fault_responses(431, 500, 503)},
+        query={"q": {"type": "string"}, "show": {"enum": list(SHOWN)}, "page": {"type": "integer", "minimum": 1}},
+    ),
+    Operation(
+        "POST",
+        f"{ROOT}/enter",
+        "Exchange the admin token for the cookie of the Fleet page",
+        request_model=FleetToken,
+        responses={200: Entered, **fault_responses(*_FAULT_STATUSES)},
+    ),
+    Operation(
+        "GET",
+        f"{ROOT}/events",
+        "The stream of the Fleet page: an event for each change",
+        responses={200: EVENT_STREAM_MEDIA_TYPE, **fault_responses(*_FAULT_STATUSES)},
+        query={"seen": {"type": "string"}},
+    ),
+    Operation(
+        "GET",
+        f"{ROOT}/figures",
+        "What the Fleet page shows, as JSON",
+        token=ADMIN_TOKEN,
+        responses={200: FleetFigures, **fault_responses(*_FAULT_STATUSES)},
+    ),
+    Operation(
+        "GET",
+        f"{ROOT}/static/{{name}}",
+        "The style sheet and the script of the Fleet page",
+        responses={200: "text/plain", **fault_responses(404, 431, 500)},
+    ),
+)
+
+
+class FleetEndpoints:
+    """The endpoints of the Fleet page."""
+
+    def __init__(self, access: FleetAccess) -> None:
+        self._access = access
+        self._page_seconds = 0.0
+        self._last_version: tuple[FleetFigures, str] | None = None
+        self.routes: list[Route] = [
+            method_route(ROOT, {"GET": self.page}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/enter", {"POST": self.enter}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/events", {"GET": self.events}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/figures", {"GET": self.figures}, PAGES.to_endpoint),
+            method_route(f"{ROOT}/static/{{name}}", {"GET": self.static}, PAGES.to_endpoint),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """``GET /fleet``: the page, or the one that asks for the token."""
+        try:
+            figures = await self._access.figures(_cookie_of(request))
+        except Unauthorized:
+            return HTMLResponse(render_enter(), 401)
+        query = request.query_params
+        number = query.get("page", "")
+        page_filter = FleetFilter(
+            query.get("q", ""),
+            query.get("show", ""),
+            int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 1,
+        )
+        # The time of this thread: on a machine with much else to do a page is not the less up to date.
+        began = time.thread_time()
+        page = render_fleet(figures, page_filter, seen=self._version(figures))
+        self._page_seconds = time.thread_time() - began
+        return HTMLResponse(page)
+
+    async def enter(self, request: Request) -> Response:
+        """``POST /fleet/enter``: exchange the token for a cookie. A foreign page may not."""
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise Unauthorized
+        cookie = await self._access.enter(await entered_token(request))
+        response = JSONResponse({})
+        response.set_cookie(
+            _cookie_name(request),
+            cookie,
+            path=ROOT,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    async def events(self, request: Request) -> Response:
+        """``GET /fleet/events``: an event each time that the figures are others than those that the page shows."""
+        cookie = _cookie_of(request)
+        await self._access.figures(cookie)
+
+        async def stream() -> AsyncIterator[str]:
+            last, quiet, next_at = request.query_params.get("seen"), 0, 0.0
+            shown: object = None
+            yield "retry: 1000\n\n"
+            while not self._access.is_closing:
+                try:
+                    figures = await self._access.figures(cookie)
+                except Unauthorized:
+                    # The page is loaded again, and asks for the token.
+                    yield "event: changed\ndata: \n\n"
+                    return
+                version, now = self._version(figures), time.monotonic()
+                if version != last and (now >= next_at or figures.conditions() != shown):
+                    next_at = now + max(NUMBERS_SECONDS, self._page_seconds / PAGE_SHARE)
+                    last, shown, quiet = version, figures.conditions(), 0
+                    yield "event: changed\ndata: \n\n"
+                elif quiet >= KEEP_ALIVE_POLLS:
+                    quiet = 0
+                    yield ": \n\n"
+                quiet += 1
+                await asyncio.sleep(POLL_SECONDS)
+
+        return StreamingResponse(stream(), media_type=EVENT_STREAM_MEDIA_TYPE)
+
+    async def figures(self, request: Request) -> Response:
+        """``GET /fleet/figures``: the figures as JSON, with the admin token."""
+        figures = await self._access.figures_for(bearer_token(request))
+        return Response(figures.to_wire(), media_type=JSON_MEDIA_TYPE)
+
+    async def static(self, request: Request) -> Response:
+        """``GET /fleet/static/{name}``: the style sheet or the script."""
+        name = request.path_params["name"]
+        if name not in STATIC_TYPES:
+            raise NotFound("There is no such file")
+        return Response(static_file(name), media_type=STATIC_TYPES[name])
+
+    def _version(self, figures: FleetFigures) -> str:
+        """A short name of what a page shows, which is another one for other figures; made once for all who look."""
+        if self._last_version is None or self._last_version[0] is not figures:
+            self._last_version = (figures, hashlib.sha256(figures.to_wire()).hexdigest()[:16])
+        return self._last_version[1]
+
+
+def _cookie_name(request: Request) -> str:
+    """Gateways on several ports of one machine share their cookies, so that each needs a name of its own."""
+    return f"quintain-fleet-{request.url.port or 0}"
+
+
+def _cookie_of(request: Request) -> str:
+    return request.cookies.get(_cookie_name(request), "")

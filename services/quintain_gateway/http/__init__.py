@@ -1,1 +1,0 @@
-"""What all endpoints share: authentication, request bodies and headers, errors, limits and the OpenAPI document."""

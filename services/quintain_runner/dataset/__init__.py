@@ -1,1 +1,0 @@
-"""Reads, checks and samples the cases of an evaluation."""

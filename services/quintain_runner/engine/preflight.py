@@ -1,0 +1,256 @@
+"""Checks an evaluation: reports all errors at once, and calls each target once if that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from pydantic import Field
+
+from quintain.client.client import Client
+from quintain.config import Config
+from quintain.config.prices import Price, known_prices, target_price
+from quintain.contracts.invoke import InvokeRequest, TokenUsage
+from quintain.contracts.message import Message
+from quintain.contracts.session import AmendSession, OpenSession, SessionState
+from quintain.errors import ConfigError, Fault
+from quintain.settings import Settings
+from quintain_metadata import IN_MEMORY_URL
+from quintain_runner.engine.backend import connect_backend, embedded_fleet_plan
+from quintain_runner.engine.inspection import CheckedEvaluation, Inspection, inspect_evaluation
+from quintain_runner.engine.requirements import EstimateInput, RunEstimate, estimate_run
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.files import read_text_file
+from quintain_runner.plan.dataset import read_cases
+from quintain_runner.plan.trials import max_grader_calls
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import GraderSpec, JudgeGrader, grader_kind
+
+#: The deadline of a probe, in seconds.
+PROBE_TIMEOUT_SECONDS = 120.0
+
+
+class ProbeResult(Message):
+    """The result of probing one target: duration and usage of its answer, or an error.
+
+    ``charged`` says whether the call was charged, ``charge_unknown`` that this is not known (``charged`` is true then).
+    ``usd`` is None if the price is not known.
+    """
+
+    target: str
+    seconds: float
+    error: str | None = None
+    charged: bool = True
+    charge_unknown: bool | None = None
+    token_usage: TokenUsage | None = None
+    usd: float | None = None
+
+
+async def probe_targets(found: CheckedEvaluation, targets: Sequence[str], settings: Settings) -> list[ProbeResult]:
+    """Call each of these targets once, concurrently, with the first case of the dataset under the first prompt.
+
+    Raises `ConfigError` if no session may be opened, and `BusError` if there is no fleet.
+    """
+    with closing(read_cases(found.dataset_stats.source)) as cases:
+        case = found.evaluation.prompts[0].apply(next(cases))
+    request = InvokeRequest(
+        question=case.question, messages=case.messages, system_prompt=case.system_prompt, settings=case.settings
+    )
+    async with _open_probe_session(found, targets, settings) as session:
+        available_targets = (await session.get_info()).available_targets
+        probes = [_probe_target(found.config, session, request, target, available_targets) for target in targets]
+        return list(await asyncio.gather(*probes))
+
+
+async def _probe_target(
+    config: Config | None, session: Client, request: InvokeRequest, target: str, available_targets: list[str]
+) -> ProbeResult:
+    started_at = time.monotonic()
+    if target not in available_targets:
+        # A call to a target without a worker would wait until its deadline.
+        error = f"no worker serves it; served are: {', '.join(available_targets) or 'none'}"
+        return ProbeResult(target=target, seconds=0, error=error, charged=False)
+    try:
+        result = await session.send(
+            request.model_copy(update={"target": target}), deadline_seconds=PROBE_TIMEOUT_SECONDS
+        )
+    except Fault as fault:
+        duration_seconds = time.monotonic() - started_at
+        return ProbeResult(
+            target=target,
+            seconds=duration_seconds,
+            error=_fault_text(fault),
+            charged=fault.charged is not False,
+            charge_unknown=True if fault.charged is None else None,
+        )
+    price = _price_of_target(config, target)
+    usage = result.token_usage
+    cost = None if price is None or usage is None else float(price.of(usage))
+    return ProbeResult(target=target, seconds=time.monotonic() - started_at, token_usage=usage, usd=cost)
+
+
+def _fault_text(fault: Fault) -> str:
+    """The fault's sentence, and the provider's own words, in which secrets are masked."""
+    words = None if fault.provider_error is None else fault.provider_error.message
+    return f"{fault.code}: {fault.message}" + (f'; the provider says: "{words}"' if words else "")
+
+
+def _price_of_target(config: Config | None, target: str) -> Price | None:
+    return None if config is None or target not in config.targets else target_price(config.targets[target])
+
+
+@contextlib.asynccontextmanager
+async def _open_probe_session(
+    found: CheckedEvaluation, targets: Sequence[str], settings: Settings
+) -> AsyncIterator[Client]:
+    """Open a session with one call per target; it is closed on exit if there is an admin token."""
+    fleet_plan = None
+    if found.config is not None and not found.on_fleet:
+        fleet_plan = embedded_fleet_plan(settings, found.config, IN_MEMORY_URL)
+    request = OpenSession(
+        default_target=targets[0],
+        max_calls=len(targets),
+        label=f"check {found.evaluation.name}"[:200],
+        max_body_bytes=found.evaluation.spec.max_body_bytes,
+        expires_in_seconds=10 * PROBE_TIMEOUT_SECONDS,
+    )
+    async with connect_backend(settings, fleet_plan) as backend:
+        if backend.admin is not None:
+            opened = await backend.admin.open(request)
+        elif backend.parent_token is not None:
+            async with backend.connect_session(backend.parent_token) as parent:
+                opened = await parent.open_child(request)
+        else:
+            raise ConfigError(
+                "A probe on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN "
+                "to use the budget of yours"
+            )
+        async with backend.connect_session(opened.token) as session:
+            yield session
+        if backend.admin is not None:
+            await backend.admin.amend(AmendSession(session_id=opened.session_id, state=SessionState.CLOSED))
+
+
+class GraderSummary(Message):
+    """A grader, its kind, the targets that it may call, and the maximum number of calls per row."""
+
+    name: str
+    kind: str
+    calls: list[str] = Field(default_factory=list)
+    most_calls: int = 0
+
+
+class CheckReport(Message):
+    """The result of a check.
+
+    ``problems`` are errors to fix before a run, ``warnings`` are what may be one, ``not_checked`` says what cannot be
+    known from here, and failed probes are in ``probes``.
+    """
+
+    evaluation: str
+    problems: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
+    not_checked: list[str] = Field(default_factory=list)
+    on_fleet: bool = False
+    config: str | None = None
+    variables: list[str] = Field(default_factory=list)
+    cases: int | None = None
+    repeats: int | None = None
+    targets: list[str] = Field(default_factory=list)
+    prompts: list[str] = Field(default_factory=list)
+    graders: list[GraderSummary] = Field(default_factory=list)
+    max_calls: int | None = None
+    probes: list[ProbeResult] = Field(default_factory=list)
+    estimate: RunEstimate | None = None
+
+
+async def check_evaluation(options: RunOptions, settings: Settings, *, probe: bool = False) -> CheckReport:
+    """Check an evaluation. With ``probe`` each target is called once if there are no problems.
+
+    Raises `BusError` if there is no fleet to probe.
+    """
+    found = await inspect_evaluation(options, settings)
+    probes: list[ProbeResult] = []
+    if probe and not found.problems:
+        with found.collect_errors():
+            probes = await probe_targets(found.checked(), found.called_targets, settings)
+    return _build_report(options.path, found, probes)
+
+
+def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> CheckReport:
+    report = CheckReport(
+        evaluation=str(path),
+        problems=found.problems,
+        warnings=found.warnings,
+        on_fleet=found.on_fleet,
+        not_checked=list(_not_checked(found, probed={probe.target for probe in probes})),
+    )
+    config, evaluation = found.config, found.evaluation
+    if config is not None:
+        report = report.model_copy(update={"config": str(config.path), "variables": list(config.variable_names)})
+    if evaluation is None:
+        return report
+    spec = evaluation.spec
+    return report.model_copy(
+        update={
+            "cases": None if found.dataset_stats is None else found.dataset_stats.cases,
+            "repeats": spec.repeats,
+            "targets": list(found.targets),
+            "prompts": evaluation.prompt_names,
+            "graders": [_grader_summary(found, evaluation, grader) for grader in spec.graders],
+            "max_calls": spec.max_calls,
+            "probes": probes,
+            "estimate": _build_estimate(found, evaluation, probes),
+        }
+    )
+
+
+def _not_checked(found: Inspection, *, probed: Collection[str]) -> Iterator[str]:
+    """Yield what can only be known on other machines or by a call."""
+    if found.on_fleet:
+        yield "the extras, programs and variables of the fleet's workers, which only their machines have"
+    unprobed = [name for name in found.called_targets if name not in probed and not _is_mock(found, name)]
+    if unprobed:
+        yield f"whether {', '.join(unprobed)} would answer (key, model, server): --probe calls each once"
+
+
+def _is_mock(found: Inspection, name: str) -> bool:
+    # On a fleet the configuration of the workers decides.
+    targets = {} if found.config is None or found.on_fleet else found.config.targets
+    return name in targets and targets[name].provider == "mock"
+
+
+def _build_estimate(found: Inspection, evaluation: Evaluation, probes: list[ProbeResult]) -> RunEstimate | None:
+    if found.dataset_stats is None or not found.targets:
+        return None
+    return estimate_run(
+        EstimateInput(
+            evaluation=evaluation,
+            dataset=found.dataset_stats,
+            targets=found.targets,
+            judge_targets=found.judge_targets,
+            judge_prompts=_prompts(evaluation),
+            probed_usage={probe.target: probe.token_usage for probe in probes if probe.token_usage is not None},
+            prices={} if found.config is None else known_prices(found.config.targets),
+        )
+    )
+
+
+def _prompts(evaluation: Evaluation) -> dict[str, str]:
+    prompts: dict[str, str] = {}
+    for grader in evaluation.spec.graders:
+        if isinstance(grader, JudgeGrader):
+            # A prompt that cannot be read is already among the problems.
+            with contextlib.suppress(ConfigError):
+                prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)
+    return prompts
+
+
+def _grader_summary(found: Inspection, evaluation: Evaluation, grader: GraderSpec) -> GraderSummary:
+    called = found.targets_called_by(grader)
+    most_calls = max_grader_calls(evaluation, grader) if called else 0
+    return GraderSummary(name=grader.name, kind=grader_kind(grader), calls=called, most_calls=most_calls)

@@ -1,0 +1,349 @@
+"""The session of a run's plan. Its token is stored beside the results, so a resumed run uses the same budget.
+
+A plan that changed has a new session with a budget of its own; a run without open trials closes its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from quintain.client.client import Client
+from quintain.contracts.proof import SessionToken
+from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
+from quintain.errors import BusError, ConfigError, Fault, Unauthorized
+from quintain_metadata import CallRecord, export_page, open_snapshot
+from quintain_runner.engine.backend import Backend
+from quintain_runner.engine.inspection import CheckedEvaluation
+from quintain_runner.engine.run_setup import PlanSession, RunOptions, SessionRequest
+from quintain_runner.files import atomic_write
+from quintain_runner.plan.trials import CallsEstimate
+from quintain_runner.report.run_report import read_run
+from quintain_runner.results.store import charged_calls
+
+CALLS_FILE_NAME = "calls.jsonl"
+
+#: An answer may arrive before its call is settled: the timeout and interval of waiting for that, in seconds.
+SETTLE_TIMEOUT_SECONDS, SETTLE_POLL_SECONDS = 5.0, 0.1
+
+
+def fleet_calls_note(session_id: str) -> str:
+    """Return the note in the run's record that says where a fleet keeps the calls of the run."""
+    return f"on the fleet, beside its ledger: quintain ledger export --session {session_id}"
+
+
+async def write_calls(folder: Path, ledger_url: str) -> None:
+    """Write all calls of a run's sessions and their children to ``calls.jsonl``, atomically, when the run has ended.
+
+    A call that still runs by the ledger has no worker any more: its outcome will not be known, so it is in
+    doubt. Raises `QuintainError` if the file cannot be written.
+    """
+    sessions = (await asyncio.to_thread(read_run, folder)).sessions
+    async with open_snapshot(ledger_url) as snapshot:
+        with atomic_write(folder / CALLS_FILE_NAME) as file:
+            for session in sessions:
+                cursor = ("", "")
+                while page := await snapshot.read(export_page(cursor, session_id=session.session_id)):
+                    file.writelines(_without_running(call).to_wire() + b"\n" for call in page)
+                    cursor = (page[-1].session_id, page[-1].request_id)
+
+
+def _without_running(call: CallRecord) -> CallRecord:
+    return call.model_copy(update={"state": "inDoubt"}) if call.state == "running" else call
+
+
+async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:
+    """Return a session's usage per target, after waiting up to `SETTLE_TIMEOUT_SECONDS` until no call is running."""
+    for _ in range(round(SETTLE_TIMEOUT_SECONDS / SETTLE_POLL_SECONDS)):
+        info = await client.get_info(per_target=True)
+        if not info.running:
+            break
+        await asyncio.sleep(SETTLE_POLL_SECONDS)
+    return info.per_target
+
+
+async def read_current_usage(client: Client) -> Mapping[str, TargetUsage] | None:
+    """Return a session's usage per target now, while calls are running."""
+    return (await client.get_info(per_target=True)).per_target
+
+
+#: How long the session of a run is valid, so that what was answered is not asked again: 7 days, in seconds.
+SESSION_SECONDS = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBudget:
+    """The call budget of a run's plan and how to open its session.
+
+    ``is_explicit`` means that the user set ``max_calls``; otherwise the limit is raised when more calls are needed.
+    ``max_body_bytes`` is the limit of its requests and answers, if the user set it.
+    ``token_path`` is the file with the session's token. ``count_spent_calls`` counts the calls charged for the
+    existing results, for the case that their session has ended. ``calls_location`` says where the calls of a session
+    are written, by its id.
+    """
+
+    default_target: str
+    max_calls: int
+    is_explicit: bool
+    max_body_bytes: int | None
+    label: str
+    token_path: Path
+    count_spent_calls: Callable[[], int]
+    calls_location: Callable[[str], str]
+
+    @classmethod
+    def of(cls, options: RunOptions, found: CheckedEvaluation, calls: CallsEstimate) -> Self:
+        """The budget of a run: the one that was set, else the maximum that all answers and graders can need."""
+        spec, most = found.evaluation.spec, (calls.without_answers() if options.regrades else calls).most
+        explicit = options.max_calls if options.max_calls is not None else spec.max_calls
+        return cls(
+            default_target=found.targets[0],
+            max_calls=most if explicit is None else explicit,
+            is_explicit=explicit is not None,
+            max_body_bytes=spec.max_body_bytes,
+            label=f"run {found.evaluation.name}",
+            token_path=options.folder / "session-token",
+            count_spent_calls=lambda: charged_calls(options.folder),
+            calls_location=fleet_calls_note if found.on_fleet else lambda _: CALLS_FILE_NAME,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSession:
+    """The contents of the token file: a token, and numbers of calls.
+
+    ``earlier_calls`` were charged to other sessions of the run before, ``earlier_plans_calls`` of them before the plan
+    changed. ``own_calls`` were charged to this session when they were last counted.
+    """
+
+    token: str
+    earlier_calls: int = 0
+    earlier_plans_calls: int = 0
+    own_calls: int = 0
+
+    @property
+    def plan_calls(self) -> int:
+        """The calls of the plan that were charged to other sessions."""
+        return self.earlier_calls - self.earlier_plans_calls
+
+    def followed_by(self, token: str, own_calls: int, *, is_changed: bool) -> _StoredSession:
+        """What is stored of the next session; ``own_calls`` were charged to this one."""
+        calls = self.earlier_calls + own_calls
+        return _StoredSession(token, calls, calls if is_changed else self.earlier_plans_calls)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """A session of ``max_calls`` that takes the place of another, which ``ended`` for this reason; None if the plan
+    changed.
+    """
+
+    max_calls: int
+    ended: str | None
+
+
+class RunSessions:
+    """The sessions of one command. ``client`` is that of the stored session or, if that has ended, of one without
+    calls, that says which targets there are.
+    """
+
+    def __init__(
+        self, backend: Backend, budget: RunBudget, on_new_session: Callable[[NewSession], None] = lambda _: None
+    ) -> None:
+        self._backend, self._budget, self._on_new_session = backend, budget, on_new_session
+        self._stack = contextlib.AsyncExitStack()
+        self._is_valid = True
+
+    async def __aenter__(self) -> Self:
+        """Connect the stored session; open the run's first one, or one without calls if the stored one has ended."""
+        path = self._budget.token_path
+        async with contextlib.AsyncExitStack() as stack:
+            if (stored := _read_stored_session(path)) is None:
+                stored = _StoredSession(await self._open_session(self._budget.max_calls))
+                # Stored before the first call, so that a resumed run continues in the same session.
+                _write_stored_session(path, stored)
+            try:
+                self.client = await stack.enter_async_context(self._backend.connect_session(stored.token))
+                await _close_children(self.client)
+            except Unauthorized:
+                self._is_valid = False
+                # The rows may hold calls that were made after the session's were counted.
+                own_calls = max(stored.own_calls, self._budget.count_spent_calls() - stored.earlier_calls)
+                stored = replace(stored, own_calls=own_calls)
+                token = await self._open_session(0)
+                self.client = await stack.enter_async_context(self._backend.connect_session(token))
+            self._stored, self._stack = stored, stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the connections, and the session without calls."""
+        async with self._stack:
+            if not self._is_valid:
+                with contextlib.suppress(Fault, BusError):
+                    await self.client.close_session()
+
+    async def open(self, request: SessionRequest) -> PlanSession:
+        """Give the session of a plan: the stored one, or a new one if that ended or the plan changed.
+
+        Raises `ConfigError` if another limit is requested and may not be set.
+        """
+        if not self._is_valid and not request.most_calls:
+            return replace(self._plan_session(), session_id=None)
+        if self._is_valid and not (request.is_changed and request.most_calls):
+            return await self._set_limit(request)
+        return await self._replace(request)
+
+    async def spent_parent(self) -> str | None:
+        """Return the id of the session on whose budget this run draws, if that has no more calls left than its own."""
+        info = await self.client.get_info()
+        left = await self._parent_calls_left(info)
+        return info.parent_id if left is not None and left <= info.max_calls - info.call_count else None
+
+    async def finish(self, *, has_open_trials: bool) -> None:
+        """Note what the session was charged, and close it if no trial is open."""
+        if not self._is_valid:
+            return
+        info = await self.client.get_info()
+        self._store(replace(self._stored, own_calls=info.call_count - info.reserved))
+        if not has_open_trials:
+            await self.client.close_session()
+
+    async def _replace(self, request: SessionRequest) -> PlanSession:
+        """Open a new session, and close the one before."""
+        before, own_calls, ended_usage = self.client, self._stored.own_calls, {}
+        if self._is_valid:
+            info = await before.get_info(per_target=True)
+            own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.per_target or {}}
+        stored = self._stored.followed_by("", own_calls, is_changed=request.is_changed)
+        limit = request.most_calls
+        if self._budget.is_explicit:
+            limit = max(0, self._budget.max_calls - stored.plan_calls)
+        ended = "has too few calls" if self._is_valid else "is closed or expired"
+        self._on_new_session(NewSession(limit, ended=None if request.is_changed else ended))
+        token = await self._open_session(limit)
+        self._store(replace(stored, token=token))
+        self.client = await self._stack.enter_async_context(self._backend.connect_session(token))
+        # Closed when the new one is stored: a command that is killed between them leaves one that is known.
+        with contextlib.suppress(Fault, BusError):
+            await before.close_session()
+        self._is_valid = True
+        return replace(self._plan_session(), ended_usage=ended_usage)
+
+    def _plan_session(self) -> PlanSession:
+        stored, client = self._stored, self.client
+        return PlanSession(
+            client=client,
+            session_id=_session_id(stored),
+            calls_location=self._budget.calls_location(_session_id(stored)),
+            calls_of_earlier_sessions=stored.earlier_calls + (0 if self._is_valid else stored.own_calls),
+            calls_of_earlier_plans=stored.earlier_plans_calls,
+            is_bounded=self._budget.is_explicit,
+            read_final_spending=partial(read_final_usage, client) if self._is_valid else None,
+            read_current_spending=partial(read_current_usage, client) if self._is_valid else None,
+        )
+
+    async def _set_limit(self, request: SessionRequest) -> PlanSession:
+        """Set the session's limit to what is left of the plan's budget or, if the user named none, raise it to what the
+        plan needs.
+
+        Without an admin token another session takes its place, if the user's has more calls left; else the run stops at
+        its limit.
+        """
+        stored, budget, info = self._stored, self._budget, await self.client.get_info()
+        needed = info.call_count + request.most_calls
+        limit = max(0, budget.max_calls - stored.plan_calls) if budget.is_explicit else max(info.max_calls, needed)
+        is_size_unchanged = budget.max_body_bytes in {None, info.max_body_bytes}
+        if (limit == info.max_calls and is_size_unchanged) or not request.most_calls:
+            return self._plan_session()
+        if self._backend.admin is not None:
+            amendment = AmendSession(session_id=info.session_id, max_calls=limit, max_body_bytes=budget.max_body_bytes)
+            await self._backend.admin.amend(amendment)
+            return self._plan_session()
+        own_left, parent_left = info.max_calls - info.call_count, await self._parent_calls_left(info)
+        if limit > info.max_calls and parent_left is not None and parent_left > own_left:
+            return await self._replace(request)
+        if budget.is_explicit:
+            raise ConfigError(
+                f"This plan's budget is {info.max_calls + stored.plan_calls} calls, and {budget.max_calls} are "
+                "requested: changing it needs QUINTAIN_ADMIN_TOKEN"
+            )
+        return self._plan_session()
+
+    async def _parent_calls_left(self, info: Info) -> int | None:
+        """Return the calls that the user's session has left; None if the run's is no child of it, or it has ended."""
+        if self._backend.parent_token is None or info.parent_id is None:
+            return None
+        try:
+            async with self._backend.connect_session(self._backend.parent_token) as parent:
+                parent_info = await parent.get_info()
+        except (Fault, BusError):
+            return None
+        is_parent = parent_info.session_id == info.parent_id
+        return parent_info.max_calls - parent_info.call_count if is_parent else None
+
+    async def _open_session(self, max_calls: int) -> str:
+        """Open a session and return its token; without a limit of the user's it has what the parent session has.
+
+        Raises `ConfigError` if the user's limit is more than that, or if no session can be opened.
+        """
+        request = OpenSession(
+            default_target=self._budget.default_target,
+            max_calls=max_calls,
+            label=self._budget.label,
+            max_body_bytes=self._budget.max_body_bytes,
+            expires_in_seconds=SESSION_SECONDS,
+        )
+        if self._backend.admin is not None:
+            return (await self._backend.admin.open(request)).token
+        if self._backend.parent_token is not None:
+            async with self._backend.connect_session(self._backend.parent_token) as parent:
+                limit = min(max_calls, (await parent.get_info()).max_calls)
+                if limit < max_calls and self._budget.is_explicit:
+                    raise ConfigError(
+                        f"The run's budget is {max_calls} calls, the session of QUINTAIN_SESSION_TOKEN has {limit}: "
+                        "set max_calls or --max-calls to at most that, or open a session with more"
+                    )
+                return (await parent.open_child(request.model_copy(update={"max_calls": limit}))).token
+        raise ConfigError(
+            "A run on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN to use "
+            "the budget of yours"
+        )
+
+    def _store(self, stored: _StoredSession) -> None:
+        self._stored = stored
+        _write_stored_session(self._budget.token_path, stored)
+
+
+async def _close_children(client: Client) -> None:
+    """Close the sessions of an interrupted run's graders, so that this run can use what was reserved for them.
+
+    Raises `Unauthorized` if the session has ended. Any other failure is no reason to stop: what is not given back here
+    ends with its deadline.
+    """
+    try:
+        await client.close_children()
+    except Unauthorized:
+        raise
+    except (Fault, BusError):
+        return
+
+
+def _session_id(stored: _StoredSession) -> str:
+    return SessionToken.parse(stored.token).id
+
+
+def _read_stored_session(path: Path) -> _StoredSession | None:
+    fields = path.read_text().split() if path.is_file() else []
+    return _StoredSession(fields[0], *map(int, fields[1:4])) if fields else None
+
+
+def _write_stored_session(path: Path, stored: _StoredSession) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = (stored.earlier_calls, stored.earlier_plans_calls, stored.own_calls)
+    with atomic_write(path) as file:
+        file.write(f"{' '.join((stored.token, *map(str, numbers)))}\n".encode())

@@ -1,0 +1,219 @@
+"""Cases of a dataset: one line of JSON or one row of CSV each. No I/O."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+from pydantic import JsonValue, ValidationError
+
+from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
+from quintain.graders import Case
+from quintain_runner.files import (
+    InvalidJson,
+    read_json,
+    suggestion,
+    validation_messages,
+)
+
+_TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
+
+
+def read_message(row: object) -> object:
+    """Convert a message of a dataset row to Quintain's form, with tool calls in OpenAI's or Quintain's format.
+
+    Tool calls in other formats are dropped: AgentV's have no call id that a later message could refer to, so no
+    provider accepts them.
+    """
+    if not isinstance(row, Mapping):
+        return row
+    message = {key: value for key, value in row.items() if key not in _TOOL_CALL_FIELDS}
+    tool_fields = {key: row[key] for key in _TOOL_CALL_FIELDS if row.get(key) is not None}
+    calls = _parse_tool_calls(tool_fields.get("tool_calls", tool_fields.get("toolCalls")))
+    if calls:
+        message["toolCalls"] = calls
+        # OpenAI's messages with tool calls only have null as their content.
+        message["content"] = "" if message.get("content") is None else message["content"]
+    call_id = tool_fields.get("tool_call_id", tool_fields.get("toolCallId"))
+    return {**message, "toolCallId": call_id} if isinstance(call_id, str) else message
+
+
+def _parse_tool_calls(raw: object) -> list[dict[str, str]] | None:
+    """The tool calls of a message, or None if any of them cannot be converted."""
+    if not isinstance(raw, list):
+        return None
+    calls = [_parse_tool_call(item) for item in raw]
+    return [call for call in calls if call is not None] if None not in calls else None
+
+
+def _parse_tool_call(raw: object) -> dict[str, str] | None:
+    """The id, name and arguments of a tool call, or None if it has no text for each of them."""
+    if not isinstance(raw, Mapping):
+        return None
+    function = raw.get("function", raw)
+    if not isinstance(function, Mapping):
+        return None
+    call = {"id": raw.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+    text_fields = {key: value for key, value in call.items() if isinstance(value, str)}
+    return text_fields if text_fields.keys() == call.keys() else None
+
+
+def write_message(message: ChatMessage | OutputMessage) -> dict[str, JsonValue]:
+    """A message in the form that graders read: tool calls in AgentV's format, and no null values."""
+    written: dict[str, JsonValue] = {"role": message.role, "content": message.content}  # type: ignore[dict-item]
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {"tool": call.name, "input": _tool_input(call), "id": call.id} for call in message.tool_calls
+        ]
+    if isinstance(message, ChatMessage) and message.tool_call_id is not None:
+        written["tool_call_id"] = message.tool_call_id
+    return written
+
+
+def _tool_input(call: ToolCall) -> JsonValue:
+    """The arguments of a tool call, parsed as JSON; the text itself if it is not valid JSON."""
+    try:
+        value: JsonValue = json.loads(call.arguments)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value
+
+
+def expected_text(case: Case) -> str | None:
+    """The expected answer of a case as text (a string unchanged, other values as JSON), or None if it has none."""
+    if case.expected is None or isinstance(case.expected, str):
+        return case.expected
+    return json.dumps(case.expected, ensure_ascii=False)
+
+
+#: An example of a valid line, for error messages.
+EXAMPLE_LINE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
+
+_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected", "settings"})
+
+_SETTINGS = frozenset(InvokeSettings.model_fields) | {field.alias for field in InvokeSettings.model_fields.values()}
+
+_QUESTION_OR_MESSAGES = "give one of question (text) and messages (a list of {role, content})"
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+#: A line number, from 1, and the case of that line, or the error that makes it invalid.
+ParsedRow = tuple[int, "Case | InvalidLine"]
+
+
+class InvalidLine(ValueError):
+    """A row is not a valid case; the message says what is wrong and how to fix it."""
+
+
+def parse_jsonl(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
+    """Parse JSON lines, one case per line; empty lines are skipped, and errors are returned in place of cases."""
+    for number, line in enumerate(lines, start=1):
+        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        if content.strip():
+            try:
+                yield number, parse_case(content)
+            except InvalidLine as invalid_line:
+                yield number, invalid_line
+
+
+def parse_csv(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
+    """Parse CSV with a header row, one case per row. An empty cell is an absent field; errors are returned in place of
+    cases.
+    """
+    reader = csv.reader(_decode_lines(lines), strict=True)
+    header: list[str] | None = None
+    while True:
+        try:
+            cells = next(reader, None)
+            if cells is None:
+                return
+            if not cells:
+                continue
+            if header is None:
+                header = _parse_header(cells)
+                continue
+            yield reader.line_num, _case_from_cells(header, cells)
+        except InvalidLine as invalid_line:
+            yield max(reader.line_num, 1), invalid_line
+            if header is None:
+                return
+        except csv.Error as error:
+            yield reader.line_num, InvalidLine(f"it is not CSV ({error}); quote such a cell, or use JSON lines")
+            return
+
+
+def parse_case(line: bytes) -> Case:
+    """Parse one line of JSON as a case. Raises `InvalidLine`."""
+    try:
+        row = read_json(line.decode())
+    except UnicodeDecodeError:
+        raise InvalidLine("it is not UTF-8; save the file in that encoding") from None
+    except InvalidJson as json_error:
+        raise InvalidLine(f"it is not JSON ({json_error}); each line is one object: {EXAMPLE_LINE}") from None
+    if not isinstance(row, dict):
+        raise InvalidLine(f"it is JSON, but not an object; write {EXAMPLE_LINE}")
+    return case_from_fields({**row})
+
+
+def case_from_fields(row: dict[str, object]) -> Case:
+    """Build a case from the fields of a row; unknown fields become its metadata. Raises `InvalidLine`."""
+    case_id = row.get("id")
+    if isinstance(case_id, int | float) and not isinstance(case_id, bool):
+        row["id"] = str(case_id)
+    elif not isinstance(case_id, str) or not case_id:
+        raise InvalidLine(f"it has no id (text or a number); write {EXAMPLE_LINE}")
+    if row.get("question") is not None and row.get("messages") is not None:
+        raise InvalidLine(_QUESTION_OR_MESSAGES)
+    own = {key: value for key, value in row.items() if key in _OWN_FIELDS}
+    messages = own.get("messages")
+    if isinstance(messages, list):
+        own["messages"] = [read_message(message) for message in messages]
+    settings = own.get("settings")
+    unknown = sorted(str(key) for key in settings if key not in _SETTINGS) if isinstance(settings, dict) else []
+    if unknown:
+        raise InvalidLine(f"settings: unknown key {unknown[0]!r}{suggestion(unknown[0], InvokeSettings.model_fields)}")
+    others = {key: value for key, value in row.items() if key not in _OWN_FIELDS}
+    try:
+        return Case.model_validate({**own, "metadata": others})
+    except ValidationError as error:
+        raise InvalidLine("; ".join(validation_messages(error, {}))) from None
+
+
+def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
+    """Decode the lines as UTF-8, without a byte order mark. Raises `InvalidLine`."""
+    for number, line in enumerate(lines, start=1):
+        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        try:
+            yield content.decode()
+        except UnicodeDecodeError:
+            raise InvalidLine("it is not UTF-8; save the file in that encoding") from None
+
+
+def _parse_header(cells: list[str]) -> list[str]:
+    """The column names of the header row. Raises `InvalidLine` if ``id`` is missing or a name is repeated."""
+    names = [cell.strip() for cell in cells]
+    if "id" not in names:
+        fix = "separate the cells by commas" if ";" in names[0] else "name the columns: id,question,expected"
+        raise InvalidLine(f"the header row names no id; {fix}")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise InvalidLine(f"the header row names {', '.join(map(repr, duplicates))} twice; rename one")
+    return names
+
+
+def _case_from_cells(header: list[str], cells: list[str]) -> Case:
+    """Build a case from the cells of a row. Raises `InvalidLine`."""
+    if len(cells) != len(header):
+        raise InvalidLine(
+            f"it has {len(cells)} cells, and the header row names {len(header)}; quote a cell with commas"
+        )
+    return case_from_fields({name: cell for name, cell in zip(header, cells, strict=True) if cell and name})
+
+
+def require_question(row: Case | InvalidLine) -> Case | InvalidLine:
+    """The row, or its error if it asks nothing: for prompts that ask the case itself."""
+    if isinstance(row, Case) and row.question is None and row.messages is None:
+        return InvalidLine(_QUESTION_OR_MESSAGES)
+    return row

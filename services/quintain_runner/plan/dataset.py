@@ -1,0 +1,285 @@
+"""Reads a dataset as a stream of cases, and checks every row before any call is made.
+
+The output of a dataset that is a command is stored in the results folder. The command runs once for each folder, so
+that a resumed run uses the same cases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+from quintain.contracts.proof import mask_tokens
+from quintain.errors import ConfigError
+from quintain.graders import Case
+from quintain.programs.processes import run_to_file
+from quintain.programs.program import CannotStart, Program, check_rights, program_environment, start_problem
+from quintain.programs.sandbox import Confinement
+from quintain_runner.files import (
+    MAX_REPORTED_ERRORS,
+    atomic_write,
+    config_error,
+)
+from quintain_runner.plan.cases import (
+    EXAMPLE_LINE,
+    InvalidLine,
+    ParsedRow,
+    expected_text,
+    parse_csv,
+    parse_jsonl,
+    require_question,
+)
+from quintain_runner.plan.selection import (
+    ALL_CASES,
+    FEATURE_NAMES,
+    CaseRequirement,
+    CaseSelection,
+    HashSampler,
+    UnmetRequirements,
+)
+from quintain_runner.results.store import KeyHashSet, key_hash
+from quintain_runner.spec.evaluation import DatasetSpec, Evaluation
+from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseSource:
+    """A file of cases, its format, and the selection of its rows.
+
+    ``prompts`` are what is asked about each case; where they ask the case itself, it needs a question or messages.
+    """
+
+    path: Path
+    is_csv: bool = False
+    prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
+    selection: CaseSelection = ALL_CASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetStats:
+    """The result of checking a dataset.
+
+    ``cases`` is the number of selected cases, and ``sha256`` identifies the dataset with its selection.
+    ``input_characters`` and ``expected_characters`` are the total lengths of inputs and expected answers of the
+    selected cases, under each prompt; extrapolated if only some of the matching rows are selected. ``warnings`` are
+    about fields that some of them lack; ``feature_fields`` counts the rows with a field of `FEATURE_NAMES`.
+    """
+
+    source: CaseSource
+    cases: int
+    sha256: str
+    input_characters: int = 0
+    expected_characters: int = 0
+    warnings: tuple[str, ...] = ()
+    feature_fields: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_cases(source: CaseSource) -> Generator[Case, None, None]:
+    """Iterate over the selected cases. Raises `ConfigError` at the first invalid row.
+
+    Example::
+
+        stats = check_dataset(evaluation.spec.dataset, Path("cases.jsonl"))
+        for case in read_cases(stats.source):
+            print(case.id)
+    """
+    with closing(_parsed_rows(source)) as rows:
+        yield from source.selection.filter_cases(_valid_cases(source, rows))
+
+
+def check_dataset(
+    spec: DatasetSpec,
+    path: Path,
+    requirements: Sequence[CaseRequirement] = (),
+    prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,),
+) -> DatasetStats:
+    """Read every row once, up to the last one that can be selected, and draw the sample.
+
+    ``path`` is the dataset file, or the stored output of the dataset command, and ``prompts`` are what is asked about
+    each case. Raises `ConfigError` with one line for
+    each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
+    """
+    source = CaseSource(path=path, is_csv=spec.is_csv, prompts=prompts)
+    sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
+    unmet, errors = UnmetRequirements(requirements), list[str]()
+    rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
+    feature_fields = Counter[str]()
+    for number, row in _parsed_rows(source, digest.update):
+        rows += 1
+        error = _row_error(row, ids)
+        if error is not None:
+            error_count += 1
+            if error_count <= MAX_REPORTED_ERRORS:
+                errors.append(f"line {number}: {error}")
+        elif isinstance(row, Case) and sampler.offer(row):
+            unmet.add(row)
+            feature_fields.update(row.metadata.keys() & FEATURE_NAMES.keys())
+            input_characters += sum(_length(prompt.apply(row)) for prompt in prompts)
+            expected_characters += len(prompts) * len(expected_text(row) or "")
+            if sampler.is_complete:
+                break
+    if error_count:
+        raise config_error(path, errors, more=error_count - len(errors))
+    _require_cases(path, spec, rows, sampler)
+    source = replace(source, selection=sampler.final_selection())
+    warnings = _require_met(unmet, source, sampler)
+    share = sampler.case_count / sampler.matching_count
+    return DatasetStats(
+        source=source,
+        cases=sampler.case_count,
+        sha256=_dataset_hash(digest.hexdigest(), spec),
+        input_characters=round(input_characters * share),
+        expected_characters=round(expected_characters * share),
+        warnings=warnings,
+        feature_fields=feature_fields,
+    )
+
+
+def _require_cases(path: Path, spec: DatasetSpec, rows: int, sampler: HashSampler) -> None:
+    """Raise `ConfigError` if the dataset is empty or ``where`` selects no row."""
+    if not rows:
+        raise config_error(path, [f"the dataset has no cases; write one to a line, such as {EXAMPLE_LINE}"])
+    if not sampler.matching_count:
+        fields = ", ".join(spec.where)
+        raise config_error(path, [f"where selects none of its {rows:,} rows; check {fields}"])
+
+
+def _require_met(unmet: UnmetRequirements, source: CaseSource, sampler: HashSampler) -> tuple[str, ...]:
+    if unmet and sampler.case_count < sampler.matching_count:
+        # All rows that the sample was drawn from were counted; only the drawn ones matter.
+        unmet = unmet.recounted(read_cases(source))
+    if errors := list(unmet.messages(sampler.case_count)):
+        raise config_error(source.path, errors)
+    return tuple(f"{source.path}: {text}" for text in unmet.messages(sampler.case_count, warnings=True))
+
+
+def _row_error(row: Case | InvalidLine, seen_ids: KeyHashSet) -> str | None:
+    """The error of a row, or None if it is a case with a new id."""
+    if isinstance(row, InvalidLine):
+        return str(row)
+    id_hash = key_hash(row.id)
+    if id_hash in seen_ids:
+        return f"the id {row.id!r} is used before; ids tell cases apart: rename one"
+    seen_ids.add(id_hash)
+    return None
+
+
+def _dataset_hash(sha256: str, spec: DatasetSpec) -> str:
+    """The hash of the dataset: of the file's content, and of its selection if it has one."""
+    if spec.selects_all_rows:
+        return sha256
+    selection = spec.model_dump(include={"where", "sample", "seed", "limit"})
+    return hashlib.sha256(json.dumps([sha256, selection], sort_keys=True).encode()).hexdigest()
+
+
+def _length(case: Case) -> int:
+    """The number of characters of a case's input."""
+    text = case.question or "".join(str(message.content) for message in case.messages or [])
+    return len(text) + len(case.system_prompt or "")
+
+
+def _valid_cases(source: CaseSource, rows: Iterator[ParsedRow]) -> Iterator[Case]:
+    """Iterate over the cases. Raises `ConfigError` at the first invalid row."""
+    for number, row in rows:
+        if isinstance(row, InvalidLine):
+            raise config_error(source.path, [f"line {number}: {row}"])
+        yield row
+
+
+def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -> Generator[ParsedRow, None, None]:
+    """Parse every row of the source's file; ``on_line`` is called with each of its lines. Raises `ConfigError`."""
+    try:
+        with source.path.open("rb") as file:
+            lines = _observed_lines(file, on_line)
+            rows = parse_csv(lines) if source.is_csv else parse_jsonl(lines)
+            if any(prompt.asks_the_case for prompt in source.prompts):
+                rows = ((number, require_question(row)) for number, row in rows)
+            yield from rows
+    except OSError as error:
+        raise ConfigError(
+            f"{source.path}: the dataset cannot be read ({error.strerror}); its path is relative to the evaluation file"
+        ) from None
+
+
+def _observed_lines(lines: Iterable[bytes], on_line: Callable[[bytes], object]) -> Iterator[bytes]:
+    """Iterate over lines, calling ``on_line`` with each."""
+    for line in lines:
+        on_line(line)
+        yield line
+
+
+#: The most characters of a failed command's stderr that its error shows.
+_MAX_STDERR_CHARACTERS = 300
+
+
+def open_dataset(
+    evaluation: Evaluation,
+    results_folder: Path,
+    env: Mapping[str, str],
+    requirements: Sequence[CaseRequirement] = (),
+) -> DatasetStats:
+    """Check every row of an evaluation's dataset, and every selected case against ``requirements``; if the dataset is
+    a command without stored output, run the command first.
+
+    ``results_folder`` is where the output is stored, and ``env`` the environment of the command, from which secrets are
+    removed. Raises `ConfigError` with all errors of the dataset, or if the command fails.
+    """
+    spec = evaluation.spec.dataset
+    if spec.command is None:
+        return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements, evaluation.prompts)
+    argv = json.dumps([spec.command, spec.is_csv])
+    name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{'csv' if spec.is_csv else 'jsonl'}"
+    path = results_folder / name
+    if path.exists():
+        return check_dataset(spec, path, requirements, evaluation.prompts)
+    try:
+        results_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{results_folder}: cannot be written to ({error.strerror}); give another --output") from None
+    program_env = program_environment(env, env_from=spec.env_from, own=spec.env)
+    confinement = Confinement(
+        run_as=spec.run_as, sandbox=spec.sandbox, read=(evaluation.folder,), hidden=(results_folder,)
+    )
+    program = Program(argv=spec.command, env=program_env, cwd=evaluation.folder, confinement=confinement)
+    problem = start_problem(program)
+    if problem is not None:
+        raise ConfigError(f"{evaluation.path}: dataset: {problem}")
+    try:
+        check_rights(program)
+    except ConfigError as error:
+        raise ConfigError(f"{evaluation.path}: dataset: {error.message}") from None
+    _run_command_into(path, program)
+    try:
+        return check_dataset(spec, path, requirements, evaluation.prompts)
+    except ConfigError:
+        # Invalid output is not kept, so that the command runs again once it is fixed.
+        path.unlink()
+        raise
+
+
+def _run_command_into(path: Path, program: Program) -> None:
+    """Run a dataset command and write its stdout to ``path``. Raises `ConfigError` if it fails."""
+    with tempfile.TemporaryFile() as errors, atomic_write(path) as file:
+        try:
+            exit_code = run_to_file(program, stdout=file, stderr=errors)
+        except CannotStart as error:
+            raise ConfigError(
+                f"dataset: its command {program.argv[0]!r} cannot be started in {program.cwd} ({error.reason}); check "
+                "the path, and that it may be executed"
+            ) from None
+        if exit_code != 0:
+            raise ConfigError(f"dataset: its command failed (exit code {exit_code}): {_stderr_tail(errors)}")
+
+
+def _stderr_tail(errors: IO[bytes]) -> str:
+    """The end of the command's stderr, with session tokens masked."""
+    errors.seek(0)
+    text = mask_tokens(errors.read().decode(errors="replace")).strip()[-_MAX_STDERR_CHARACTERS:]
+    return text or "it wrote nothing on stderr"

@@ -1,0 +1,217 @@
+"""Selects the cases of a dataset, and counts those of them that do not meet the requirements of the run. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pydantic import JsonValue
+
+from quintain.graders import Case
+from quintain_runner.files import suggestion
+from quintain_runner.spec.evaluation import DatasetSpec, Scalar
+from quintain_runner.spec.prompts import case_field
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSelection:
+    """Which rows of a dataset are selected.
+
+    ``where`` lists the allowed values of each field. ``max_hash`` is the largest hash of the sample, or None if there
+    is no sample. ``limit`` is the most cases, or None.
+    """
+
+    where: Mapping[str, tuple[Scalar, ...]]
+    seed: int = 0
+    max_hash: int | None = None
+    limit: int | None = None
+
+    def filter_cases(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """Iterate over the selected cases, in the order of the dataset."""
+        remaining = self.limit
+        for case in cases:
+            if self.matches_where(case) and (self.max_hash is None or self.hash_of(case) <= self.max_hash):
+                yield case
+                remaining = None if remaining is None else remaining - 1
+                if remaining == 0:
+                    return
+
+    def matches_where(self, case: Case) -> bool:
+        """Whether each field of ``where`` equals one of its values, or is a list that contains one of them."""
+        return all(_is_one_of(case_field(case, field), values) for field, values in self.where.items())
+
+    def hash_of(self, case: Case) -> int:
+        """The 64-bit hash of the seed and the case's id; the cases with the smallest hashes form the sample."""
+        digest = hashlib.blake2b(f"{self.seed} {case.id}".encode(errors="surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest)
+
+
+ALL_CASES: Final = CaseSelection(where={})
+
+
+class HashSampler:
+    """Draws a sample in one pass over the rows; it holds one number for each row of the sample."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.selection = selection_of(spec)
+        self._sample_size = spec.sample
+        self._smallest_hashes: list[int] = []
+        self.matching_count = 0
+
+    def offer(self, case: Case) -> bool:
+        """Process one case. Returns whether ``where`` selects it."""
+        if not self.selection.matches_where(case):
+            return False
+        self.matching_count += 1
+        if self._sample_size is not None:
+            negated_hash = -self.selection.hash_of(case)
+            if len(self._smallest_hashes) < self._sample_size:
+                heapq.heappush(self._smallest_hashes, negated_hash)
+            else:
+                heapq.heappushpop(self._smallest_hashes, negated_hash)
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further case can be selected, so that reading can stop."""
+        limit = self.selection.limit
+        return self._sample_size is None and limit is not None and self.matching_count >= limit
+
+    def final_selection(self) -> CaseSelection:
+        """The selection with the hash limit of the sample, after all cases were offered."""
+        is_sampled = self._sample_size is not None and self.matching_count > self._sample_size
+        return replace(self.selection, max_hash=-self._smallest_hashes[0]) if is_sampled else self.selection
+
+    @property
+    def case_count(self) -> int:
+        """The number of selected cases, after all cases were offered."""
+        bounds = [bound for bound in (self._sample_size, self.selection.limit) if bound is not None]
+        return min(self.matching_count, *bounds) if bounds else self.matching_count
+
+
+def selection_of(spec: DatasetSpec) -> CaseSelection:
+    """The selection that the evaluation file asks for, before the sample is drawn."""
+    where = {field: tuple(values) if isinstance(values, list) else (values,) for field, values in spec.where.items()}
+    return CaseSelection(where=where, seed=spec.seed, limit=spec.limit)
+
+
+def _is_one_of(value: JsonValue, allowed: tuple[Scalar, ...]) -> bool:
+    """Whether a value, or one item of a list, equals one of the allowed values."""
+    values = value if isinstance(value, list) else [value]
+    return any(_equals(item, candidate) for item in values for candidate in allowed)
+
+
+def _equals(value: JsonValue, expected: Scalar) -> bool:
+    """Whether a field's value equals the expected one; text equals a number, boolean or null if it is its JSON form."""
+    if isinstance(value, str) and not isinstance(expected, str) and expected is not None:
+        # Cells of a CSV file are text, also those with numbers.
+        return value.strip() == json.dumps(expected)
+    return value == expected and isinstance(value, bool) == isinstance(expected, bool)
+
+
+_CONVERSATION = "a conversation is messages, a list of {role, content}"
+_SETTINGS = "settings of a call are keys of settings"
+_PARTS = "images and files are parts of a message's content"
+_FILE = "it is a key of the evaluation file or of a target"
+
+#: Names of fields that look like a feature and are data, and what has that effect.
+FEATURE_NAMES = {
+    **dict.fromkeys(("turns", "conversation", "history", "chat_history", "dialog", "dialogue"), _CONVERSATION),
+    **dict.fromkeys(("tools", "tool_choice", "temperature", "max_tokens", "top_p", "seed", "stop"), _SETTINGS),
+    **dict.fromkeys(("response_format", "reasoning_effort", "model_settings"), _SETTINGS),
+    **dict.fromkeys(("image", "images", "files", "attachments"), _PARTS),
+    **dict.fromkeys(("graders", "assert", "repeats", "threshold", "timeout_seconds", "max_calls"), _FILE),
+    **dict.fromkeys(("system", "system_message", "instructions"), "the system prompt is system_prompt"),
+    **dict.fromkeys(("expected_output", "ideal"), "what graders compare with is expected"),
+}
+
+#: How many case ids an error message names.
+MAX_NAMED_IDS = 5
+
+#: Of so many fields of the cases' metadata the nearest is looked for.
+_MAX_KNOWN_FIELDS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRequirement:
+    """A condition on each case. The texts make the error message: ``problem`` is what is wrong with a case that does
+    not meet it ("no expected"), ``reason`` why it matters, and ``fix`` what to do.
+
+    ``field`` is the name of a field that only some cases need to have: if none has it, that is an error, which names
+    the nearest of ``own_fields`` and of the cases' other fields; else the number of the others is a warning.
+    """
+
+    is_met: Callable[[Case], bool]
+    problem: str
+    reason: str
+    fix: str
+    field: str | None = None
+    own_fields: Sequence[str] = ()
+
+
+def feature_warnings(counts: Mapping[str, int], used: Collection[str]) -> Iterator[str]:
+    """Yield a warning for each field of cases that looks like a feature and is data, but for those that are ``used``.
+
+    ``counts`` are the numbers of rows that have them.
+    """
+    for name, count in counts.items():
+        if name not in used:
+            yield (
+                f"the field {name!r} of {count:,} rows is data only: graders see it as metadata, and it changes no "
+                f"call; {FEATURE_NAMES[name]}"
+            )
+
+
+class UnmetRequirements:
+    """Counts the cases that do not meet each requirement, and keeps their first ids."""
+
+    def __init__(self, requirements: Sequence[CaseRequirement]) -> None:
+        self._requirements = requirements
+        self._counts = [0] * len(requirements)
+        self._first_ids: list[list[str]] = [[] for _ in requirements]
+        self._needs_fields = any(requirement.field is not None for requirement in requirements)
+        self._metadata_fields: dict[str, None] = {}
+
+    def add(self, case: Case) -> None:
+        """Check one case against every requirement."""
+        if self._needs_fields and len(self._metadata_fields) < _MAX_KNOWN_FIELDS:
+            self._metadata_fields |= dict.fromkeys(case.metadata)
+        for index, requirement in enumerate(self._requirements):
+            if not requirement.is_met(case):
+                self._counts[index] += 1
+                if len(self._first_ids[index]) < MAX_NAMED_IDS:
+                    self._first_ids[index].append(case.id)
+
+    def recounted(self, cases: Iterable[Case]) -> UnmetRequirements:
+        """Count again from zero, over these cases."""
+        unmet = UnmetRequirements(self._requirements)
+        for case in cases:
+            unmet.add(case)
+        return unmet
+
+    def __bool__(self) -> bool:
+        return any(self._counts)
+
+    def messages(self, case_count: int, *, warnings: bool = False) -> Iterator[str]:
+        """Yield an error message, or a warning, for each requirement that some case does not meet; ``case_count`` is
+        the number of all cases."""
+        for requirement, count, ids in zip(self._requirements, self._counts, self._first_ids, strict=True):
+            if not count or warnings is not (requirement.field is not None and count < case_count):
+                continue
+            more = f" and {count - len(ids):,} more" if count > len(ids) else ""
+            where = f"in {count:,} of {case_count:,} cases (ids {', '.join(map(_shortened, ids))}{more})"
+            fix = f"; {requirement.fix}"
+            if requirement.field is not None and count == case_count:
+                known = [
+                    name for name in (*requirement.own_fields, *self._metadata_fields) if name != requirement.field
+                ]
+                fix = suggestion(requirement.field, known)
+            yield f"{requirement.problem} {where}: {requirement.reason}{fix}"
+
+
+def _shortened(case_id: str) -> str:
+    return repr(case_id if len(case_id) <= 40 else f"{case_id[:40]}…")

@@ -1,0 +1,331 @@
+"""Writes a run in the formats of other tools: a run workspace of AgentV 4.42, and logs of Inspect."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from quintain.contracts.invoke import content_text
+from quintain.errors import QuintainError
+from quintain_runner.files import atomic_write
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.row import GraderRow, Row, split_column
+
+JsonObject = dict[str, object]
+
+#: What AgentV calls the kind of a grader that is none of its own.
+_GRADER_TYPE: Final = "quintain"
+
+
+def write_agentv_run(folder: Path, report: RunReport) -> list[Path]:
+    """Write a run workspace into ``folder``, below the time of the run's start, and return the path of its index.
+
+    A row is a line of ``index.jsonl`` and a folder with its question, answer and grading; a repeat is a test of its
+    own, and a target under a prompt a target. AgentV requires a score: that of a row without one is 0, and its status
+    ``execution_error``. Raises `QuintainError` if a file cannot be written; then there is no index.
+
+    Example::
+
+        write_agentv_run(Path(".agentv/results/runs/quintain"), read_report(Path("runs/eval")))
+    """
+    started = datetime.fromisoformat(report.run.started_at).astimezone(UTC)
+    workspace = folder / f"{started:%Y-%m-%dT%H-%M-%S}-{started.microsecond // 1000:03}Z"
+    path = workspace / "index.jsonl"
+    summary = _Summary()
+    try:
+        workspace.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, mode=0o666) as index:
+            for number, row in enumerate(report.rows(), start=1):
+                place = f"{report.run.name}/{number}"
+                _write_row(workspace / place, row)
+                index.write(_to_json(_index_line(report, row, place)) + b"\n")
+                summary.add(row)
+            (workspace / "benchmark.json").write_bytes(_to_json(summary.benchmark(report)))
+    except OSError as error:
+        raise QuintainError(f"{workspace}: cannot be written ({error.strerror})") from None
+    return [path]
+
+
+def _write_row(folder: Path, row: Row) -> None:
+    (folder / "outputs").mkdir(parents=True, exist_ok=True)
+    question = "\n\n".join(f"@[{role}]:\n{text}" for role, text in _messages(row))
+    (folder / "input.md").write_text(question, encoding="utf-8", errors="replace")
+    (folder / "outputs" / "answer.md").write_text(row.output or "", encoding="utf-8", errors="replace")
+    checks = [check for grader in row.graders.values() for check in _assertions(grader)]
+    passed = sum(check["passed"] is True for check in checks)
+    grading = {
+        "assertions": checks,
+        "summary": {
+            "passed": passed,
+            "failed": len(checks) - passed,
+            "total": len(checks),
+            "pass_rate": passed / len(checks) if checks else 0,
+        },
+        "graders": _scores(row),
+    }
+    (folder / "grading.json").write_bytes(_to_json(grading))
+
+
+def _index_line(report: RunReport, row: Row, place: str) -> JsonObject:
+    status = "execution_error" if row.score is None else "ok" if row.passed else "quality_failure"
+    line: JsonObject = {
+        "timestamp": report.run.ended_at or report.run.started_at,
+        "test_id": row.case_id if report.run.configuration.repeats == 1 else f"{row.case_id}#{row.repeat}",
+        "suite": report.run.name,
+        "score": row.score or 0,
+        "target": row.column,
+        "token_usage": row.token_usage.model_dump(mode="json", exclude_none=True),
+        "duration_ms": round(row.duration_ms),
+        "scores": _scores(row),
+        "execution_status": status,
+        "artifact_dir": place,
+        "grading_path": f"{place}/grading.json",
+        "input_path": f"{place}/input.md",
+        "output_path": f"{place}/outputs/answer.md",
+        "answer_path": f"{place}/outputs/answer.md",
+    }
+    if row.error is not None:
+        line["error"] = f"{row.error.code}: {row.error.error}"
+    return line
+
+
+def _scores(row: Row) -> list[JsonObject]:
+    return [
+        {
+            "name": name,
+            "type": _GRADER_TYPE,
+            "score": grader.score or 0,
+            "weight": grader.weight,
+            "verdict": "pass" if _is_passed(grader) else "fail",
+            "reasoning": grader.reason or grader.error or "",
+            "assertions": _assertions(grader),
+        }
+        for name, grader in row.graders.items()
+    ]
+
+
+def _assertions(grader: GraderRow) -> list[JsonObject]:
+    """The checks of a grader, or its verdict if it made none."""
+    if not grader.checks:
+        return [{"text": grader.reason or grader.error or "", "passed": _is_passed(grader), "evidence": ""}]
+    return [
+        {"text": check.text, "passed": check.passed, "evidence": check.evidence or check.reason or ""}
+        for check in grader.checks
+    ]
+
+
+def _is_passed(grader: GraderRow) -> bool:
+    return grader.passed if grader.passed is not None else (grader.score or 0) >= 0.5
+
+
+def _messages(row: Row) -> list[tuple[str, str]]:
+    """What was asked; nothing if the run kept no texts."""
+    if row.case is None:
+        return []
+    system = [("system", row.case.system_prompt)] if row.case.system_prompt is not None else []
+    question = [("user", row.case.question)] if row.case.question is not None else []
+    return [
+        *system,
+        *((message.role, content_text(message.content)) for message in row.case.messages or ()),
+        *question,
+    ]
+
+
+class _Summary:
+    """The numbers of ``benchmark.json``: of each target, and of each grader."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._graders: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, row: Row) -> None:
+        """Count a row."""
+        figures = self._targets[row.column]
+        figures["pass_rate"].append(float(row.score is not None and row.passed))
+        figures["time_seconds"].append(row.duration_ms / 1000)
+        figures["tokens"].append(row.token_usage.input + row.token_usage.output)
+        for name, grader in row.graders.items():
+            if grader.score is not None:
+                self._graders[f"{name}:{_GRADER_TYPE}"].append(grader.score)
+
+    def benchmark(self, report: RunReport) -> JsonObject:
+        """The content of the file."""
+        targets = {name: _statistics_of(figures.items()) for name, figures in self._targets.items()}
+        metadata = {
+            "eval_file": report.run.configuration.evaluation,
+            "timestamp": report.run.ended_at or report.run.started_at,
+            "targets": report.run.configuration.columns,
+            "planned_test_count": report.summary.cases * report.run.configuration.repeats,
+        }
+        graders = _statistics_of(self._graders.items())
+        return {"metadata": metadata, "run_summary": targets, "per_grader_summary": graders, "notes": []}
+
+
+def _statistics_of(figures: Iterable[tuple[str, Sequence[float]]]) -> dict[str, JsonObject]:
+    """The mean and the standard deviation of each list of numbers."""
+    found: dict[str, JsonObject] = {}
+    for name, values in figures:
+        mean = sum(values) / len(values)
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+        found[name] = {"mean": round(mean, 3), "stddev": round(deviation, 3)}
+    return found
+
+
+def _to_json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+#: Why a model stopped: its provider's word (OpenAI's or Anthropic's) → Inspect's.
+_STOP_REASONS: Final[Mapping[str | None, str]] = {
+    "stop": "stop", "end_turn": "stop", "stop_sequence": "stop", "length": "max_tokens", "max_tokens": "max_tokens",
+    "tool_calls": "tool_calls", "tool_use": "tool_calls", "content_filter": "content_filter",
+    "refusal": "content_filter",
+}  # fmt: skip
+
+
+def write_inspect_logs(folder: Path, report: RunReport) -> list[Path]:
+    """Write a log for each target, under each prompt, into ``folder``, and return the paths of the files.
+
+    A row is a sample, a repeat an epoch and a grader a scorer. What Inspect has no field for is in the sample's
+    metadata. Raises `QuintainError` if a file cannot be written.
+
+    Example::
+
+        write_inspect_logs(Path("logs"), read_report(Path("runs/eval")))
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, column in enumerate(report.run.configuration.columns, start=1):
+        path = folder / f"{report.run.name}-{number}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', column)}.json"
+        _write_log(path, report, column)
+        paths.append(path)
+    return paths
+
+
+def _write_log(path: Path, report: RunReport, column: str) -> None:
+    """Write what is computed from all rows, then each sample: Inspect reads a log's header up to the samples."""
+    header = {**_header(report, column), "results": _results(row for row in report.rows() if row.column == column)}
+    with atomic_write(path, mode=0o666) as file:
+        file.write(_to_json(header)[:-1] + b',"samples":[')
+        separator = b"\n"
+        for row in report.rows():
+            if row.column == column:
+                file.write(separator + _to_json(_sample(row)))
+                separator = b",\n"
+        file.write(b"\n]}\n")
+
+
+def _results(rows: Iterable[Row]) -> JsonObject:
+    scores: dict[str, list[float]] = defaultdict(list)
+    total = completed = 0
+    for row in rows:
+        total, completed = total + 1, completed + (row.error is None)
+        for name, grader in row.graders.items():
+            if grader.score is not None:
+                scores[name].append(grader.score)
+    return {
+        "total_samples": total,
+        "completed_samples": completed,
+        "scores": [_mean_score(name, values, total) for name, values in scores.items()],
+    }
+
+
+def _header(report: RunReport, column: str) -> JsonObject:
+    run, (target, prompt) = report.run, split_column(column)
+    session = next(iter(reversed([each.session_id for each in run.sessions])), "")
+    return {
+        "version": 2,
+        "status": "started" if run.ended_at is None else "success",
+        "eval": {
+            "created": run.started_at,
+            "task": run.name,
+            "task_id": run.name,
+            "eval_id": f"{session}-{column}",
+            "run_id": session,
+            "dataset": {"name": run.name, "samples": report.summary.cases},
+            "model": target,
+            "config": {"epochs": run.configuration.repeats},
+            "packages": {"quintain": importlib.metadata.version("quintain")},
+            "metadata": {"target": target, "prompt": prompt, "evaluation": run.configuration.evaluation},
+        },
+        "plan": {"name": "plan", "steps": [], "config": {}},
+        "stats": {"started_at": run.started_at, "completed_at": run.ended_at or ""},
+    }
+
+
+def _sample(row: Row) -> JsonObject:
+    asked, answer = row.case, row.answer
+    messages = [] if asked is None else _message_objects(row)
+    choices: list[JsonObject] = []
+    output: JsonObject = {"model": row.target if answer is None else answer.model or row.target, "choices": choices}
+    if row.output is not None:
+        said: JsonObject = {"role": "assistant", "content": row.output, "source": "generate", "model": row.target}
+        stop_reason = _STOP_REASONS.get(None if answer is None else answer.finish_reason, "unknown")
+        choices.append({"message": said, "stop_reason": stop_reason})
+        output["completion"] = row.output
+        messages.append(said)
+    usage = row.token_usage
+    output["usage"] = {
+        "input_tokens": usage.input,
+        "output_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+    }
+    sample: JsonObject = {
+        "id": row.case_id,
+        "epoch": row.repeat,
+        "input": asked.question if asked is not None and asked.question is not None else _message_objects(row) or "",
+        "target": "" if asked is None else _text(asked.expected),
+        "messages": messages,
+        "output": output,
+        "scores": {name: _score(row, name) for name, grader in row.graders.items() if grader.score is not None},
+        "metadata": _metadata(row),
+        "total_time": row.duration_ms / 1000,
+    }
+    if row.error is not None:
+        text = f"{row.error.code}: {row.error.error}"
+        sample["error"] = {"message": text, "traceback": "", "traceback_ansi": ""}
+    return sample
+
+
+def _message_objects(row: Row) -> list[JsonObject]:
+    return [{"role": role, "content": content} for role, content in _messages(row)]
+
+
+def _metadata(row: Row) -> JsonObject:
+    """The rest of the row, under the names of ``results.jsonl``: parts of messages, grader errors, tries and marks."""
+    left_out = {"case_id", "repeat", "target", "output", "score", "token_usage", "duration_ms", "schema_version"}
+    return row.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
+
+
+def _score(row: Row, name: str) -> JsonObject:
+    grader = row.graders[name]
+    return {
+        "value": grader.score,
+        "answer": row.output,
+        "explanation": grader.reason,
+        "metadata": {"pass": grader.passed},
+    }
+
+
+def _mean_score(name: str, scored: Sequence[float], total: int) -> JsonObject:
+    mean = sum(scored) / len(scored)
+    return {
+        "name": name,
+        "scorer": name,
+        "scored_samples": len(scored),
+        "unscored_samples": total - len(scored),
+        "metrics": {"mean": {"name": "mean", "value": mean}},
+    }
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,223 @@
+"""The state of a running evaluation that the progress display shows. No I/O.
+
+Counts rows for each target, trials in flight, latencies, grader results, the call budget and unshown errors, in
+constant memory. Latencies and rates cover this invocation only; counts include rows of earlier ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from quintain.errors import Overloaded, QuintainError, Throttled
+from quintain_runner.results.counts import CallsLeft, Cost, ResumeState, RowStats, RowTally
+from quintain_runner.results.row import GraderRow, Row
+
+#: The codes of faults that mean that a service is overloaded.
+_OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
+
+#: Latencies are counted in buckets; each is wider than the previous one by this ratio, so quantiles are exact within 5
+#: %.
+_BUCKET_RATIO = 1.1
+_MIN_LATENCY_MS = 0.1
+
+
+class Latencies:
+    """A histogram of latencies in milliseconds, in constant memory."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int] = {}
+        self._count = 0
+
+    def add(self, latency_ms: float) -> None:
+        """Count one latency, in milliseconds."""
+        bucket = math.ceil(math.log(max(latency_ms, _MIN_LATENCY_MS) / _MIN_LATENCY_MS, _BUCKET_RATIO))
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self._count += 1
+
+    def quantile(self, fraction: float) -> float | None:
+        """The latency in milliseconds that ``fraction`` (0 to 1) of the values do not exceed; None without values."""
+        remaining = fraction * self._count
+        for bucket, count in sorted(self._buckets.items()):
+            remaining -= count
+            if remaining <= 0:
+                return float(_MIN_LATENCY_MS * _BUCKET_RATIO ** (bucket - 0.5))
+        return None
+
+
+class TargetProgress:
+    """The progress of one target in this invocation. ``overload_count`` counts overload errors, with and without a
+    retry.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = self.rows_written = self.overload_count = 0
+        #: No more of its trials are begun: too many of them failed.
+        self.is_parked = False
+        self.latencies = Latencies()
+
+    def add_row(self, row: Row) -> None:
+        """Count a written row."""
+        self.rows_written += 1
+        if row.output is not None:
+            self.latencies.add(row.duration_ms)
+        if row.error is not None and row.error.code in _OVERLOAD_CODES:
+            self.overload_count += 1
+
+    def record_retry(self, error: QuintainError) -> None:
+        """Count a retry of a call to this target after ``error``."""
+        self.overload_count += isinstance(error, Throttled | Overloaded)
+
+
+class GraderProgress:
+    """The progress of one grader in this invocation."""
+
+    def __init__(self) -> None:
+        self.graded = self.passed = self.errors = self.calls = 0
+        self.score_sum = 0.0
+
+    def add_row(self, row: GraderRow) -> None:
+        """Count a verdict or an error of the grader."""
+        self.calls += row.calls
+        if row.error is not None or row.score is None:
+            self.errors += 1
+            return
+        self.graded += 1
+        self.passed += bool(row.passed)
+        self.score_sum += row.score
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean score of the grader, or None without scores."""
+        return self.score_sum / self.graded if self.graded else None
+
+
+class BudgetProgress:
+    """The call budget of the run's plan, as last read from the ledger."""
+
+    def __init__(self) -> None:
+        #: The calls of the run before its plan changed: they are not counted against the budget.
+        self.calls_of_earlier_plans = 0
+        self.calls = self.max_calls = 0
+        #: The calls at the first read of this invocation, from which the rate is computed.
+        self.initial_calls: int | None = None
+
+    def update(self, calls: int, max_calls: int) -> None:
+        """Store the counters that were read from the ledger."""
+        self.calls, self.max_calls = calls, max_calls
+        if self.initial_calls is None:
+            self.initial_calls = calls
+
+
+#: The most errors that wait to be shown; the results contain all of them.
+_MAX_PENDING_ERRORS = 20
+
+
+class ProgressState:
+    """The progress of a run.
+
+    ``targets`` are the columns: each target, under each prompt. ``tallies`` count the rows of all invocations;
+    ``target_gauges`` and ``grader_gauges`` count this
+    invocation only.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        *,
+        cases: int,
+        repeats: int,
+        resume_state: ResumeState,
+        pending: Mapping[str, int] | None = None,
+        calls_left: CallsLeft | None = None,
+    ) -> None:
+        self.cases = cases
+        #: The calls that the same command would need now: its own trials that have not ended, and those that failed.
+        self.calls_left = calls_left or CallsLeft()
+        #: The calls of those trials of this invocation that have not ended.
+        self.calls_open = self.calls_left.copy()
+        self._grader_calls = resume_state.grader_calls
+        self.tallies = {target: RowTally(cases * repeats) for target in targets}
+        for (column, repeat), tally in resume_state.tallies.items():
+            if column in self.tallies and repeat <= repeats:
+                self.tallies[column] += tally
+        #: The number of trials that this invocation executes, by column; without ``pending`` those without a row.
+        self.pending = {
+            column: tally.trials - tally.done if pending is None else pending.get(column, 0)
+            for column, tally in self.tallies.items()
+        }
+        #: The calls in all rows of the folder, also rows of targets and repeats that this run does not include.
+        self.calls_in_rows = resume_state.calls_in_rows
+        self.target_gauges = {target: TargetProgress() for target in targets}
+        self.grader_gauges: dict[str, GraderProgress] = {}
+        self.budget = BudgetProgress()
+        #: The cost when it was last read, or None.
+        self.cost: Cost | None = None
+        self._calls_in_rows_before = self.calls_in_rows
+        self._pending_errors: deque[str] = deque(maxlen=_MAX_PENDING_ERRORS)
+
+    @property
+    def calls(self) -> int:
+        """The calls that are known to be made: as last read from the ledger, or those of the plan's rows if more."""
+        return max(self.budget.calls, self._calls_in_rows_of_plan)
+
+    @property
+    def projected_calls(self) -> int:
+        """The projected number of calls when this invocation is complete: those of rows, and those of trials that have
+        not ended, some of whose calls the ledger counts already."""
+        left = self.calls_open.estimate(self._grader_calls, deviations=0)
+        return max(self.calls, self._calls_in_rows_of_plan + left)
+
+    @property
+    def _calls_in_rows_of_plan(self) -> int:
+        """The calls in rows that are counted against the budget: without those of earlier plans."""
+        before = max(0, self._calls_in_rows_before - self.budget.calls_of_earlier_plans)
+        return before + self.calls_in_rows - self._calls_in_rows_before
+
+    @property
+    def estimated_calls_left(self) -> int:
+        """The calls that the open trials will take, estimated from what the graders of graded rows took."""
+        return self.calls_left.estimate(self._grader_calls)
+
+    @property
+    def pending_trials(self) -> int:
+        """The number of trials that this invocation executes."""
+        return sum(self.pending.values())
+
+    def trial_started(self, target: str) -> None:
+        """Record that a trial of this target has started."""
+        self.target_gauges[target].in_flight += 1
+
+    def trial_ended(self, target: str) -> None:
+        """Record that a trial of this target has ended, successfully or not."""
+        self.target_gauges[target].in_flight -= 1
+
+    def add_row(self, row: Row, superseded: RowStats | None = None) -> None:
+        """Count a row of this run; ``superseded`` are the statistics of the row that it supersedes, if any."""
+        tally = self.tallies[row.column]
+        if superseded is not None and superseded.counts:
+            tally.add(superseded, times=-1)
+        tally.add(RowStats.of(row))
+        self._grader_calls.add_row(row)
+        self.calls_in_rows += row.calls - (0 if superseded is None else superseded.calls)
+        self.target_gauges[row.column].add_row(row)
+        for name, grader in row.graders.items():
+            self.grader_gauges.setdefault(name, GraderProgress()).add_row(grader)
+        if row.error is not None:
+            self._pending_errors.append(f"{row.case_id} · {row.column}: {row.error.error}")
+
+    def take_new_errors(self) -> Iterator[str]:
+        """Iterate over the errors since the last call, at most the latest 20."""
+        while self._pending_errors:
+            yield self._pending_errors.popleft()
+
+    @property
+    def trials(self) -> int:
+        """The number of rows that the complete run has."""
+        return sum(tally.trials for tally in self.tallies.values())
+
+    @property
+    def done(self) -> int:
+        """The number of trials with a row."""
+        return sum(tally.done for tally in self.tallies.values())

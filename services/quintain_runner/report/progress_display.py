@@ -1,0 +1,377 @@
+"""Shows the progress of a run: a live table on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from quintain_runner.report.progress import ProgressState, TargetProgress
+from quintain_runner.results.counts import LineUsage, RowTally, TargetCost, dollars
+from quintain_runner.statistics.analysis import format_score
+from quintain_runner.untrusted import plain_text
+
+#: Terminals with fewer characters per line show only the most important columns.
+WIDE_COLUMNS = 112
+
+#: The width of the budget's bar, in characters.
+_BAR_WIDTH = 30
+
+#: No end time is projected before this many seconds have passed.
+_MIN_PROJECTION_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _TargetLine:
+    """The data of one target's row in the table."""
+
+    tally: RowTally
+    pending: int
+    progress: TargetProgress
+    elapsed_seconds: float
+    cost: TargetCost | None
+
+    @property
+    def usage(self) -> LineUsage:
+        """The calls and tokens of the line: those that its cost counts or, without a cost, those of the rows."""
+        tally = self.tally
+        return self.cost.usage if self.cost else LineUsage(tally.calls, tally.input_tokens, tally.output_tokens)
+
+    @property
+    def queued(self) -> int:
+        """The number of trials of this command that have not started."""
+        return max(0, self.pending - self.progress.rows_written - self.progress.in_flight)
+
+    @property
+    def trials_per_minute(self) -> str:
+        """The number of trials per minute in this invocation, formatted."""
+        return f"{60 * self.progress.rows_written / self.elapsed_seconds:,.0f}" if self.elapsed_seconds > 0 else "-"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The estimated seconds until the last trial ends, at the rate of this invocation; None while the rate is
+        unknown.
+        """
+        remaining = self.progress.in_flight + (0 if self.progress.is_parked else self.queued)
+        if not remaining:
+            return 0.0
+        if not self.progress.rows_written or self.elapsed_seconds < _MIN_PROJECTION_SECONDS:
+            return None
+        return remaining * self.elapsed_seconds / self.progress.rows_written
+
+
+@dataclass(frozen=True, slots=True)
+class _TableColumn:
+    """A column of the table: its heading, the function for its cells, and whether narrow terminals show it."""
+
+    heading: str
+    cell: Callable[[_TargetLine], str]
+    shown_when_narrow: bool = True
+
+
+_COLUMNS = (
+    _TableColumn("done", lambda line: f"{line.tally.done:,}/{line.tally.trials:,}"),
+    _TableColumn("in flight", lambda line: f"{line.progress.in_flight:,}"),
+    _TableColumn("queued", lambda line: f"{line.queued:,}", shown_when_narrow=False),
+    _TableColumn("per min", lambda line: line.trials_per_minute),
+    _TableColumn("p50", lambda line: _format_latency(line.progress.latencies.quantile(0.5)), shown_when_narrow=False),
+    _TableColumn("p95", lambda line: _format_latency(line.progress.latencies.quantile(0.95))),
+    _TableColumn("mean", lambda line: format_score(line.tally.mean_score)),
+    _TableColumn("errors", lambda line: f"{line.tally.errors:,}"),
+    _TableColumn("in doubt", lambda line: f"{line.tally.in_doubt:,}", shown_when_narrow=False),
+    _TableColumn("throttled", lambda line: f"{line.progress.overload_count:,}", shown_when_narrow=False),
+    _TableColumn("calls", lambda line: f"{line.usage.calls:,}", shown_when_narrow=False),
+    _TableColumn(
+        "tokens in/out",
+        lambda line: f"{format_compact(line.usage.input_tokens)}/{format_compact(line.usage.output_tokens)}",
+    ),
+)
+
+#: The cost of the target's calls, as its tokens; the cost of judges is included in the budget line.
+_COST_COLUMN = _TableColumn(
+    "cost", lambda line: "-" if line.cost is None else dollars(line.cost.usd, at_least=line.cost.at_least)
+)
+
+
+def render_progress(
+    progress_state: ProgressState, *, elapsed_seconds: float, width: int, now: datetime
+) -> RenderableType:
+    """Render the progress of a run.
+
+    ``elapsed_seconds`` is the time since the run started, ``width`` the terminal's width in characters, and ``now`` the
+    current local time.
+    """
+    costs = {} if progress_state.cost is None else progress_state.cost.targets
+    lines = {
+        name: _TargetLine(
+            tally, progress_state.pending[name], progress_state.target_gauges[name], elapsed_seconds, costs.get(name)
+        )
+        for name, tally in progress_state.tallies.items()
+    }
+    parts: list[RenderableType] = [_targets_table(lines, wide=width >= WIDE_COLUMNS)]
+    if progress_state.grader_gauges:
+        parts.append(_graders_table(progress_state))
+    parts += _budget_lines(progress_state, lines, elapsed_seconds, now)
+    return Group(*parts)
+
+
+def format_compact(number: int) -> str:
+    """A large number in few characters, such as ``9.1M``."""
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return str(number)
+
+
+def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
+    """The table of the targets."""
+    columns = [column for column in _COLUMNS if wide or column.shown_when_narrow]
+    if any(line.cost is not None for line in lines.values()):
+        columns.append(_COST_COLUMN)
+    table = Table("target", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for name, line in lines.items():
+        shown_name = f"{name} (parked)" if line.progress.is_parked else name
+        table.add_row(plain_text(shown_name), *(column.cell(line) for column in columns))
+    return table
+
+
+def _graders_table(progress_state: ProgressState) -> Table:
+    """The table of the graders."""
+    table = Table("grader", box=None, pad_edge=False)
+    for heading in ("graded", "passed", "mean", "errors", "calls"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, progress in progress_state.grader_gauges.items():
+        counts = (progress.graded, progress.passed)
+        cells = (
+            *(f"{count:,}" for count in counts),
+            format_score(progress.mean_score),
+            f"{progress.errors:,}",
+            f"{progress.calls:,}",
+        )
+        table.add_row(plain_text(name), *cells)
+    return table
+
+
+def _budget_lines(
+    progress_state: ProgressState, lines: dict[str, _TargetLine], elapsed_seconds: float, now: datetime
+) -> Iterator[Text]:
+    """The lines with the budget and the expected end of the run."""
+    budget = progress_state.budget
+    if budget.max_calls:
+        filled = min(_BAR_WIDTH, _BAR_WIDTH * progress_state.calls // budget.max_calls)
+        bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
+        cost = ""
+        if progress_state.cost is not None and progress_state.cost.usd is not None:
+            cost = f", {dollars(progress_state.cost.usd, at_least=progress_state.cost.at_least)}"
+        calls = f"{progress_state.calls:,}/{budget.max_calls:,} calls{cost}"
+        yield Text(f"budget  {bar} {calls}{_budget_projection(progress_state, elapsed_seconds, now)}")
+    seconds_left = {name: line.seconds_left for name, line in lines.items()}
+    known = {name: left for name, left in seconds_left.items() if left is not None}
+    if len(known) == len(seconds_left) and any(known.values()):
+        last = max(known, key=lambda name: known[name])
+        target_note = f" ({plain_text(last)})" if len(known) > 1 else ""
+        yield Text(f"ends    about {_format_end_time(now, known[last])}{target_note}")
+
+
+def _budget_projection(progress_state: ProgressState, elapsed_seconds: float, now: datetime) -> str:
+    """The projected use of the budget: the total calls of the run, or when the budget will be spent."""
+    budget = progress_state.budget
+    if not any(tally.graded for tally in progress_state.tallies.values()):
+        return ""
+    projected_calls = progress_state.projected_calls
+    if projected_calls <= budget.max_calls:
+        return f", about {projected_calls:,} in total"
+    when = ""
+    calls_made = progress_state.calls - (budget.initial_calls or 0)
+    if calls_made > 0 and elapsed_seconds >= _MIN_PROJECTION_SECONDS:
+        left = (budget.max_calls - progress_state.calls) * elapsed_seconds / calls_made
+        when = f" about {_format_end_time(now, left)}"
+    return f", spent{when} before the run ends: the run needs about {projected_calls:,}"
+
+
+def _format_latency(latency_ms: float | None) -> str:
+    """A latency in ms or s, or a dash for None."""
+    if latency_ms is None:
+        return "-"
+    return f"{latency_ms:.0f}ms" if latency_ms < 1000 else f"{latency_ms / 1000:.1f}s"
+
+
+def _format_end_time(now: datetime, seconds: float) -> str:
+    """The time of day in ``seconds`` from now, with the weekday if it is not today."""
+    end = now + timedelta(seconds=seconds)
+    return f"{end:%H:%M}" if end.date() == now.date() else f"{end:%a %H:%M}"
+
+
+#: The interval between two calls of `ProgressDisplay.tick`, in seconds.
+TICK_SECONDS = 0.25
+
+#: Without a terminal, a line is written after this many seconds, or after this fraction of all trials.
+_LINE_SECONDS = 10.0
+_LINE_FRACTION = 0.1
+
+#: The most errors shown during a run; the results contain all of them.
+_MAX_SHOWN_ERRORS = 10
+
+Clock = Callable[[], float]
+
+
+class ProgressDisplay(Protocol):
+    """Shows the progress of a run. The run calls `tick` every `TICK_SECONDS`."""
+
+    def start(self, progress_state: ProgressState) -> None:
+        """Show the beginning of the run; ``progress_state`` changes while it runs."""
+
+    def tick(self) -> None:
+        """Update the display if the progress has changed."""
+
+    def stop(self) -> None:
+        """End the display when the run ends or is interrupted, and restore the terminal."""
+
+
+class NoProgressDisplay:
+    """Shows nothing; used with ``--json``."""
+
+    def start(self, progress_state: ProgressState) -> None:
+        """Show nothing at the start of the run."""
+
+    def tick(self) -> None:
+        """Show nothing while the run goes on."""
+
+    def stop(self) -> None:
+        """Show nothing at the end of the run."""
+
+
+class _ErrorPrinter:
+    """Prints the first errors of a run, one line each, and then one line that there are more."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._printed_count = console, 0
+
+    def print_new(self, progress_state: ProgressState) -> None:
+        """Print the errors since the last call."""
+        for error in progress_state.take_new_errors():
+            self._printed_count += 1
+            if self._printed_count <= _MAX_SHOWN_ERRORS:
+                self._console.print(plain_text(f"error: {error}", "red"), soft_wrap=True)
+            elif self._printed_count == _MAX_SHOWN_ERRORS + 1:
+                self._console.print(plain_text("error: there are more errors; all are in the results", "red"))
+
+
+class Lines:
+    """Prints a line of progress every ten seconds, or after every tenth of the trials. ``clock`` returns seconds."""
+
+    def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._errors = _ErrorPrinter(console)
+        self._progress_state: ProgressState | None = None
+        self._printed_at, self._printed_done = 0.0, 0
+
+    def start(self, progress_state: ProgressState) -> None:
+        """Print the line about the planned trials."""
+        self._progress_state, self._printed_at, self._printed_done = progress_state, self._clock(), progress_state.done
+        self._print(start_line(progress_state))
+
+    def tick(self) -> None:
+        """Print new errors, and a line of progress if one is due."""
+        progress_state = self._progress_state
+        if progress_state is None:
+            return
+        self._errors.print_new(progress_state)
+        is_step_reached = progress_state.done - self._printed_done >= max(1, progress_state.trials * _LINE_FRACTION)
+        if is_step_reached or (
+            self._clock() - self._printed_at >= _LINE_SECONDS and progress_state.done > self._printed_done
+        ):
+            self._printed_at, self._printed_done = self._clock(), progress_state.done
+            self._print(progress_line(progress_state))
+
+    def stop(self) -> None:
+        """Print the errors and the progress that are not yet printed."""
+        if self._progress_state is not None:
+            self._errors.print_new(self._progress_state)
+            if self._progress_state.done > self._printed_done:
+                self._print(progress_line(self._progress_state))
+
+    def _print(self, line: str) -> None:
+        """Print one line, without wrapping."""
+        self._console.print(plain_text(line), soft_wrap=True)
+
+
+class LiveTable:
+    """A table that is redrawn in place and removed when the run ends. ``clock`` returns seconds."""
+
+    def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._errors = _ErrorPrinter(console)
+        self._progress_state: ProgressState | None = None
+        self._live: Live | None = None
+        self._started = 0.0
+
+    def start(self, progress_state: ProgressState) -> None:
+        """Print the line about the planned trials, and draw the table."""
+        self._progress_state, self._started = progress_state, self._clock()
+        self._console.print(plain_text(start_line(progress_state)), soft_wrap=True)
+        self._live = Live(self._render(progress_state), console=self._console, auto_refresh=False, transient=True)
+        self._live.start(refresh=True)
+
+    def tick(self) -> None:
+        """Print new errors and redraw the table."""
+        if self._progress_state is not None and self._live is not None:
+            self._errors.print_new(self._progress_state)
+            self._live.update(self._render(self._progress_state), refresh=True)
+
+    def stop(self) -> None:
+        """Print new errors and remove the table."""
+        if self._progress_state is not None and self._live is not None:
+            self._errors.print_new(self._progress_state)
+            self._live.stop()
+
+    def _render(self, progress_state: ProgressState) -> RenderableType:
+        """The table at this moment."""
+        now = datetime.now().astimezone()
+        return render_progress(
+            progress_state, elapsed_seconds=self._clock() - self._started, width=self._console.width, now=now
+        )
+
+
+def progress_display(console: Console, env: Mapping[str, str]) -> ProgressDisplay:
+    """The display for a console: a live table on a capable terminal; lines in a pipe, in CI, and on a dumb terminal."""
+    if console.is_terminal and not console.is_dumb_terminal and not env.get("CI"):
+        return LiveTable(console)
+    return Lines(console)
+
+
+def start_line(progress_state: ProgressState) -> str:
+    """The number of trials, the targets, and how many of the trials this command executes, if not all."""
+    pending = progress_state.pending_trials
+    executed = "" if pending == progress_state.trials else f", {pending} to execute"
+    targets = ", ".join(progress_state.tallies)
+    return f"{progress_state.trials} trials: {progress_state.cases} cases for {targets}{executed}"
+
+
+def progress_line(progress_state: ProgressState) -> str:
+    """The progress of all targets as one line."""
+    targets = "; ".join(
+        f"{name} {_target_text(tally, progress_state.target_gauges[name])}"
+        for name, tally in progress_state.tallies.items()
+    )
+    budget = (
+        f" calls {progress_state.calls}/{progress_state.budget.max_calls}" if progress_state.budget.max_calls else ""
+    )
+    return f"{progress_state.done}/{progress_state.trials} {targets}{budget}"
+
+
+def _target_text(tally: RowTally, progress: TargetProgress) -> str:
+    """The progress of one target."""
+    errors = f", {tally.errors} errors" if tally.errors else ""
+    parked = ", parked" if progress.is_parked else ""
+    in_doubt = f", {tally.in_doubt} in doubt" if tally.in_doubt else ""
+    return f"{tally.done}/{tally.trials} mean {format_score(tally.mean_score)}{errors}{in_doubt}{parked}"

@@ -1,0 +1,224 @@
+"""Finds the configuration, and starts services from it in this process; each is an async context manager."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import quintain_gateway
+import quintain_metadata
+import quintain_worker
+from quintain.bus.base import Bus
+from quintain.bus.connect import connect_bus
+from quintain.bus.memory import MemoryBroker
+from quintain.client.client import connect_admin
+from quintain.config import Config, card_of, find_config, load_config, target_fingerprints
+from quintain.config.prices import target_price
+from quintain.contracts.proof import digest
+from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.errors import BudgetUnavailable, ConfigError
+from quintain.fleet.announce import announce
+from quintain.settings import MEMORY_URL, Settings, read_trace_settings, without_variables
+from quintain.timings import DEFAULT_TIMINGS, Timings
+
+#: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
+INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
+
+
+@contextlib.asynccontextmanager
+async def open_bus(
+    url: str, name: str, memory: MemoryBroker | None, *, timeout_seconds: float = 30.0
+) -> AsyncIterator[Bus]:
+    """Connect to the broker at this URL. ``memory`` is the broker for ``memory://``; ``name`` names the connection.
+
+    Raises `BrokerUnavailable` after ``timeout_seconds``, or `BrokerRefused`.
+    """
+    bus = await connect_bus(url, name, memory=memory, timeout_seconds=timeout_seconds)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def open_ledger_or_wait(
+    url: str, *, on_waiting: Callable[[str], None] | None = None
+) -> AsyncIterator[quintain_metadata.Ledger]:
+    """Open the ledger at this URL.
+
+    With ``on_waiting``, an unavailable ledger is tried again until it can be opened; the function is called once with
+    the reason. Raises `ConfigError` if the URL or the ledger cannot be used, and `BudgetUnavailable` if it is
+    unavailable and there is no ``on_waiting``.
+    """
+    ledger = await (
+        quintain_metadata.open_ledger(url) if on_waiting is None else _open_ledger_with_retry(url, on_waiting)
+    )
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+async def _open_ledger_with_retry(url: str, on_waiting: Callable[[str], None]) -> quintain_metadata.Ledger:
+    delay_seconds = INITIAL_RETRY_SECONDS
+    while True:
+        try:
+            return await quintain_metadata.open_ledger(url)
+        except BudgetUnavailable as error:
+            if delay_seconds == INITIAL_RETRY_SECONDS:
+                on_waiting(error.message)
+        await asyncio.sleep(delay_seconds)
+        delay_seconds = min(2 * delay_seconds, MAX_RETRY_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def run_worker(
+    bus: Bus,
+    config: Config,
+    env: Mapping[str, str],
+    *,
+    only_targets: Iterable[str] | None = None,
+    grace_seconds: float = 30.0,
+    metrics: quintain_worker.WorkerMetrics | None = None,
+    sole_id: str | None = None,
+    drain: Callable[[], object] | None = None,
+    timings: Timings = DEFAULT_TIMINGS,
+) -> AsyncIterator[quintain_worker.Worker]:
+    """Run a worker for the targets of a configuration, or for ``only_targets`` of them.
+
+    ``grace_seconds`` is how long running calls may take on exit. ``sole_id`` and ``drain`` are passed to `Worker`.
+    Raises `ConfigError`.
+    """
+    resolved = config.resolve(env)
+    names = list(resolved.targets) if only_targets is None else list(only_targets)
+    # Commands of the configuration get the worker's environment, without what gives access to the ledger.
+    command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
+    provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
+    fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
+    cards = [card_of(name, resolved.targets[name]) for name in names]
+    trace_content = read_trace_settings(env).include_content
+    served_targets = {
+        name: quintain_worker.WorkerTarget(
+            name=name,
+            provider=quintain_worker.build_provider(name, resolved.targets[name], provider_context),
+            max_tries=resolved.targets[name].max_tries,
+            timeout_seconds=resolved.targets[name].timeout_seconds,
+            trace_content=trace_content,
+            ignore_unsupported=resolved.targets[name].unsupported == "ignore",
+            read_fingerprint=fingerprints[name],
+            price=target_price(resolved.targets[name]),
+        )
+        for name in names
+    }
+    worker = quintain_worker.Worker(
+        bus, served_targets, cards, metrics, sole_id=sole_id, on_drain=drain, timings=timings
+    )
+    try:
+        await worker.start()
+        async with announce(bus, worker.card):
+            yield worker
+    finally:
+        await worker.stop(grace_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All services, running in this process, and how to connect to them."""
+
+    broker_url: str
+    gateway_url: str
+    admin_token: str
+    memory: MemoryBroker | None
+    bus: Bus
+
+    async def open_session(self, request: OpenSession) -> SessionOpened:
+        """Open a session in this fleet."""
+        async with connect_admin(self.broker_url, self.admin_token, memory=self.memory) as admin:
+            return await admin.open(request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """The settings of a fleet. A ``ledger_url`` of ``sqlite://`` is a ledger in memory.
+
+    ``exclusive_path`` is a file or folder that only one fleet uses at a time: its worker then takes over the calls of
+    the previous one at once, without waiting for its lease to expire.
+    """
+
+    config: Config
+    env: Mapping[str, str]
+    broker_url: str
+    ledger_url: str
+    admin_token: str
+    port: int = 0
+    allowed_hosts: tuple[str, ...] = ()
+    limits: quintain_gateway.GatewayLimits | None = None
+    exclusive_path: str | None = None
+    timings: Timings = DEFAULT_TIMINGS
+
+
+@contextlib.asynccontextmanager
+async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
+    """Run all services of a plan. Raises `ConfigError` or `BrokerUnavailable`."""
+    memory = MemoryBroker() if plan.broker_url.startswith(MEMORY_URL) else None
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_named_bus(name: str) -> Bus:
+            return await stack.enter_async_context(open_bus(plan.broker_url, name, memory))
+
+        # Errors in the configuration are raised before any service is started.
+        plan.config.resolve(plan.env)
+        ledger = await stack.enter_async_context(open_ledger_or_wait(plan.ledger_url))
+        metadata = quintain_metadata.running_metadata(
+            await open_named_bus("metadata"),
+            ledger,
+            plan.admin_token,
+            timings=plan.timings,
+            start_window_seconds=0,
+        )
+        await stack.enter_async_context(metadata)
+        await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
+        gateway_bus = await open_named_bus("gateway")
+        address = quintain_gateway.BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
+        gateway_url = await stack.enter_async_context(
+            quintain_gateway.run_gateway(gateway_bus, address, plan.limits or quintain_gateway.GatewayLimits())
+        )
+        yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
+    if memory is not None:
+        memory.close()
+
+
+def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[quintain_worker.Worker]:
+    # The worker id is derived from machine and path; hashed, because ids are visible to the whole fleet.
+    sole_id = (
+        None
+        if plan.exclusive_path is None
+        else f"sole-{digest(f'{socket.gethostname()} {plan.exclusive_path}').hex()[:16]}"
+    )
+    return run_worker(bus, plan.config, plan.env, sole_id=sole_id, timings=plan.timings)
+
+
+def load_configuration(settings: Settings, config_path: Path | None, *, start_folder: Path | None = None) -> Config:
+    """Load the configuration: ``config_path``, else QUINTAIN_CONFIG, else the file found from a folder upwards.
+
+    The search begins in ``start_folder``, by default the working folder. Raises `ConfigError` if there is no file or
+    if it has errors.
+    """
+    path = find_configuration(settings, config_path, start_folder=start_folder)
+    if path is None:
+        raise ConfigError(
+            "No configuration: there is no quintain.yaml (or agentv.config.yaml) here or in any folder above; "
+            "`quintain init` writes one; or name it with QUINTAIN_CONFIG"
+        )
+    return load_config(path)
+
+
+def find_configuration(
+    settings: Settings, config_path: Path | None, *, start_folder: Path | None = None
+) -> Path | None:
+    """Return the path of the file that `load_configuration` would load, or None if there is none."""
+    return config_path or settings.config_path or find_config(start_folder or Path.cwd()) or find_config(Path.cwd())

@@ -1,0 +1,266 @@
+"""Client side of `admit`: batches admission requests and resends those that get no answer within 3 s.
+
+At most `MAX_UNDER_WAY` requests are under way: sent, and neither decided nor held by the ledger. Further ones wait
+here, in order. Silence is a property of the link to the metadata services: it is counted from the last answer of any of
+them, to any request of this worker.
+
+A first request goes to the own queue of the metadata service that last renewed the lease, which no quorum queue delays.
+A repetition goes to the shared queue: that service may hang, which the broker does not say. So does what is returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.clock import Clock
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
+from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
+from quintain.observe.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
+from quintain.routes import ADMIT
+from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import BatchSender
+from quintain.timings import Timings
+
+log = logging.getLogger(__name__)
+
+#: All admits of a worker share one correlation id: their answers are matched by the attempt id.
+CORRELATION_ID = "admit"
+
+#: How often the pending admits are checked for resends and timeouts, per repeat interval: one timer serves all.
+CHECKS_PER_REPEAT = 12
+
+#: How many admits may be under way at once: enough to keep the ledger busy, and few enough that it decides all of them
+#: within the repeat interval.
+MAX_UNDER_WAY = 256
+
+
+@dataclass(slots=True)
+class _PendingAdmit:
+    """One admission request that waits for its answer. Times are in the loop's seconds."""
+
+    admit: Admit
+    #: None: the call is returned to its queue, and this attempt must not run.
+    answer: asyncio.Future[Admission | None]
+    #: The deadline of the call.
+    ends_at: float
+    #: It waits for its batch, or that is being published.
+    is_being_sent: bool = False
+    first_sent_at: float = math.inf
+    sent_at: float = -math.inf
+
+    def return_call(self) -> None:
+        """Resolve the admit with None, so that the call returns to its queue; does nothing after an answer."""
+        if not self.answer.done():
+            self.answer.set_result(None)
+
+    def timeout_fault(self, now: float, heard_at: float, timings: Timings) -> Fault | None:
+        """Return the fault that ends the wait, or None while it goes on.
+
+        ``heard_at`` is when a metadata service last answered. One that was not sent yet ends only with its deadline.
+        """
+        if now - max(self.first_sent_at, heard_at) > timings.ledger_silence_seconds:
+            return BudgetUnavailable()
+        if now >= self.ends_at + timings.deadline_grace_seconds:
+            # The ledger may have granted the call to this worker or to another one.
+            return Expired("The deadline passed before the call was admitted", charge_unknown=True)
+        return None
+
+    def is_due(self, now: float, repeat_seconds: float) -> bool:
+        """Return whether to send it again: a repeat is due, or its deadline has passed since it was sent."""
+        if self.first_sent_at == math.inf:
+            return now >= self.ends_at
+        return not self.is_being_sent and (now - self.sent_at >= repeat_seconds or self.sent_at < self.ends_at <= now)
+
+
+class AdmissionClient:
+    """Sends the worker's admission requests to the metadata service and matches the answers to them."""
+
+    def __init__(self, bus: Bus, rpc_client: RpcClient, clock: Clock, incarnation: str, timings: Timings) -> None:
+        self._bus, self._rpc_client, self._clock, self._incarnation = bus, rpc_client, clock, incarnation
+        self._timings = timings
+        self._pending: dict[str, _PendingAdmit] = {}
+        #: Those that were not sent yet, in order; some may have ended meanwhile.
+        self._unsent: deque[_PendingAdmit] = deque()
+        self._under_way: set[str] = set()
+        self._heard_at = -math.inf
+        self._stopped = False
+        self._is_unreachable = False
+        #: The routing key of a metadata service's own queue; None while none is known.
+        self._own_key: str | None = None
+        #: The key says whether the requests are sent for the first time.
+        self._batches = BatchSender[bool, _PendingAdmit](self._send, max_concurrent=2)
+        self._check_timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Subscribe to the answers of the metadata service."""
+        self._rpc_client.subscribe(CORRELATION_ID, self._on_answer)
+
+    def stop(self) -> None:
+        """Resolve all pending admits with None, now and from now on: the worker stops."""
+        self._stopped = True
+        for pending in self._pending.values():
+            pending.return_call()
+
+    def return_calls(self, target: str) -> None:
+        """Resolve the pending admits of this target with None; later admits may wait again."""
+        for pending in self._pending.values():
+            if pending.admit.target == target:
+                pending.return_call()
+
+    async def admit(self, request: Admit, *, timeout_seconds: float) -> Admission | None:
+        """Request admission for one attempt and return the ledger's decision.
+
+        The ledger holds its answer while another attempt runs the call or while the target is at its limit. Returns
+        None where the call must return to its queue: the worker stops, or `return_calls` was called for its target.
+
+        ``timeout_seconds`` is the time to the call's deadline. The ledger is asked once more when it passes: its own
+        refusal says whether the call is charged. Raises `Expired` if there is no such answer, and `BudgetUnavailable`
+        when no metadata service answers anything. The attempt must then be settled as never sent, so that a grant that
+        is still on its way becomes void.
+        """
+        if self._stopped:
+            return None
+        loop = asyncio.get_running_loop()
+        pending = _PendingAdmit(request, loop.create_future(), loop.time() + timeout_seconds)
+        self._pending[request.attempt_id] = pending
+        self._unsent.append(pending)
+        self._send_next()
+        if self._check_timer is None:
+            self._check_timer = loop.call_later(
+                self._timings.admit_repeat_seconds / CHECKS_PER_REPEAT, self._check_pending
+            )
+        try:
+            return await pending.answer
+        finally:
+            del self._pending[request.attempt_id]
+            self._under_way.discard(request.attempt_id)
+            self._send_next()
+
+    def note_renewal(self, admit_key: str | None) -> None:
+        """Record that a metadata service has renewed the lease, and the routing key of its own queue for admits."""
+        self._own_key = admit_key
+        self._note_answer()
+
+    def _note_answer(self) -> None:
+        """Record that a metadata service has answered: the link to the ledger is not silent."""
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def _send_next(self) -> None:
+        """Send the next admits, up to `MAX_UNDER_WAY`."""
+        while self._unsent and len(self._under_way) < MAX_UNDER_WAY:
+            pending = self._unsent.popleft()
+            if pending.first_sent_at == math.inf and not pending.answer.done():
+                self._under_way.add(pending.admit.attempt_id)
+                self._add_to_batch(pending)
+
+    def _add_to_batch(self, pending: _PendingAdmit) -> None:
+        is_first = pending.first_sent_at == math.inf
+        pending.sent_at = asyncio.get_running_loop().time()
+        pending.first_sent_at = min(pending.first_sent_at, pending.sent_at)
+        pending.is_being_sent = True
+        self._batches.add(is_first, pending)
+
+    def _check_pending(self) -> None:
+        """Resend the admits that got no answer for the repeat interval, and end those that timed out."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now - self._heard_at >= self._timings.admit_repeat_seconds:
+            self._own_key = None
+        for pending in self._pending.values():
+            if pending.answer.done():
+                continue
+            if (fault := pending.timeout_fault(now, self._heard_at, self._timings)) is not None:
+                pending.answer.set_exception(fault)
+            elif pending.is_due(now, self._timings.admit_repeat_seconds):
+                self._add_to_batch(pending)
+        self._check_timer = (
+            loop.call_later(self._timings.admit_repeat_seconds / CHECKS_PER_REPEAT, self._check_pending)
+            if self._pending
+            else None
+        )
+
+    async def _send(self, is_first: bool, batch: list[_PendingAdmit]) -> None:  # noqa: FBT001 -- a key of `_batches`
+        """Publish a batch: one that is sent first to a service's own queue, if one is known, else to the shared one."""
+        own_key = self._own_key if is_first else None
+        items = [pending.admit for pending in batch]
+        try:
+            if own_key is None or not await self._publish_to_own_queue(items, own_key):
+                await self._publish_to_shared_queue(items)
+        except Exception as defect:
+            # A defect in encoding the batch would occur again with every resend: fail the calls instead.
+            for pending in batch:
+                if not pending.answer.done():
+                    pending.answer.set_exception(defect)
+        finally:
+            for pending in batch:
+                pending.is_being_sent = False
+
+    async def _publish_to_own_queue(self, items: list[Admit], key: str) -> bool:
+        """Publish to a service's own queue; returns False where that is gone."""
+        try:
+            await self._publish(items, key)
+        except (Unroutable, QueueFull):
+            self._own_key = None if self._own_key == key else self._own_key
+            return False
+        except BusError as error:
+            log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
+        return True
+
+    async def _publish_to_shared_queue(self, items: list[Admit]) -> None:
+        try:
+            await self._publish(items, ADMIT.key)
+        except BusError as error:
+            # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
+            if not self._is_unreachable:
+                log.warning("Admits cannot be sent and will be repeated: %s", error.message)
+            self._is_unreachable = True
+        else:
+            if self._is_unreachable:
+                log.warning("Admits can be sent again")
+            self._is_unreachable = False
+
+    async def _publish(self, items: list[Admit], key: str) -> None:
+        envelope = Envelope(
+            body=AdmitBatch(incarnation=self._incarnation, items=items).to_wire(),
+            type=ADMIT.key,
+            correlation_id=CORRELATION_ID,
+            reply_to=self._rpc_client.reply_key,
+            expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
+            persistent=False,
+        )
+        await self._bus.publish(ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
+
+    def _on_answer(self, delivery: Delivery) -> None:
+        if delivery.type != "result":
+            log.error("The ledger refused a batch of admits; they will be repeated")
+            return
+        try:
+            answer = AdmitReply.from_wire(delivery.body)
+        except Fault as unreadable:
+            log.error("An unreadable answer of the ledger was dropped: %s", unreadable.message)
+            return
+        self._note_answer()
+        self._clock.synchronize(answer.now)
+        for item in answer.items:
+            pending = self._pending.get(item.attempt_id)
+            # A first request may be answered twice, the second time after the worker asked again to run it alone.
+            if pending is not None and not pending.answer.done() and not (item.must_be_alone and pending.admit.alone):
+                pending.answer.set_result(item)
+        self._under_way.difference_update(answer.held or (), (item.attempt_id for item in answer.items))
+        self._send_next()
+
+
+def admission_attributes(admission: Admission | None) -> dict[str, AttributeValue]:
+    """Return the span attributes that describe an admission decision; None is a call returned to its queue."""
+    if admission is None:
+        return {OUTCOME: "given_back"}
+    if admission.fault is not None:
+        return {OUTCOME: admission.fault.code}
+    if admission.replay is not None:
+        return {OUTCOME: "replayed"}
+    return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}

@@ -1,0 +1,353 @@
+"""One attempt at a call: asks its provider, again where that helps, and makes the call's response of what came.
+
+Tries end with the deadline, and what may have been billed is tracked. A provider's answer may hold anything: lone
+surrogates, numbers that are not finite, more than a message may hold. An answer that cannot be sent becomes a fault of
+its own call, and never affects the settles of the same batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity.wait import wait_base
+
+from quintain.config.prices import Price
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage, content_text
+from quintain.contracts.ledger import Admission, AttemptOutcome
+from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
+from quintain.contracts.values import replace_surrogates
+from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, ReplyTooLarge, Throttled, TimedOut
+from quintain.runtime.concurrency import Timeouts
+from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.target import PauseState
+
+log = logging.getLogger(__name__)
+
+#: Backoff between tries, in seconds, with full jitter: the first is at most this long, and the limit doubles with each
+#: try.
+INITIAL_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 30.0
+
+#: From least to most severe: an attempt is billed like the worst of its tries.
+_BILLING_SEVERITY = (Billing.UNBILLED, Billing.BILLED, Billing.UNKNOWN)
+
+_OUTCOME_BY_BILLING = {
+    Billing.UNBILLED: AttemptOutcome.REFUND,
+    Billing.BILLED: AttemptOutcome.CHARGED,
+    Billing.UNKNOWN: AttemptOutcome.IN_DOUBT,
+}
+
+
+class AttemptResult(NamedTuple):
+    """The result of an attempt: an answer, or a fault with the outcome to settle, or neither.
+
+    With neither, the call returns to its queue for a later attempt. ``tries`` is how often the provider was called.
+    """
+
+    tries: int
+    answer: ProviderAnswer | None = None
+    fault: Fault | None = None
+    outcome: AttemptOutcome = AttemptOutcome.RESULT
+
+    @property
+    def is_returned(self) -> bool:
+        """Whether the call returns to its queue: nothing is charged, and no reply is sent."""
+        return self.answer is None and self.fault is None
+
+
+class RetryPolicy(NamedTuple):
+    """Limits on the tries of one attempt. ``ends_at`` is the deadline in the loop's seconds.
+
+    ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the
+    target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
+    unbilled.
+    """
+
+    max_tries: int
+    ends_at: float
+    timeout_seconds: float | None = None
+    unproven: bool = False
+
+
+class _CallReturned(Exception):
+    """The wait before the next try is too long, and nothing was billed: the call returns to its queue."""
+
+
+class Attempt:
+    """One attempt at a call: tries the provider until it succeeds or the policy ends it, and tracks the billing."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        request: InvokeRequest | ApiRequest,
+        retry_policy: RetryPolicy,
+        pause: PauseState,
+        on_text: Callable[[int, Delta], None] | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        """Prepare an attempt; `run` starts it. ``timeouts`` may be shared with other attempts.
+
+        ``on_text`` is called with the number of the try and each piece of text as it arrives; a later try voids the
+        text of the earlier ones.
+        """
+        self._provider, self._request, self._on_text = provider, request, on_text
+        self._retry_policy, self._pause, self._timeouts = retry_policy, pause, timeouts or Timeouts()
+        timeout_seconds = math.inf if retry_policy.timeout_seconds is None else retry_policy.timeout_seconds
+        self._timeout_ends_at = asyncio.get_running_loop().time() + timeout_seconds
+        self._tries = 0
+        self._billing = Billing.UNBILLED
+        self._failure: ProviderFailure | None = None
+
+    async def run(self) -> AttemptResult:
+        """Call the provider until it answers, fails for good, or the deadline leaves no time for another try.
+
+        No try starts while the target is paused. Every failure is returned as an `AttemptResult`, not raised.
+        """
+        if self._remaining_seconds <= 0:
+            # The grant came too late: the provider was not called, and nothing is charged.
+            fault = Expired("The deadline passed before the provider was called")
+            return AttemptResult(tries=0, fault=fault, outcome=AttemptOutcome.REFUND)
+        try:
+            await self._wait_before_try(0)
+            answer = await self._answer_with_retries()
+            return AttemptResult(tries=self._tries, answer=answer)
+        except _CallReturned:
+            return AttemptResult(tries=self._tries, outcome=AttemptOutcome.REFUND)
+        except ProviderFailure as failure:
+            return self._failed_result(failure.fault)
+        except Exception:
+            # A defect in a provider: it is unknown what was sent before, so the call is charged and in doubt.
+            log.exception("A defect in a provider")
+            return AttemptResult(tries=self._tries, fault=InternalFault(charged=True), outcome=AttemptOutcome.IN_DOUBT)
+
+    async def _answer_with_retries(self) -> ProviderAnswer:
+        try:
+            return await self._try_once()
+        except ProviderFailure as failure:
+            first_failure = [failure]
+
+        async def try_again() -> ProviderAnswer:
+            if first_failure:
+                raise first_failure.pop()
+            return await self._try_once()
+
+        # Most calls succeed on the first try and skip the cost of the retry machinery; it starts from the first
+        # failure.
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, ProviderFailure) and error.retryable),
+            wait=_RetryAfterOrBackoff(),
+            stop=stop_after_attempt(self._retry_policy.max_tries),
+            sleep=self._wait_before_try,
+            reraise=True,
+        )
+        return await retrying(try_again)
+
+    def cancelled_result(self) -> AttemptResult:
+        """Return the result of an attempt whose `run` was cancelled, with the billing of its tries so far."""
+        if self._billing is Billing.UNBILLED:
+            return self._failed_result(Cancelled())
+        return self._failed_result(Cancelled("The caller cancelled the call; it may have been billed", charged=True))
+
+    def _failed_result(self, fault: Fault) -> AttemptResult:
+        charged_fault = with_charge(fault, charged=self._billing is not Billing.UNBILLED)
+        return AttemptResult(tries=self._tries, fault=charged_fault, outcome=_OUTCOME_BY_BILLING[self._billing])
+
+    @property
+    def _remaining_seconds(self) -> float:
+        return min(self._retry_policy.ends_at, self._timeout_ends_at) - asyncio.get_running_loop().time()
+
+    def _record_billing(self, billing: Billing) -> None:
+        self._billing = max(self._billing, billing, key=_BILLING_SEVERITY.index)
+
+    async def _try_once(self) -> ProviderAnswer:
+        self._tries += 1
+        remaining_seconds = self._remaining_seconds
+        on_text = None if self._on_text is None else partial(self._on_text, self._tries)
+        try:
+            # The provider applies the timeout itself; this limit is for one that does not.
+            with self._timeouts.limit(remaining_seconds):
+                # An `ApiRequest` comes with a provider that takes it.
+                request: Any = self._request
+                return await self._provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
+        except ProviderFailure as failure:
+            self._record_billing(failure.billing)
+            self._failure = failure
+            if failure.retry_after_seconds is not None:
+                self._pause.pause_for(failure.retry_after_seconds)
+            raise
+        except TimeoutError:
+            self._record_billing(Billing.UNKNOWN)
+            raise ProviderFailure(TimedOut(), Billing.UNKNOWN) from None
+        except asyncio.CancelledError as error:
+            self._record_billing(Billing.UNKNOWN)
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # This task was not cancelled: the provider let a `CancelledError` of its own escape, which must not stop
+            # the worker.
+            raise RuntimeError("a provider raised CancelledError") from error
+
+    async def _wait_before_try(self, seconds: float) -> None:
+        """Wait ``seconds`` before a try, and longer while the target is paused.
+
+        Raises the last failure where the wait would exceed the deadline, and `_CallReturned` where the call must not be
+        held that long or the worker stops. A call that may have been billed cannot be returned and waits to the end.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        while (remaining_seconds := max(ends_at - (now := loop.time()), self._pause.remaining_seconds)) > 0:
+            is_paused = self._pause.remaining_seconds > 0
+            if remaining_seconds >= (self._retry_policy.ends_at - now if is_paused else self._remaining_seconds):
+                raise self._failure or _pause_failure(remaining_seconds)
+            is_unbilled = self._billing is Billing.UNBILLED and not self._retry_policy.unproven
+            if is_unbilled and (self._pause.stopping or self._pause.holds_no_longer(remaining_seconds)):
+                raise _CallReturned
+            await self._pause.changed.wait(remaining_seconds)
+            if is_paused:
+                self._timeout_ends_at += loop.time() - now
+        if self._failure is not None and self._remaining_seconds <= 0:
+            raise self._failure
+
+
+def _pause_failure(seconds: float) -> ProviderFailure:
+    fault = Throttled("The target is paused until after the deadline", retry_after_ms=round(seconds * 1000))
+    return ProviderFailure(fault, Billing.UNBILLED)
+
+
+def with_charge(fault: Fault, *, charged: bool) -> Fault:
+    """Return the fault with this charge, as the ledger will record it."""
+    if fault.charged == charged:
+        return fault
+    fault_class = type(fault) if fault.always_charged is None or not charged else ProviderFailed
+    corrected = fault_class(
+        f"{fault.message} (an earlier try may have been billed)" if charged else fault.message, charged=charged
+    )
+    corrected.charged = charged
+    corrected.parameter, corrected.provider_error = fault.parameter, fault.provider_error
+    return corrected
+
+
+class _RetryAfterOrBackoff(wait_base):
+    """Waits the provider's retry-after where it gave one, and a jittered exponential backoff otherwise."""
+
+    def __init__(self) -> None:
+        self._backoff = wait_random_exponential(multiplier=INITIAL_BACKOFF_SECONDS, max=MAX_BACKOFF_SECONDS)
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        error = retry_state.outcome.exception() if retry_state.outcome else None
+        retry_after_seconds = error.retry_after_seconds if isinstance(error, ProviderFailure) else None
+        return self._backoff(retry_state) if retry_after_seconds is None else retry_after_seconds
+
+
+#: The JSON around a result in a settle batch. A settle that cannot be parsed would lose the whole batch.
+SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
+
+
+class CallResponse(NamedTuple):
+    """The reply to the caller, a result also as its bytes on the wire, and the outcome for the ledger."""
+
+    answer: Result | Fault
+    outcome: AttemptOutcome
+    wire: bytes = b""
+
+
+class CallTiming(NamedTuple):
+    """The target of a call, its fingerprint and price, and the milliseconds spent in the provider and in the queue."""
+
+    target: str
+    duration_ms: float
+    queued_ms: float
+    fingerprint: str | None = None
+    price: Price | None = None
+
+
+def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTiming) -> CallResponse:
+    """Convert the result of an attempt into the call's response."""
+    if attempt_result.fault is not None:
+        # This attempt was not billed, but an earlier one may have been: the ledger keeps the call in doubt, so the
+        # fault must say that it is charged.
+        fault = with_charge(attempt_result.fault, charged=True) if grant.unproven else attempt_result.fault
+        return CallResponse(fault, attempt_result.outcome)
+    assert attempt_result.answer is not None, "an attempt result has an answer or a fault"
+    try:
+        result = _result(attempt_result.answer, attempt_result.tries, grant, timing)
+        wire = result.to_wire()
+        if attempt_result.answer.output is not None or attempt_result.answer.body is not None:
+            # JSON that can be written may still be nested too deeply to be parsed; plain text has no nesting.
+            from_json(SETTLE_ENVELOPE[0] + wire + SETTLE_ENVELOPE[1])
+    except Exception:
+        # The provider answered, but its answer cannot be encoded: the call ends, charged.
+        log.exception("An answer of target %s cannot be encoded as a reply", timing.target)
+        return CallResponse(
+            ProviderFailed("The provider's answer cannot be encoded as a reply", charged=True), AttemptOutcome.CHARGED
+        )
+    # A reply is one message, however large the session's requests may be.
+    max_bytes = min(max(grant.max_body_bytes or 0, DEFAULT_REPLY_BYTES), MAX_BODY_BYTES)
+    if len(wire) > max_bytes:
+        too_large = ReplyTooLarge(f"The answer has {len(wire)} bytes; the limit of this session is {max_bytes}")
+        return CallResponse(too_large, AttemptOutcome.CHARGED)
+    return CallResponse(result, AttemptOutcome.RESULT, wire)
+
+
+def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTiming) -> Result:
+    text = replace_surrogates(answer.text)
+    # What is plain text is not validated again: its types are known here.
+    is_plain = not answer.output and answer.body is None and not answer.ignored and _has_plain_fields(answer)
+    make_result = Result.unchecked if is_plain else Result
+    return make_result(
+        output=[_text_message(text)] if is_plain else _output(answer, text),
+        token_usage=answer.token_usage,
+        cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
+        target=timing.target,
+        model=answer.model,
+        finish_reason=answer.finish_reason,
+        attempts=grant.attempt - 1 + tries,
+        cached=False,
+        replayed=False,
+        duration_ms=round(float(timing.duration_ms), 3),
+        queued_ms=float(timing.queued_ms),
+        call_count=grant.call_count,
+        max_calls=grant.max_calls,
+        target_fingerprint=timing.fingerprint,
+        ignored=list(answer.ignored) or None,
+        body=answer.body,
+    )
+
+
+def _output(answer: ProviderAnswer, text: str) -> list[OutputMessage]:
+    """Return the answer's messages, the last of which has its text; an answer in the words of an API has none."""
+    if answer.body is not None:
+        return []
+    messages = answer.output or []
+    if messages and (not text or content_text(messages[-1].content) == text):
+        return messages
+    return [*messages, OutputMessage(content=text)]
+
+
+def _has_plain_fields(answer: ProviderAnswer) -> bool:
+    return (
+        type(answer.text) is str
+        and (answer.model is None or type(answer.model) is str)
+        and (answer.finish_reason is None or type(answer.finish_reason) is str)
+        and (answer.token_usage is None or type(answer.token_usage) is TokenUsage)
+    )
+
+
+def _text_message(text: str) -> OutputMessage:
+    return OutputMessage.unchecked(
+        role="assistant",
+        content=text,
+        tool_calls=None,
+        reasoning=None,
+        refusal=None,
+        logprobs=None,
+    )

@@ -1,0 +1,360 @@
+"""The consumer of one target's queue: stopped while the target is paused, restarted afterwards, drained at the end.
+
+So many of the target's calls run at a time as it has slots. The others of a group wait for one, and those that wait
+while other workers have free slots are put back into the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+
+from quintain.bus.base import Consumer, Delivery, Envelope, earlier_deliveries
+from quintain.contracts.fleet import ServedTarget
+from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
+from quintain.errors import BadRequest, BusError, Fault
+from quintain.routes import CALL_HEADERS, DEADLINE_HEADER, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
+from quintain.rpc.groups import (
+    GroupedDelivery,
+    handle_each,
+    is_group,
+    refuse_broken,
+    refuse_group,
+    split_group_or_fault,
+)
+from quintain.rpc.server import copyable_headers, integer_header
+from quintain.topology import target_queue
+from quintain_worker.context import WorkerContext
+from quintain_worker.delivery import make_handler
+from quintain_worker.target import PauseState, WorkerTarget
+
+log = logging.getLogger(__name__)
+
+#: Calls that a worker starts within this time, in seconds, stay with it although others have free slots.
+MOMENT_SECONDS = 0.5
+
+
+class TargetConsumer:
+    """Consumes one target's queue, and stops while the target is paused.
+
+    ``slots`` is how many calls run here at a time, and how many messages are taken; a call of a group waits until a
+    slot is free. ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
+
+    At a pause the consumer is cancelled at once, and its deliveries finish under it; it is closed after the last of
+    them. A new consumer starts after the pause, and only when no more than ``slots`` calls are in flight, so that
+    repeated pauses do not accumulate calls.
+    """
+
+    def __init__(
+        self, target: WorkerTarget, context: WorkerContext, *, slots: int, report_pause: Callable[[float], None]
+    ) -> None:
+        self._name, self._context, self._slots = target.name, context, slots
+        self._call_slots = CallSlots(slots)
+        self.pause = PauseState(report_pause, context.timings)
+        self._handler = make_handler(target, context, self.pause)
+        self._in_flight = 0
+        self._consumer: Consumer | None = None
+        self._retired: dict[Consumer, asyncio.Task[bool]] = {}
+        self._pause_task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the queue is consumed, or deliberately not: during a pause, or with too many calls in flight."""
+        if self._consumer is None:
+            return self.pause.remaining_seconds > 0 or self._in_flight > self._slots
+        return self._consumer.active
+
+    def served_target(self, kind: str) -> ServedTarget:
+        """Describe this target for the worker's discovery card."""
+        return ServedTarget(
+            name=self._name,
+            kind=kind,
+            slots=self._slots,
+            in_flight=self._in_flight,
+            paused_ms=math.ceil(self.pause.remaining_seconds * 1000) or None,
+        )
+
+    async def start(self) -> None:
+        """Start consuming unless the target is paused, and follow its pauses from then on.
+
+        The queue exists: the metadata service declares it before it answers the registration, and again when a call
+        finds it deleted.
+        """
+        if not self.pause.remaining_seconds:
+            await self._start_consumer()
+        self._pause_task = asyncio.get_running_loop().create_task(self._follow_pauses(), name=f"pauses-{self._name}")
+
+    async def cancel(self) -> None:
+        """Stop consuming; deliveries in flight go on."""
+        if self._pause_task is not None:
+            self._pause_task.cancel()
+            await asyncio.gather(self._pause_task, return_exceptions=True)
+        if self._consumer is not None:
+            await self._consumer.cancel()
+        await self.return_waiting(self._call_slots.waiting_deliveries)
+
+    def calls_for_others(self, free_slots: int) -> list[Delivery]:
+        """Return the calls that this worker cannot start within a moment, as many as others have free slots for.
+
+        It is called with each renewal of the lease: a moment is measured by what ended since the one before.
+        """
+        released, self._call_slots.released_count = self._call_slots.released_count, 0
+        soon = math.ceil(released * MOMENT_SECONDS / self._context.timings.heartbeat_seconds)
+        waiting = [
+            call
+            for call in self._call_slots.waiting_deliveries[soon:]
+            if not is_returned(call) and not call.redelivered
+        ]
+        return waiting[-free_slots:] if free_slots else []
+
+    async def return_waiting(self, calls: Sequence[Delivery]) -> None:
+        """Put those of these calls back into the queue that still wait for a slot."""
+        await return_calls(self._context, self._name, self._call_slots.take(calls))
+
+    def _remaining_seconds(self, delivery: Delivery) -> float | None:
+        """Return the time to a call's deadline; None where it names none, or none that can be read."""
+        try:
+            deadline = integer_header(delivery.headers, DEADLINE_HEADER)
+        except BadRequest:
+            return None
+        return None if deadline is None else max(0.0, self._context.clock.seconds_until(deadline))
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Wait up to ``timeout_seconds`` for the deliveries in flight. Returns False where some were cancelled."""
+        self.pause.stop()
+        consumers = [*self._retired, *([] if self._consumer is None else [self._consumer])]
+        drained = await asyncio.gather(*(consumer.drain(timeout_seconds) for consumer in consumers))
+        await asyncio.gather(*self._retired.values())
+        return all(drained)
+
+    async def _follow_pauses(self) -> None:
+        while True:
+            if self.pause.remaining_seconds:
+                self._retire_consumer()
+                if self.pause.exceeds_hold_limit:
+                    self._context.admission_client.return_calls(self._name)
+                await self.pause.changed.wait(self.pause.remaining_seconds)
+            elif self._consumer is None and self._in_flight <= self._slots:
+                try:
+                    await self._start_consumer()
+                    log.warning("Target %s is no longer paused", self._name)
+                except BusError as error:
+                    log.error("The queue of target %s cannot be consumed yet: %s", self._name, error.message)
+                    await asyncio.sleep(self._context.timings.consume_pause_seconds)
+            else:
+                await self.pause.changed.wait()
+
+    async def _start_consumer(self) -> None:
+        queue = target_queue(self._name)
+        # Calls of the consumer before do not take this one's slots: a paused call must not keep others from running.
+        self._call_slots = CallSlots(self._slots)
+        handler = partial(self._handle, self._call_slots)
+        self._consumer = await self._context.bus.consume(queue, handler, prefetch=self._slots)
+
+    def _retire_consumer(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is None:
+            return
+        log.warning("Target %s is paused for %.0f s", self._name, self.pause.remaining_seconds)
+        # `drain` cancels the consumer at once; its deliveries then end by themselves, within their deadlines.
+        drain_task = asyncio.get_running_loop().create_task(consumer.drain(math.inf), name=f"retire-{self._name}")
+        self._retired[consumer] = drain_task
+        drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))
+
+    async def _handle(self, slots: CallSlots, delivery: Delivery) -> None:
+        if not is_group(delivery):
+            await self._handle_call(slots, delivery)
+            return
+        if not delivery.reply_to or not delivery.correlation_id:
+            await delivery.dead_letter()
+            return
+        calls = split_group_or_fault(delivery)
+        if isinstance(calls, Fault):
+            await refuse_group(self._context.bus, delivery, calls)
+            return
+        calls = await refuse_broken(self._context.bus, calls)
+        if earlier_deliveries(delivery) > 1:
+            # One of its calls may end every worker that runs it: from here on each is delivered by itself. Not at the
+            # first time, because copies go to the end of the queue, and calls of a dead worker wait long enough.
+            await asyncio.gather(*(self._context.requeue_copy(call, self._name) for call in calls))
+        else:
+            await handle_each(partial(self._handle_call, slots), calls)
+
+    async def _handle_call(self, slots: CallSlots, delivery: Delivery) -> None:
+        self._in_flight += 1
+        try:
+            decision = SlotDecision.GRANTED
+            if not slots.try_acquire():
+                decision = await slots.wait(delivery, timeout_seconds=self._remaining_seconds(delivery))
+            if decision is SlotDecision.TAKEN:
+                return
+            try:
+                # The ledger refuses a call whose deadline has passed; it needs no slot for that.
+                await self._handler(delivery)
+            finally:
+                if decision is SlotDecision.GRANTED:
+                    slots.release()
+        finally:
+            self._in_flight -= 1
+            if self._consumer is None:
+                self.pause.changed.notify_all()
+
+
+class SlotDecision(Enum):
+    """What becomes of a call that waited for a slot."""
+
+    #: It has a slot, which must be released.
+    GRANTED = auto()
+    #: Its deadline has passed; it has no slot.
+    EXPIRED = auto()
+    #: It does not run here: whoever took it puts it back.
+    TAKEN = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call that waits."""
+
+    delivery: Delivery
+    decision: asyncio.Future[SlotDecision] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def decide(self, decision: SlotDecision) -> bool:
+        """Decide about the call; returns False if it is decided or cancelled already."""
+        if self.decision.done():
+            return False
+        self.decision.set_result(decision)
+        return True
+
+
+class CallSlots:
+    """Grants slots in the order of arrival; calls that were delivered before come first.
+
+    Example::
+
+        if call_slots.try_acquire() or await call_slots.wait(delivery, timeout_seconds=60) is SlotDecision.GRANTED:
+            try:
+                await run_call()
+            finally:
+                call_slots.release()
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[_Waiting] = deque()
+        self.released_count = 0
+
+    @property
+    def waiting_deliveries(self) -> list[Delivery]:
+        """The calls that wait, in order of arrival."""
+        return [waiting.delivery for waiting in self._waiting if not waiting.decision.done()]
+
+    def try_acquire(self) -> bool:
+        """Take a slot, if one is free; calls that wait have none."""
+        if self._free:
+            self._free -= 1
+            return True
+        return False
+
+    async def wait(self, delivery: Delivery, *, timeout_seconds: float | None) -> SlotDecision:
+        """Wait until a slot is released, at most ``timeout_seconds``."""
+        waiting = _Waiting(delivery)
+        if delivery.redelivered:
+            # Its worker may have died: it was charged then, and its caller has waited longest.
+            self._waiting.appendleft(waiting)
+        else:
+            self._waiting.append(waiting)
+        timer = (
+            None
+            if timeout_seconds is None
+            else asyncio.get_running_loop().call_later(timeout_seconds, waiting.decide, SlotDecision.EXPIRED)
+        )
+        try:
+            return await waiting.decision
+        except asyncio.CancelledError:
+            if not waiting.decision.cancelled() and waiting.decision.result() is SlotDecision.GRANTED:
+                self.release()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def release(self) -> None:
+        """Give a slot to the next call that waits."""
+        self.released_count += 1
+        while self._waiting:
+            if self._waiting.popleft().decide(SlotDecision.GRANTED):
+                return
+        self._free += 1
+
+    def take(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """End the wait of these calls, which do not run here; returns those that still waited."""
+        wanted = {id(delivery) for delivery in deliveries}
+        return [
+            waiting.delivery
+            for waiting in self._waiting
+            if id(waiting.delivery) in wanted and waiting.decide(SlotDecision.TAKEN)
+        ]
+
+
+def is_returned(delivery: Delivery) -> bool:
+    """Return whether a worker that had no slot for the call has put it back before."""
+    return RETURNED_HEADER in delivery.headers
+
+
+async def return_calls(context: WorkerContext, target: str, calls: Sequence[Delivery]) -> None:
+    """Put calls back into their target's queue, and acknowledge them.
+
+    They are marked, so that no call is put back twice for want of a slot. Those of one group keep its correlation id:
+    where nobody can read it any more, its sender learns that as of the group that it sent.
+    """
+    groups: dict[str, list[Delivery]] = {}
+    for number, call in enumerate(calls):
+        key = (call.group_correlation_id or "") if isinstance(call, GroupedDelivery) else f"alone {number}"
+        groups.setdefault(key, []).append(call)
+        context.metrics.count_returned(target)
+    await asyncio.gather(*(_return_together(context, target, group) for group in groups.values()))
+
+
+async def _return_together(context: WorkerContext, target: str, calls: list[Delivery]) -> None:
+    try:
+        await context.bus.publish(INVOKE.exchange, target, _envelope(calls))
+    except BusError as error:
+        log.warning("Calls could not be published again, and are requeued: %s", error.message)
+        for call in calls:
+            await call.requeue()
+    else:
+        for call in calls:
+            await call.ack()
+
+
+def _envelope(calls: Sequence[Delivery]) -> Envelope:
+    first, headers = calls[0], [copyable_headers(call.headers) for call in calls]
+    if len(calls) == 1 or not isinstance(first, GroupedDelivery):
+        return Envelope(
+            body=first.body,
+            type=first.type,
+            correlation_id=first.correlation_id,
+            reply_to=first.reply_to,
+            headers={**headers[0], RETURNED_HEADER: 1},
+            expiration_ms=first.expiration_ms,
+        )
+    items = [
+        GroupItem(call.correlation_id or "", call.body, {name: own[name] for name in own.keys() & CALL_HEADERS})
+        for call, own in zip(calls, headers, strict=True)
+    ]
+    common = {name: value for name, value in headers[0].items() if name not in CALL_HEADERS}
+    return Envelope(
+        body=encode_group(items),
+        type=INVOKE_GROUP_TYPE,
+        content_type=GROUP_CONTENT_TYPE,
+        correlation_id=first.group_correlation_id,
+        reply_to=first.reply_to,
+        headers={**common, PROTOCOL_HEADER: PROTOCOL_VERSION, RETURNED_HEADER: 1},
+        expiration_ms=first.expiration_ms,
+    )

@@ -1,0 +1,282 @@
+"""The calls in flight in this worker: duplicates wait for them, cancellations abort them, a gate lets one run alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import NamedTuple
+
+from quintain.contracts.invoke import Result
+from quintain.contracts.ledger import CallKey
+from quintain.errors import Cancelled, Overloaded
+
+#: How many duplicates of one call wait in this worker; a further one is refused as `overloaded`.
+MAX_WAITING_DUPLICATES = 16
+
+#: All waiting duplicates together take at most this part of the worker's slots, so that other calls can run; a worker
+#: of few slots lets `MIN_WAITING_DUPLICATES` wait.
+DUPLICATES_SHARE, MIN_WAITING_DUPLICATES = 0.25, 4
+
+
+class CallIdentity(NamedTuple):
+    """Everything that must be equal for two deliveries to be duplicates of one call.
+
+    Deliveries that share the request id and differ in anything else are left to the ledger. ``credential`` is the
+    whole token or proof, ``problem`` the message of a request error.
+    """
+
+    credential: str
+    session_id: str
+    request_id: str
+    target: str
+    body_sha256: str
+    problem: str | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of the call: session id and request id."""
+        return self.session_id, self.request_id
+
+
+class AbortScope:
+    """Context whose body is cancelled when `abort` is called; it then raises `Cancelled`.
+
+    It does what `asyncio.timeout` does without a deadline, for a fraction of the time.
+    """
+
+    __slots__ = ("_cancelling_before", "_is_aborted", "_task")
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling_before = 0
+        self._is_aborted = False
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "a call is handled by a task"
+        self._cancelling_before = self._task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if not self._is_aborted or task is None:
+            return
+        if task.uncancel() <= self._cancelling_before and kind is asyncio.CancelledError:
+            # The body may be an attempt that another worker runs too: what is charged is decided elsewhere.
+            raise Cancelled(charge_unknown=True) from None
+
+    def abort(self) -> None:
+        """Cancel the body, if it still runs in the next iteration of the event loop."""
+        asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._is_aborted:
+            self._is_aborted = True
+            self._task.cancel()
+
+
+class InflightCall:
+    """One call in flight in this worker, from its arrival until it is settled."""
+
+    def __init__(self, identity: CallIdentity) -> None:
+        self.identity = identity
+        self.waiting_duplicates = 0
+        self.is_settled = False
+        self._result: Result | None = None
+        #: Made by the first duplicate that waits.
+        self._settled: asyncio.Event | None = None
+        self._abort_scope: AbortScope | None = None
+
+    def settle(self, result: Result | None) -> None:
+        """Record that the call is settled, with its result or None; only the first call has an effect."""
+        if not self.is_settled:
+            self.is_settled, self._result = True, result
+            if self._settled is not None:
+                self._settled.set()
+
+    async def wait_for_result(self, timeout_seconds: float) -> Result | None:
+        """Wait for the result, up to ``timeout_seconds``, and return it marked as replayed; None where there is none.
+
+        Raises `TimeoutError`.
+        """
+        if self._settled is None:
+            self._settled = asyncio.Event()
+        if not self.is_settled:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._settled.wait()
+            except TimeoutError:
+                if not self.is_settled:
+                    raise
+        return None if self._result is None else self._result.with_fields(replayed=True)
+
+    def abort_scope(self) -> AbortScope:
+        """Return a new scope that is cancelled when the call is aborted."""
+        self._abort_scope = AbortScope()
+        return self._abort_scope
+
+    def abort(self) -> None:
+        """Cancel the call's current scope, unless a duplicate waits for its result."""
+        if self._abort_scope is not None and not self.waiting_duplicates:
+            self._abort_scope.abort()
+
+
+class InflightCalls:
+    """The calls in flight in a worker of so many slots, by session and request id."""
+
+    def __init__(self, slots: int) -> None:
+        self._calls: dict[tuple[str, str], list[InflightCall]] = {}
+        self._max_waiting = max(MIN_WAITING_DUPLICATES, int(slots * DUPLICATES_SHARE))
+        self._waiting = 0
+
+    def find(self, identity: CallIdentity) -> InflightCall | None:
+        """Return the unsettled call with this identity, if there is one."""
+        calls = self._calls.get(identity.key, ())
+        return next((call for call in calls if call.identity == identity and not call.is_settled), None)
+
+    async def wait_for_duplicate(self, call: InflightCall, timeout_seconds: float) -> Result | None:
+        """Wait for the result of a call as its duplicate, as `InflightCall.wait_for_result` does.
+
+        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` of this call wait already, or too many of all calls.
+        """
+        if call.waiting_duplicates >= MAX_WAITING_DUPLICATES or self._waiting >= self._max_waiting:
+            # The call itself runs or waits: it is not decided yet whether it is charged.
+            message = "Too many duplicates of calls are waiting already"
+            raise Overloaded(message, retry_after_ms=1000, charge_unknown=True)
+        self._waiting += 1
+        call.waiting_duplicates += 1
+        try:
+            return await call.wait_for_result(timeout_seconds)
+        finally:
+            self._waiting -= 1
+            call.waiting_duplicates -= 1
+
+    def add(self, identity: CallIdentity) -> InflightCall:
+        """Register a call, which `remove` must end."""
+        call = InflightCall(identity)
+        self._calls.setdefault(identity.key, []).append(call)
+        return call
+
+    def remove(self, call: InflightCall) -> None:
+        """End a call; its waiting duplicates are released now at the latest."""
+        calls = self._calls[call.identity.key]
+        calls.remove(call)
+        if not calls:
+            del self._calls[call.identity.key]
+        call.settle(None)
+
+    def abort(self, keys: Iterable[CallKey]) -> None:
+        """Abort those of these calls that are in flight here."""
+        for key in keys:
+            for inflight_call in self._calls.get((key.session_id, key.request_id), ()):
+                inflight_call.abort()
+
+
+class GateVisit:
+    """One call at the gate."""
+
+    __slots__ = ("is_inside", "turn")
+
+    def __init__(self) -> None:
+        self.is_inside = False
+        self.turn: asyncio.Future[None] | None = None
+
+
+class CallGate:
+    """Counts the calls that are inside: those that wait for their admission, and those that run.
+
+    All targets of a worker share one gate, because a call that ends the process ends the calls of all of them. A call
+    that is to be alone enters when all others have left, and none enters beside it. The others wait for one such call
+    each, and enter before the next one, so that neither kind waits for ever.
+
+    A call that runs may wait for others that the gate keeps out: those that its agent sends to this worker. So no call
+    keeps others out, nor waits as the next to be alone, for more than ``max_wait_seconds``: then they enter.
+
+    Example::
+
+        visit = GateVisit()
+        try:
+            await call_gate.enter(visit, timeout_seconds=60)
+            await call_gate.enter_alone(visit, timeout_seconds=60)
+        finally:
+            call_gate.leave(visit)
+    """
+
+    def __init__(self, max_wait_seconds: float) -> None:
+        self._max_wait_seconds = max_wait_seconds
+        self._inside = 0
+        self._waiting: list[GateVisit] = []
+        #: Those that are to be alone, in order of arrival. The first one is inside, or the next to enter.
+        self._alone: list[GateVisit] = []
+        self._next: GateVisit | None = None
+        self._is_open = False
+
+    async def enter(self, visit: GateVisit, timeout_seconds: float) -> None:
+        """Enter, unless a call is or is to be alone: then after it, and after ``timeout_seconds`` at the latest."""
+        if self._is_open or not self._alone:
+            visit.is_inside = True
+            self._inside += 1
+        else:
+            await self._wait(self._waiting, visit, min(timeout_seconds, self._max_wait_seconds))
+
+    async def enter_alone(self, visit: GateVisit, timeout_seconds: float) -> None:
+        """Leave, and enter when nothing else is inside, and after ``timeout_seconds`` at the latest."""
+        self._inside -= 1
+        visit.is_inside = False
+        await self._wait(self._alone, visit, timeout_seconds)
+
+    def leave(self, visit: GateVisit) -> None:
+        """Leave, or stop waiting."""
+        self._inside -= visit.is_inside
+        visit.is_inside = False
+        if visit in self._waiting:
+            self._waiting.remove(visit)
+        elif visit in self._alone:
+            is_first = self._alone[0] is visit
+            self._alone.remove(visit)
+            if is_first:
+                self._let_in_all(self._waiting)
+        self._let_next_in()
+
+    def open(self) -> None:
+        """Let all calls in, now and from now on: the worker stops and starts none of them."""
+        self._is_open = True
+        self._let_in_all(self._waiting + self._alone)
+
+    async def _wait(self, line: list[GateVisit], visit: GateVisit, timeout_seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        visit.turn = loop.create_future()
+        line.append(visit)
+        timer = loop.call_later(0 if self._is_open else timeout_seconds, self._let_in, visit)
+        self._let_next_in()
+        try:
+            await visit.turn
+        finally:
+            timer.cancel()
+
+    def _let_next_in(self) -> None:
+        """Let the first that is to be alone in, when nothing is inside or it has waited for the longest time."""
+        first = self._alone[0] if self._alone else None
+        if first is None or first.is_inside:
+            return
+        if not self._inside:
+            self._let_in(first)
+        elif self._next is not first:
+            self._next = first
+            asyncio.get_running_loop().call_later(self._max_wait_seconds, self._let_in, first)
+
+    def _let_in_all(self, visits: list[GateVisit]) -> None:
+        for visit in list(visits):
+            self._let_in(visit)
+
+    def _let_in(self, visit: GateVisit) -> None:
+        """Let a call in that waits; one that has stopped waiting, or is inside, is left as it is."""
+        if visit.turn is None or visit.turn.done():
+            return
+        visit.turn.set_result(None)
+        visit.is_inside = True
+        self._inside += 1
+        if visit in self._waiting:
+            self._waiting.remove(visit)

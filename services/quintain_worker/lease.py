@@ -1,0 +1,173 @@
+"""The worker's lease: registers, and sends a heartbeat every few seconds.
+
+It registers again where the fingerprint of a target has changed, because a file of that target has.
+
+Heartbeats carry the pauses that providers asked for and the state of a drain. Their answers carry the targets
+that are paused for the fleet, the calls that were cancelled, and whether an administrator asked for a drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+
+from quintain.clock import Clock
+from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Register
+from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
+from quintain.routes import HEARTBEAT, REGISTER
+from quintain.rpc.requests import RpcClient
+from quintain.timings import Timings
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLease:
+    """The lease of one worker process.
+
+    ``read_registration`` gives the registration as the targets' files are now; it is called in a thread.
+    ``on_renewed`` is called with every answer to a registration or heartbeat.
+    """
+
+    def __init__(
+        self,
+        rpc_client: RpcClient,
+        clock: Clock,
+        read_registration: Callable[[], Register],
+        on_renewed: Callable[[LeaseRenewed], None],
+        timings: Timings,
+    ) -> None:
+        self._rpc_client, self._clock, self._timings = rpc_client, clock, timings
+        self._read_registration, self._on_renewed = read_registration, on_renewed
+        self._registered = read_registration()
+        self._is_known = True
+        #: Target → end of a pause that the ledger does not know yet, in the loop's seconds.
+        self._unreported_pauses: dict[str, float] = {}
+        self._drain: DrainState | None = None
+        self._renewal_due = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._renewed_at = -math.inf
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the last renewal; infinite before the registration."""
+        return asyncio.get_running_loop().time() - self._renewed_at
+
+    async def start(self) -> None:
+        """Register with the metadata service, retrying until one answers, and start the heartbeats.
+
+        Raises `BrokerRefused`, because a retry would be refused too.
+        """
+        while True:
+            try:
+                await self._register()
+            except BrokerRefused:
+                raise
+            except (NoAnswer, BusError, Fault) as error:
+                log.warning("Not registered yet: %s", error.message)
+                await asyncio.sleep(self._timings.register_pause_seconds)
+            else:
+                break
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._send_heartbeats(), name="lease"),
+            loop.create_task(self._watch_files(), name="files"),
+        ]
+
+    async def stop(self) -> None:
+        """Stop the heartbeats; after a requested drain, report first that it is complete."""
+        tasks, self._tasks = self._tasks, []
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._drain is not None:
+            self._drain = DrainState.DRAINED
+            try:
+                await self._send_heartbeat()
+            except (NoAnswer, BusError, Fault) as error:
+                log.warning("The end of the drain could not be reported: %s", error.message)
+
+    def report_pause(self, target: str, seconds: float) -> None:
+        """Report to the ledger that this target is paused for so many seconds, repeatedly until it is acknowledged."""
+        self._unreported_pauses[target] = asyncio.get_running_loop().time() + seconds
+        self._renewal_due.set()
+
+    def is_pause_reported(self, target: str) -> bool:
+        """Whether the ledger has acknowledged every pause of this target."""
+        return target not in self._unreported_pauses
+
+    async def _send_heartbeats(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_at = loop.time() + self._timings.heartbeat_seconds
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(next_at):
+                    await self._renewal_due.wait()
+            self._renewal_due.clear()
+            # From its beginning: one that got no answer is followed at once, because the lease runs.
+            next_at = loop.time() + self._timings.heartbeat_seconds
+            try:
+                await self._send_heartbeat()
+                if not self._is_known or await self._is_changed():
+                    # A target's files have changed; or the ledger does not know this worker, because it was replaced
+                    # or lost its data. It says so only once, and needs the targets again.
+                    await self._register()
+                    self._is_known = True
+            except (NoAnswer, BusError, Fault) as error:
+                log.warning("The lease was not renewed: %s", error.message)
+
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.file_check_seconds)
+            if await self._is_changed():
+                self._renewal_due.set()
+
+    async def _is_changed(self) -> bool:
+        return await asyncio.to_thread(self._read_registration) != self._registered
+
+    async def _send_heartbeat(self) -> None:
+        now = asyncio.get_running_loop().time()
+        reported_pauses = {target: until for target, until in self._unreported_pauses.items() if until > now}
+        heartbeat = Heartbeat(
+            worker_id=self._registered.worker_id,
+            incarnation=self._registered.incarnation,
+            pauses={target: math.ceil((until - now) * 1000) for target, until in reported_pauses.items()} or None,
+            drain=self._drain,
+        )
+        renewed = await self._rpc_client.call_route(
+            HEARTBEAT,
+            heartbeat,
+            {},
+            timeout_seconds=self._timings.heartbeat_seconds,
+            # A metadata service keeps all leases if it reads later than that; else it must find the heartbeat.
+            expires_seconds=self._timings.gap_seconds,
+        )
+        self._is_known = self._is_known and renewed.known
+        # A pause that was extended meanwhile, or sent to a ledger that does not know the targets, is sent again.
+        acknowledged = reported_pauses if renewed.known else {}
+        self._unreported_pauses = {
+            target: until
+            for target, until in self._unreported_pauses.items()
+            if until > now and acknowledged.get(target) != until
+        }
+        self._apply_renewal(renewed)
+
+    async def _register(self) -> None:
+        registration = await asyncio.to_thread(self._read_registration)
+        timeout_seconds = self._timings.register_timeout_seconds
+        self._apply_renewal(
+            await self._rpc_client.call_route(REGISTER, registration, {}, timeout_seconds=timeout_seconds)
+        )
+        self._registered = registration
+
+    def _apply_renewal(self, renewed: LeaseRenewed) -> None:
+        self._renewed_at = asyncio.get_running_loop().time()
+        self._clock.synchronize(renewed.now)
+        if renewed.drain and self._drain is None:
+            self._drain = DrainState.DRAINING
+            self._renewal_due.set()
+        self._on_renewed(renewed)

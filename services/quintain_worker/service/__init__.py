@@ -1,1 +1,0 @@
-"""The worker process: its composition, its lease and its queue consumers."""

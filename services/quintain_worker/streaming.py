@@ -1,0 +1,230 @@
+"""Sends chunks and progress messages to callers that asked for them, before the final reply.
+
+These messages are best effort: a message that cannot be sent is dropped, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.contracts.group import GroupItem
+from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
+from quintain.contracts.message import Message
+from quintain.contracts.values import replace_surrogates
+from quintain.errors import BadRequest, BusError
+from quintain.routes import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
+from quintain.rpc.groups import GroupedReply, ReplyGroups
+from quintain.rpc.server import truncate_echo
+from quintain.topology import REPLY
+from quintain_worker.providers.provider import Delta, next_join
+
+log = logging.getLogger(__name__)
+
+#: Interim messages expire after this time, in seconds: they are of no use later.
+EXPIRATION_SECONDS = 30.0
+
+#: Default interval of progress messages, in seconds.
+PROGRESS_SECONDS = 10.0
+
+
+async def send_progress(bus: Bus, delivery: Delivery, request_id: str, progress: Progress) -> None:
+    """Publish a progress message to the caller's reply queue. Raises `BusError`."""
+    await _publish(bus, delivery, _item(delivery, request_id, PROGRESS_TYPE, progress))
+
+
+def _item(delivery: Delivery, request_id: str, message_type: str, message: Message) -> GroupItem:
+    """Return an interim message. Raises `BadRequest` for text that no message can hold."""
+    headers = {REQUEST_ID_HEADER: truncate_echo(request_id)}
+    return GroupItem(delivery.correlation_id or "", message.to_wire(), headers, message_type)
+
+
+async def _publish(bus: Bus, delivery: Delivery, item: GroupItem) -> None:
+    """Publish an interim message alone. Raises `BusError`."""
+    envelope = Envelope(
+        body=item.body,
+        type=item.type,
+        correlation_id=item.correlation_id,
+        headers=item.headers,
+        expiration_ms=int(EXPIRATION_SECONDS * 1000),
+        persistent=False,
+    )
+    await bus.publish(REPLY, delivery.reply_to or "", envelope, timeout_seconds=EXPIRATION_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def report_progress(
+    interval_seconds: float, attempt: int, send: Callable[[Progress], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Send a progress message every ``interval_seconds`` while the context is open.
+
+    Stops at the first message that cannot be sent.
+    """
+
+    async def send_periodically() -> None:
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        while True:
+            await asyncio.sleep(interval_seconds)
+            try:
+                await send(Progress(attempt=attempt, elapsed_ms=int((loop.time() - started_at) * 1000)))
+            except BusError as error:
+                log.info("Progress messages of a call are no longer sent: %s", error.message)
+                return
+
+    task = asyncio.get_running_loop().create_task(send_periodically(), name="progress")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class ChunkSender:
+    """Streams the text, the tool calls and the reasoning of one attempt to the caller, in numbered chunks.
+
+    ``first_attempt`` is added to the number of the try to get the attempt number of a chunk. With ``groups`` the chunks
+    of several calls share messages.
+    """
+
+    def __init__(
+        self, bus: Bus, delivery: Delivery, request_id: str, *, first_attempt: int, groups: ReplyGroups | None = None
+    ) -> None:
+        self._bus, self._delivery, self._request_id, self._first_attempt = bus, delivery, request_id, first_attempt
+        self._groups = groups
+        self._attempt, self._seq = 0, 0
+        self._unsent: list[Delta] = []
+        self._has_failed = False
+        #: When pieces may be sent again, on the loop's clock, and what sends those that wait for it.
+        self._next_send_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        #: How many chunks wait for their confirm, and what `close` awaits.
+        self._unconfirmed = 0
+        self._all_confirmed: asyncio.Future[None] | None = None
+        self._sending_alone: asyncio.Task[None] | None = None
+
+    def add(self, try_number: int, delta: Delta) -> None:
+        """Queue a piece of the answer; pieces of the same text that wait are sent as one chunk.
+
+        A new try discards those of the last.
+        """
+        attempt = self._first_attempt + try_number
+        if attempt != self._attempt:
+            self._attempt, self._seq, self._unsent = attempt, 0, []
+        joined = _join(self._unsent[-1], delta) if self._unsent else None
+        if joined is None:
+            self._unsent.append(delta)
+        else:
+            self._unsent[-1] = joined
+        self._send_later()
+
+    async def close(self) -> None:
+        """Stop sending, after the events of a vendor's API that wait; the reply with the whole answer follows."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._all_confirmed = asyncio.get_running_loop().create_future()
+        has_events = bool(self._unsent) and isinstance(self._unsent[0], dict)
+        if has_events and not self._has_failed:
+            self._send()
+        if self._unconfirmed:
+            await self._all_confirmed
+
+    def _send_later(self) -> None:
+        """Send what waits: at once if nothing was sent since the last join, else at the next one."""
+        if not (self._timer or self._unconfirmed or self._has_failed):
+            # "At once" is the next turn of the loop: what other streams have in this one shares the message.
+            self._timer = asyncio.get_running_loop().call_at(self._next_send_at, self._send)
+
+    def _send(self) -> None:
+        self._timer = None
+        self._next_send_at = next_join(asyncio.get_running_loop().time())
+        try:
+            items = [_item(self._delivery, self._request_id, CHUNK_TYPE, chunk) for chunk in self._take_chunks()]
+        except BadRequest as unwritable:
+            self._note_failure(unwritable)
+            return
+        self._unconfirmed += len(items)
+        if self._groups is None:
+            self._sending_alone = asyncio.get_running_loop().create_task(self._send_alone(items), name="chunks")
+            return
+        for item in items:
+            self._groups.add(self._delivery.reply_to or "", GroupedReply(item, self._on_sent))
+
+    async def _send_alone(self, items: Sequence[GroupItem]) -> None:
+        for item in items:
+            try:
+                if not self._has_failed:
+                    await _publish(self._bus, self._delivery, item)
+            except BusError as error:
+                self._note_failure(error)
+            finally:
+                self._count_confirmed()
+
+    async def _on_sent(self, _: GroupedReply, error: Exception | None) -> None:
+        if error is not None:
+            self._note_failure(error)
+        self._count_confirmed()
+
+    def _count_confirmed(self) -> None:
+        self._unconfirmed -= 1
+        if self._unconfirmed:
+            return
+        if self._all_confirmed is not None:
+            if not self._all_confirmed.done():
+                self._all_confirmed.set_result(None)
+        elif self._unsent:
+            self._send_later()
+
+    def _note_failure(self, reason: Exception) -> None:
+        log.info("Chunks of an answer are no longer sent: %s", reason)
+        self._has_failed = True
+
+    def _take_chunks(self) -> list[Chunk]:
+        """Take the pieces that wait: events are one chunk, other pieces one each."""
+        unsent, self._unsent = self._unsent, []
+        events = [piece for piece in unsent if isinstance(piece, dict)]
+        # A stream has events or other pieces.
+        return [self._chunk("", events=events)] if events else [self._chunk_of(piece) for piece in unsent]
+
+    def _chunk_of(self, piece: Delta) -> Chunk:
+        if isinstance(piece, str):
+            return self._chunk(replace_surrogates(piece))
+        assert not isinstance(piece, dict), "events are one chunk"
+        if isinstance(piece, ReasoningChunk):
+            return self._chunk("", reasoning=piece)
+        return self._chunk("", tool_call=piece)
+
+    def _chunk(
+        self,
+        delta: str,
+        *,
+        tool_call: ToolCallChunk | None = None,
+        reasoning: ReasoningChunk | None = None,
+        events: list[dict[str, Any]] | None = None,
+    ) -> Chunk:
+        self._seq += 1
+        return Chunk.unchecked(
+            attempt=self._attempt,
+            seq=self._seq - 1,
+            delta=delta,
+            tool_call=tool_call,
+            reasoning=reasoning,
+            events=events,
+        )
+
+
+def _join(first: Delta, second: Delta) -> Delta | None:
+    """Return two pieces as one, or None if they are not of the same text, call or reasoning."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    if isinstance(first, ToolCallChunk) and isinstance(second, ToolCallChunk):
+        is_same = first.index == second.index and second.id is None
+        return first.model_copy(update={"arguments": first.arguments + second.arguments}) if is_same else None
+    if isinstance(first, ReasoningChunk) and isinstance(second, ReasoningChunk):
+        is_same = first.index == second.index and first.signature is None
+        return second.model_copy(update={"text": first.text + second.text}) if is_same else None
+    return None

@@ -1,0 +1,221 @@
+"""One target as a worker serves it: its provider, measured and traced, its fingerprints, and its pause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from quintain.config.fingerprint import hosted_fingerprint
+from quintain.config.prices import Price
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.ledger import TargetCard
+from quintain.errors import Throttled
+from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
+from quintain.observe.spans import span
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_worker.metrics import OK, WorkerMetrics
+from quintain_worker.providers.api_conversation import check_conversation
+from quintain_worker.providers.provider import (
+    ApiProvider,
+    Billing,
+    CallHolder,
+    HostedProvider,
+    OnText,
+    Provider,
+    ProviderAnswer,
+    ProviderFailure,
+    SessionScopedProvider,
+    provider_for_call,
+)
+from quintain_worker.streaming import PROGRESS_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTarget:
+    """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans.
+
+    ``ignore_unsupported``: settings that its provider cannot honour are ignored, unless a request refuses that.
+    ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
+    ``hosts`` is the provider of a hosted target: the fingerprint of such a target is also that of its hosts.
+    ``price`` is the price of its tokens, or None where it is not known. ``api_provider`` is the provider, if it takes
+    requests in the words of vendors' APIs as they are.
+    """
+
+    name: str
+    provider: Provider
+    max_tries: int = 3
+    timeout_seconds: float | None = None
+    progress_seconds: float = PROGRESS_SECONDS
+    trace_content: bool = False
+    ignore_unsupported: bool = False
+    read_fingerprint: Callable[[], str | None] = lambda: None
+    hosts: HostedProvider | None = None
+    price: Price | None = None
+    api_provider: ApiProvider | None = None
+
+    def check(self, request: ApiRequest) -> None:
+        """Check what a caller asks of it. Raises `BadRequest`, which names the field."""
+        (check_conversation if self.api_provider is None else self.api_provider.check)(request)
+
+    def current_fingerprint(self) -> str | None:
+        """The fingerprint to register, or None where it is unknown."""
+        configured = self.read_fingerprint()
+        return configured if self.hosts is None else hosted_fingerprint(configured, self.hosts.host_fingerprint)
+
+    def answer_fingerprint(self, configured: str | None, answer: ProviderAnswer | None) -> str | None:
+        """The fingerprint of what answered; ``configured`` is that of the configuration before the provider was asked.
+
+        None where a file changed meanwhile: nobody knows which of the two answered.
+        """
+        if answer is None or configured != self.read_fingerprint():
+            return None
+        return configured if self.hosts is None else hosted_fingerprint(configured, answer.host_fingerprint)
+
+
+class InstrumentedProvider(SessionScopedProvider):
+    """A provider that times and counts each try of the one it wraps, and records it by the conventions for GenAI.
+
+    ``record_content`` adds prompts and answers to the spans.
+    """
+
+    def __init__(
+        self, provider: Provider, card: TargetCard, metrics: WorkerMetrics, *, record_content: bool = False
+    ) -> None:
+        self._provider, self._card, self._metrics, self._record_content = provider, card, metrics, record_content
+
+    async def answer(
+        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Answer like the wrapped provider (`Provider.answer`), with metrics and a span for the try."""
+        started_at = time.perf_counter()
+        # Remains UNKNOWN where the try is cancelled or raises anything but `ProviderFailure`.
+        outcome: str = Billing.UNKNOWN.value
+        try:
+            answer = await self._in_span(request, timeout_seconds, on_text)
+            outcome = OK
+        except ProviderFailure as failure:
+            outcome = failure.billing.value
+            if isinstance(failure.fault, Throttled):
+                self._metrics.count_throttled(self._card.name)
+            raise
+        finally:
+            self._metrics.observe_try(self._card.name, outcome, time.perf_counter() - started_at)
+        return answer
+
+    def for_call(self, holder: CallHolder) -> InstrumentedProvider:
+        """Return the wrapped provider for this call, with the same instrumentation."""
+        provider = provider_for_call(self._provider, holder)
+        if provider is self._provider:
+            return self
+        return InstrumentedProvider(provider, self._card, self._metrics, record_content=self._record_content)
+
+    async def close(self) -> None:
+        """Close the wrapped provider."""
+        await self._provider.close()
+
+    async def _in_span(
+        self, request: InvokeRequest | ApiRequest, timeout_seconds: float, on_text: OnText | None
+    ) -> ProviderAnswer:
+        with span(partial(provider_span, self._card.name, self._card.provider, self._card.model, request)) as try_span:
+            if self._record_content and try_span.is_recording:
+                try_span.set_attributes(input_content(request))
+            try:
+                # An `ApiRequest` comes with a provider that takes it.
+                asked: Any = request
+                answer = await self._provider.answer(asked, timeout_seconds=timeout_seconds, on_text=on_text)
+            except ProviderFailure as failure:
+                try_span.set_attributes({"quintain.billing": failure.billing.value})
+                raise
+            if try_span.is_recording:
+                try_span.set_attributes(response_attributes(answer.model, answer.finish_reason, answer.token_usage))
+                if self._record_content:
+                    try_span.set_attributes(
+                        output_content(answer.text, answer.output, answer.finish_reason, answer.body)
+                    )
+            return answer
+
+
+class Notification:
+    """Wakes all tasks that wait for a change; each of them then checks the state itself."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify_all(self) -> None:
+        """Wake all tasks that wait now."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return at the next notification, or after ``seconds``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+
+
+class PauseState:
+    """The pause of one target, as this worker knows it: by its provider for this worker, and by the ledger for all.
+
+    A pause is measured on this process's monotonic clock. Each answer of the ledger sets it to the remaining time on
+    the ledger's clock, so differences between machines' clocks do not matter.
+
+    ``report`` is called with the seconds of each pause that the target's provider asks for. A pause of up to
+    `Timings.shared_pause_seconds` is not reported and delays only the throttled call: other workers would learn of it
+    with their next heartbeat, after its end.
+    """
+
+    def __init__(self, report: Callable[[float], None] = lambda _: None, timings: Timings = DEFAULT_TIMINGS) -> None:
+        self._report, self._timings = report, timings
+        self._provider_until = self._ledger_until = -math.inf
+        self.changed = Notification()
+        self.stopping = False
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Seconds until the target may be called; 0 where it is not paused."""
+        until = max(self._provider_until, self._ledger_until)
+        return 0.0 if until == -math.inf else max(0.0, until - asyncio.get_running_loop().time())
+
+    @property
+    def exceeds_hold_limit(self) -> bool:
+        """Whether the pause is so long that calls must return to their queue instead of waiting here."""
+        return self.holds_no_longer(self.remaining_seconds)
+
+    def holds_no_longer(self, seconds: float) -> bool:
+        """Whether a wait of this many seconds is too long for holding a call in this worker."""
+        return seconds > self._timings.held_call_seconds
+
+    def pause_for(self, seconds: float) -> None:
+        """Pause the target because its provider answered with a retry-after of this many seconds."""
+        until = asyncio.get_running_loop().time() + seconds
+        if seconds <= self._timings.shared_pause_seconds or until <= self._provider_until:
+            return
+        self._provider_until = until
+        self._report(seconds)
+        self.changed.notify_all()
+
+    def apply_ledger_pause(self, seconds: float | None, *, is_reported: bool = False) -> None:
+        """Set the fleet-wide pause to this many remaining seconds, or end it with None.
+
+        ``is_reported`` means that the ledger knows every pause this worker's provider asked for; its answer then
+        replaces the provider's pause too, so that an administrator's resume ends both.
+        """
+        if is_reported:
+            self._provider_until = -math.inf
+        if seconds is None:
+            self._ledger_until = -math.inf
+        else:
+            self._ledger_until = asyncio.get_running_loop().time() + seconds
+        self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Stop holding calls for the end of a pause: the worker stops."""
+        self.stopping = True
+        self.changed.notify_all()

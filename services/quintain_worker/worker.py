@@ -1,0 +1,217 @@
+"""The worker: composes the consumers of its targets, each with its own prefetch, its lease, and its cancellations."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.clock import Clock
+from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
+from quintain.errors import Fault
+from quintain.fleet.announce import ServiceIdentity
+from quintain.routes import PROTOCOL_VERSION
+from quintain.rpc.requests import RpcClient
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
+from quintain_worker.admissions import AdmissionClient
+from quintain_worker.consumer import TargetConsumer
+from quintain_worker.context import WorkerContext
+from quintain_worker.inflight import InflightCalls
+from quintain_worker.lease import WorkerLease
+from quintain_worker.metrics import WorkerMetrics
+from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS, ApiProvider, HostedProvider
+from quintain_worker.target import InstrumentedProvider, WorkerTarget
+
+log = logging.getLogger(__name__)
+
+MAX_PAUSE_MS = int(MAX_RETRY_AFTER_SECONDS * 1000)
+
+
+class Worker:
+    """Serves targets. Any number of workers, on any machine, may share a target's queue.
+
+    ``sole_id`` is an id that only one process at a time can have, so that a registration ends the leases of its
+    predecessors. ``on_drain`` is called, perhaps more than once, when an administrator requests a drain; without it
+    drain requests are refused. ``timings`` must be those of the whole fleet.
+    """
+
+    def __init__(  # noqa: PLR0913 -- a composition root
+        self,
+        bus: Bus,
+        targets: Mapping[str, WorkerTarget],
+        cards: Sequence[TargetCard],
+        metrics: WorkerMetrics | None = None,
+        *,
+        sole_id: str | None = None,
+        on_drain: Callable[[], object] | None = None,
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
+        metrics = metrics or WorkerMetrics()
+        self._bus, self._cards = bus, cards
+        self._targets = {
+            target_card.name: with_instrumentation(targets[target_card.name], target_card, metrics)
+            for target_card in cards
+        }
+        clock, incarnation = Clock(), secrets.token_hex(16)
+        self._timings = timings
+        self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._identity = ServiceIdentity("worker", self.worker_id)
+        self._rpc_client = RpcClient(bus)
+        self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
+        slots = sum(card.slots for card in cards)
+        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings, slots=slots)
+        self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
+        drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
+        self._on_drain = on_drain
+        self._sharing: set[asyncio.Task[None]] = set()
+
+        def registration() -> Register:
+            return Register(
+                worker_id=self.worker_id,
+                incarnation=incarnation,
+                targets=self._cards_with_fingerprints(),
+                sole=True if sole_id else None,
+                drain=drain_state,
+                protocol=PROTOCOL_VERSION,
+            )
+
+        self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, timings)
+        self._consumers = {
+            card.name: TargetConsumer(
+                self._targets[card.name],
+                self._context,
+                slots=card.slots,
+                report_pause=partial(self._lease.report_pause, card.name),
+            )
+            for card in cards
+        }
+
+    async def start(self) -> None:
+        """Register, then start consuming; waits until a metadata service answers."""
+        await self._bus.declare(Topology((LEDGER,)))
+        await self._rpc_client.start()
+        self._admission_client.start()
+        await self._cancellation_consumer.start()
+        await asyncio.gather(
+            *(target.hosts.watch_hosts() for target in self._targets.values() if target.hosts is not None)
+        )
+        await self._lease.start()
+        for consumer in self._consumers.values():
+            await consumer.start()
+        log.info("Worker %s serves %s", self.worker_id, ", ".join(self._targets))
+
+    async def stop(self, grace_seconds: float = 30.0) -> None:
+        """Stop consuming, return the calls that have not started, and wait up to ``grace_seconds`` for those that run.
+
+        The RPC client's reply queue is closed last.
+        """
+        for consumer in self._consumers.values():
+            await consumer.cancel()
+        self._admission_client.stop()
+        self._context.call_gate.open()
+        drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
+        if not all(drained):
+            log.warning("A call did not end within %.0f s; another worker takes it over", grace_seconds)
+        await self._cancellation_consumer.stop()
+        await self._lease.stop()
+        await asyncio.gather(*self._sharing)
+        await self._rpc_client.close()
+        for target in self._targets.values():
+            await target.provider.close()
+
+    def card(self) -> ServiceCard:
+        """Return the card that the worker announces to service discovery."""
+        served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in self._cards]
+        lease_age_seconds = self._lease.age_seconds
+        return self._identity.card(
+            targets=served,
+            slots=sum(served_target.slots for served_target in served),
+            in_flight=sum(served_target.in_flight for served_target in served),
+            heartbeat_age_ms=None if math.isinf(lease_age_seconds) else int(lease_age_seconds * 1000),
+            broker_reconnects=self._bus.reconnects,
+        )
+
+    async def check(self) -> str | None:
+        """Return why the worker is not ready, or None: its lease must be valid and its targets' queues consumed."""
+        if self._lease.age_seconds > self._timings.lease_seconds:
+            return "the ledger has not renewed this worker's lease: does a metadata service run?"
+        not_consumed = [name for name, consumer in self._consumers.items() if not consumer.is_open]
+        return f"not consumed: {', '.join(target_queue(name).name for name in not_consumed)}" if not_consumed else None
+
+    def _cards_with_fingerprints(self) -> list[TargetCard]:
+        """The cards with the fingerprints of the targets' configuration and files as they are now."""
+        return [
+            card.model_copy(update={"fingerprint": self._targets[card.name].current_fingerprint()})
+            for card in self._cards
+        ]
+
+    def _on_renewed(self, renewed: LeaseRenewed) -> None:
+        """Apply the ledger's answer to a heartbeat: fleet-wide pauses, cancelled calls and a drain request."""
+        self._admission_client.note_renewal(renewed.admit_key)
+        paused = renewed.paused or {}
+        for name, consumer in self._consumers.items():
+            remaining_ms = paused[name] - renewed.now if name in paused else None
+            remaining_seconds = None if remaining_ms is None else min(remaining_ms, MAX_PAUSE_MS) / 1000
+            consumer.pause.apply_ledger_pause(remaining_seconds, is_reported=self._lease.is_pause_reported(name))
+            self._start_sharing(consumer, (renewed.other_slots or {}).get(name, 0))
+        self._context.inflight.abort(renewed.taken_back or ())
+        if renewed.drain and self._on_drain is not None:
+            log.warning("An administrator requested a drain of this worker")
+            self._on_drain()
+
+    def _start_sharing(self, consumer: TargetConsumer, free_slots: int) -> None:
+        if not (calls := consumer.calls_for_others(free_slots)):
+            return
+        task = asyncio.get_running_loop().create_task(consumer.return_waiting(calls), name="share calls")
+        self._sharing.add(task)
+        task.add_done_callback(self._sharing.discard)
+
+
+def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics) -> WorkerTarget:
+    """Return the target with its provider wrapped in an `InstrumentedProvider`."""
+    provider = InstrumentedProvider(target.provider, card, metrics, record_content=target.trace_content)
+    hosts = target.provider if isinstance(target.provider, HostedProvider) else None
+    api_provider = target.provider if isinstance(target.provider, ApiProvider) else None
+    return dataclasses.replace(target, provider=provider, hosts=hosts, api_provider=api_provider)
+
+
+PREFETCH = 16
+
+
+class CancellationConsumer:
+    """Consumes one worker's queue of cancellations, and aborts the cancelled calls that are in flight.
+
+    The metadata service publishes them to a fanout exchange. One that is missed comes again with the next lease
+    renewal.
+    """
+
+    def __init__(self, bus: Bus, inflight: InflightCalls) -> None:
+        self._bus, self._inflight = bus, inflight
+        self._topology = cancel_topology(secrets.token_hex(16))
+        self._consumer: Consumer | None = None
+
+    async def start(self) -> None:
+        """Declare the queue and start consuming."""
+        await self._bus.declare(self._topology)
+        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_cancel, prefetch=PREFETCH)
+
+    async def stop(self) -> None:
+        """Stop consuming; the broker deletes the queue."""
+        if self._consumer is not None:
+            await self._consumer.drain(0)
+
+    async def _on_cancel(self, delivery: Delivery) -> None:
+        try:
+            self._inflight.abort(CancelBroadcast.from_wire(delivery.body).calls)
+        except Fault as unreadable:
+            log.error("An unreadable cancellation was dropped: %s", unreadable.message)
+        await delivery.ack()

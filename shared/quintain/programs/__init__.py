@@ -1,0 +1,1 @@
+"""Programs and processes that a configuration names, or that services start, and their sandbox."""

@@ -1,0 +1,342 @@
+"""What `quintain check` and the start of `quintain run` refuse before a call is spent, each with place and fix."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.settings import read_settings
+from quintain_runner.engine.inspection import Inspection, inspect_evaluation
+from quintain_runner.engine.preflight import check_evaluation
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.plan.changes import RerunPolicy
+from support.results_folder import graded_row
+
+EXACT = {"name": "same", "builtin": "exact"}
+REGEX = {"name": "found", "builtin": "regex", "pattern": "a"}
+CONFIG: dict[str, dict[str, object]] = {"bot": {"provider": "mock"}}
+ON_FLEET = {"QUINTAIN_BROKER_URL": "amqp://127.0.0.1:1/"}
+CASES: list[dict[str, object]] = [{"id": "1", "question": "q", "expected": "q"}]
+
+
+def write_evaluation(
+    folder: Path,
+    *graders: Mapping[str, object],
+    targets: Mapping[str, Mapping[str, object]] = CONFIG,
+    cases: list[dict[str, object]] = CASES,
+    dataset: object = "cases.jsonl",
+) -> Path:
+    """An evaluation of the target ``bot``, with its configuration and its cases."""
+    (folder / "quintain.yaml").write_text(json.dumps({"targets": targets}))
+    (folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+    path = folder / "eval.yaml"
+    path.write_text(json.dumps({"dataset": dataset, "targets": ["bot"], "graders": list(graders) or [REGEX]}))
+    return path
+
+
+async def inspect(path: Path, *, on_fleet: bool = False, results_folder: Path | None = None) -> Inspection:
+    settings = read_settings(ON_FLEET if on_fleet else {})
+    return await inspect_evaluation(RunOptions(path=path), settings, results_folder=results_folder)
+
+
+async def problem_of(path: Path) -> str:
+    problems = (await inspect(path)).problems
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+READS_A_KEY = "import os\nprint(os.environ['A_CLOUDS_KEY'], os.environ.get('HOME'), os.getenv('UNSET_HERE'))\n"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_variable_that_a_script_reads_and_will_not_get_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    monkeypatch.setenv("A_CLOUDS_KEY", "secret")
+    (tmp_path / "reads.py").write_text(READS_A_KEY)
+    own: dict[str, object] = {"env_from": ["A_CLOUDS_KEY"]} if listed else {}
+    command = {"command": [sys.executable, "reads.py"], **own}
+    path = write_evaluation(tmp_path, {"name": "judge", **command}, targets={"bot": {"provider": "command", **command}})
+    warnings = (await inspect(path)).warnings
+    assert ["A_CLOUDS_KEY" in warning for warning in warnings] == ([] if listed else [True, True])
+    assert not any("secret" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_program_whose_files_cannot_be_followed_is_a_warning_unless_it_names_them(
+    tmp_path: Path, *, named: bool
+) -> None:
+    (tmp_path / "reads.sh").write_text("exit")
+    depends_on = {"depends_on": ["reads.sh"]} if named else {}
+    command = {"command": ["sh", "reads.sh"], **depends_on}
+    targets = {"bot": {"provider": "command", **command}, "other": {"provider": "command", **command}}
+    warnings = (await inspect(write_evaluation(tmp_path, {"name": "judge", **command}, targets=targets))).warnings
+    assert ["depends_on" in warning for warning in warnings] == ([] if named else [True, True])
+    assert [place for place in ("targets.bot:", "(judge):") if not any(place in one for one in warnings)] == (
+        ["targets.bot:", "(judge):"] if named else []
+    )
+
+
+@pytest.mark.parametrize("where", [{}, {"where": {"turns": 3}}])
+async def test_a_field_that_looks_like_a_feature_is_told_to_be_data(tmp_path: Path, where: dict[str, object]) -> None:
+    cases: list[dict[str, object]] = [{"id": f"{n}", "question": "q", "turns": 3, "topic": "a"} for n in range(2)]
+    dataset = {"file": "cases.jsonl", **where}
+    warnings = (await inspect(write_evaluation(tmp_path, cases=cases, dataset=dataset))).warnings
+    assert ["'turns' of 2 rows" in warning for warning in warnings] == ([] if where else [True])
+
+
+async def test_an_evaluation_in_which_nothing_is_wrong_has_no_problems(tmp_path: Path) -> None:
+    found = await inspect(write_evaluation(tmp_path, EXACT))
+    assert (found.problems, found.targets, found.called_targets) == ([], ("bot",), ("bot",))
+    assert found.dataset_stats is not None
+    assert found.dataset_stats.cases == 1
+
+
+@pytest.mark.parametrize(
+    "grader",
+    [
+        EXACT,
+        {"name": "has", "builtin": "contains"},
+        {"name": "near", "builtin": "numeric"},
+        {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md", "show": ["output", "expected"]},
+    ],
+    ids=lambda grader: grader["builtin"],
+)
+async def test_rows_without_expected_are_counted_and_named_under_a_grader_that_needs_it(
+    tmp_path: Path, grader: Mapping[str, object]
+) -> None:
+    (tmp_path / "judge.md").write_text("Is it right?")
+    cases: list[dict[str, object]] = [{"id": f"c{n}", "question": "q", "expected": "7"} for n in range(3)]
+    cases += [{"id": f"without-{n}", "question": "q"} for n in range(7)]
+    problem = await problem_of(write_evaluation(tmp_path, grader, cases=cases))
+    assert problem == (
+        f"{tmp_path / 'cases.jsonl'}: no expected in 7 of 10 cases (ids 'without-0', 'without-1', 'without-2', "
+        f"'without-3', 'without-4' and 2 more): needed by {grader['name']} ({grader['builtin']}); add it to them, "
+        "leave them out with where, or take another grader"
+    )
+
+
+def judge_that_shows(folder: Path, *show: str) -> dict[str, object]:
+    (folder / "judge.md").write_text("Is it right?")
+    return {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md", "show": [*show, "output"]}
+
+
+@pytest.mark.parametrize(
+    ("section", "nearest"),
+    [
+        ("outptu", "did you mean 'output'?"),
+        ("rubrik", "did you mean 'rubric'?"),
+        ("messages", "known: question, system_prompt"),
+        ("customer.name", "known: question, messages"),
+    ],
+)
+async def test_a_section_that_no_case_has_is_refused_with_the_nearest_name(
+    tmp_path: Path, section: str, nearest: str
+) -> None:
+    cases: list[dict[str, object]] = [{"id": f"c{n}", "question": "q", "rubric": "short"} for n in range(3)]
+    problem = await problem_of(write_evaluation(tmp_path, judge_that_shows(tmp_path, section), cases=cases))
+    assert f"no field {section!r} in 3 of 3 cases" in problem
+    assert nearest in problem
+
+
+async def test_a_section_that_some_cases_lack_is_a_warning_with_their_number(tmp_path: Path) -> None:
+    cases: list[dict[str, object]] = [
+        {"id": "a", "question": "q", "rubric": "short"},
+        {"id": "b", "question": "q"},
+        {"id": "c", "messages": [{"role": "user", "content": "q"}], "customer": {"name": "x"}},
+    ]
+    shown = judge_that_shows(tmp_path, "rubric", "messages", "customer.name", "question")
+    found = await inspect(write_evaluation(tmp_path, shown, cases=cases))
+    assert found.problems == []
+    said = [warning.partition(": ")[2].partition(" (ids")[0] for warning in found.warnings]
+    assert said == [f"no field {name!r} in 2 of 3 cases" for name in ("rubric", "messages", "customer.name")]
+
+
+@pytest.mark.parametrize(
+    "grader",
+    [
+        REGEX,
+        {"name": "form", "builtin": "json-schema", "schema": {}},
+        {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md"},
+        {"name": "program", "command": ["true"]},
+    ],
+    ids=lambda grader: grader["name"],
+)
+async def test_rows_without_expected_are_fine_under_a_grader_that_does_not_need_it(
+    tmp_path: Path, grader: Mapping[str, object]
+) -> None:
+    (tmp_path / "judge.md").write_text("Is it right?")
+    assert (await inspect(write_evaluation(tmp_path, grader, cases=[{"id": "1", "question": "q"}]))).problems == []
+
+
+async def test_only_the_cases_that_count_must_have_what_is_needed(tmp_path: Path) -> None:
+    cases: list[dict[str, object]] = [
+        {"id": str(n), "question": "q", "set": "a" if n % 2 else "b", **({"expected": "q"} if n % 2 else {})}
+        for n in range(40)
+    ]
+    where = {"file": "cases.jsonl", "where": {"set": "a"}}
+    assert (await inspect(write_evaluation(tmp_path, EXACT, cases=cases, dataset=where))).problems == []
+    limit = {"file": "cases.jsonl", "limit": 1}
+    assert "in 1 of 1 cases (ids '0')" in await problem_of(
+        write_evaluation(tmp_path, EXACT, cases=cases, dataset=limit)
+    )
+    sample = {"file": "cases.jsonl", "sample": 4, "seed": 1}
+    found = await inspect(write_evaluation(tmp_path, EXACT, cases=cases, dataset=sample))
+    drawn = [line for line in found.problems if " of 4 cases " in line]
+    assert drawn == found.problems
+
+
+async def test_an_expected_that_is_no_number_is_refused_under_numeric(tmp_path: Path) -> None:
+    cases: list[dict[str, object]] = [
+        {"id": "1", "question": "q", "expected": 7},
+        {"id": "2", "question": "q", "expected": "seven"},
+    ]
+    problem = await problem_of(write_evaluation(tmp_path, {"name": "near", "builtin": "numeric"}, cases=cases))
+    assert "an expected that is not a number in 1 of 2 cases (ids '2'): needed by near (numeric);" in problem
+
+
+async def test_a_case_is_refused_from_the_first_byte_that_does_not_fit_a_message(tmp_path: Path) -> None:
+    envelope = len(b'{"question":"","target":"bot","evalCaseId":"1","attempt":1}')
+
+    def evaluation(question: str) -> Path:
+        return write_evaluation(tmp_path, cases=[{"id": "1", "question": question}])
+
+    assert (await inspect(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope)))).problems == []
+    assert await problem_of(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope + 1))) == (
+        f"{tmp_path / 'cases.jsonl'}: a request of more than 1,048,576 bytes in 1 of 1 cases (ids '1'): no message may "
+        "be larger; raise max_body_bytes, shorten them, or leave them out with where"
+    )
+    path = evaluation("x" * DEFAULT_REQUEST_BYTES)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_body_bytes": 2 * DEFAULT_REQUEST_BYTES}))
+    assert (await inspect(path)).problems == []
+    # Few characters, and many bytes.
+    assert "a request of more than" in await problem_of(evaluation("\x01" * (DEFAULT_REQUEST_BYTES // 6)))
+    turns = [{"role": "user", "content": [{"type": "text", "text": "x" * DEFAULT_REQUEST_BYTES}]}]
+    in_parts = write_evaluation(tmp_path, cases=[{"id": "1", "messages": turns}])
+    assert "a request of more than" in await problem_of(in_parts)
+
+
+async def test_a_provider_without_its_extra_is_refused_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = "pydantic-ai"
+    monkeypatch.setitem(sys.modules, "quintain_worker.providers.pydantic_ai", None)
+    target = {"provider": provider, "model": "mistral:m"}
+    path = write_evaluation(tmp_path, targets={**CONFIG, "model": target})
+    assert await problem_of(path) == (
+        f"{tmp_path / 'quintain.yaml'}: targets.model: provider {provider} needs: pip install 'quintain[{provider}]'"
+    )
+    # The fleet's workers have their own: nothing is said of this machine's.
+    assert (await inspect(path, on_fleet=True)).problems == []
+
+
+async def test_a_function_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
+    targets = {"bot": {"provider": "python", "callable": "no_such_module_here:answer"}}
+    problem = await problem_of(write_evaluation(tmp_path, targets=targets))
+    assert "targets.bot.callable: no_such_module_here cannot be imported: ModuleNotFoundError" in problem
+
+
+PROGRAMS: dict[str, tuple[list[str], str]] = {
+    "not on PATH": (["no-such-program"], "its command 'no-such-program' is not on PATH; install it, or give its path"),
+    "not there": (["./nowhere"], "its command './nowhere': there is no program {folder}/nowhere; check the path"),
+    "not executable": (
+        ["./plain"],
+        "its command './plain': {folder}/plain is not executable; chmod +x it, or name its interpreter first",
+    ),
+    "a script that is not there": (["python", "-u", "gone.py"], "its command: there is no file {folder}/gone.py"),
+}
+
+
+async def test_a_grader_that_is_gone_is_kept_only_where_its_verdicts_are_and_stale_rows_too(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    options = RunOptions(path=write_evaluation(tmp_path, EXACT, {"name": "gone", "function": "judges:polite"}))
+    stale = replace(options, rerun_policy=RerunPolicy(keep_stale=True))
+
+    async def found(options: RunOptions) -> Inspection:
+        return await inspect_evaluation(options, read_settings({}), results_folder=results)
+
+    [never_run] = (await found(stale)).problems
+    row = graded_row("1", 1.0)
+    row = row.model_copy(update={"graders": {**row.graders, "gone": row.graders["same"]}})
+    (results / "results.jsonl").write_bytes(row.to_line())
+    [refused] = (await found(options)).problems
+    assert never_run in refused
+    assert "--keep-stale" in refused
+    kept = await found(stale)
+    assert kept.problems == []
+    assert kept.evaluation is not None
+    assert kept.evaluation.unavailable_graders == {"gone": never_run}
+    mistaken = write_evaluation(tmp_path, {"name": "gone", "builtin": "regex", "pattern": "("})
+    assert (await found(replace(stale, path=mistaken))).problems
+
+
+async def test_a_file_that_a_grader_depends_on_must_be_there(tmp_path: Path) -> None:
+    path = write_evaluation(tmp_path, {**EXACT, "depends_on": ["facts.txt"]})
+    assert "facts.txt" in await problem_of(path)
+
+
+@pytest.mark.parametrize(("command", "says"), PROGRAMS.values(), ids=PROGRAMS)
+async def test_a_program_that_cannot_be_started_is_refused_wherever_it_stands(
+    tmp_path: Path, command: list[str], says: str
+) -> None:
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    says = says.format(folder=tmp_path)
+    target = {"bot": {"provider": "command", "command": [*command, "{prompt_file}"]}}
+    assert await problem_of(write_evaluation(tmp_path, targets=target)) == (
+        f"{tmp_path / 'quintain.yaml'}: targets.bot: {says}"
+    )
+    grader = {"name": "program", "command": command}
+    path = write_evaluation(tmp_path, grader)
+    assert await problem_of(path) == f"{path}: graders[0] (program): {says}"
+    path = write_evaluation(tmp_path, dataset={"command": command})
+    assert await problem_of(path) == f"{path}: dataset: {says}"
+
+
+async def test_a_program_is_found_by_the_targets_own_path_and_in_its_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "answer"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    target: dict[str, object] = {"provider": "command", "command": ["answer"], "env": {"PATH": str(tmp_path / "bin")}}
+    assert (await inspect(write_evaluation(tmp_path, targets={"bot": target}))).problems == []
+    target = {"provider": "command", "command": ["./answer", "--save", "new.py"], "cwd": "bin"}
+    assert (await inspect(write_evaluation(tmp_path, targets={"bot": target}))).problems == []
+    assert "its working directory" in await problem_of(
+        write_evaluation(tmp_path, targets={"bot": {**target, "cwd": "gone"}})
+    )
+
+
+async def test_a_program_that_is_not_asked_need_not_be_there(tmp_path: Path) -> None:
+    targets = {**CONFIG, "other": {"provider": "command", "command": ["no-such-program"]}}
+    assert (await inspect(write_evaluation(tmp_path, targets=targets))).problems == []
+    judged = {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "other"}
+    (tmp_path / "judge.md").write_text("Is it right?")
+    assert "targets.other: its command" in await problem_of(write_evaluation(tmp_path, judged, targets=targets))
+
+
+async def test_a_run_does_not_run_the_datasets_command_before_the_rest_is_mended(tmp_path: Path) -> None:
+    grader = {"name": "program", "command": ["no-such-program"]}
+    path = write_evaluation(tmp_path, grader, dataset={"command": ["touch", "ran"]})
+    found = await inspect(path, results_folder=tmp_path / "results")
+    assert len(found.problems) == 1
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
+    command = {"provider": "command", "command": ["no-such-program"]}
+    options = RunOptions(path=write_evaluation(tmp_path, targets={"bot": command}))
+    on_fleet = await check_evaluation(options, read_settings(ON_FLEET))
+    assert on_fleet.problems == []
+    assert on_fleet.not_checked == [
+        "the extras, programs and variables of the fleet's workers, which only their machines have",
+        "whether bot would answer (key, model, server): --probe calls each once",
+    ]
+    write_evaluation(tmp_path)
+    assert (await check_evaluation(options, read_settings({}))).not_checked == []

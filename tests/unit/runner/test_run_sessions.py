@@ -1,0 +1,138 @@
+"""The session that a command takes up again: what cannot be closed or is gone does not stop it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from quintain.client.client import Client, connect, connect_admin
+from quintain.contracts.proof import SessionToken
+from quintain.contracts.session import AmendSession, Info
+from quintain.errors import (
+    BadRequest,
+    BudgetExhausted,
+    BudgetUnavailable,
+    GatewayUnavailable,
+    InternalFault,
+    QuintainError,
+    Unauthorized,
+)
+from quintain_runner.engine.backend import Backend
+from quintain_runner.engine.run_setup import SessionRequest
+from quintain_runner.engine.session import RunBudget, RunSessions
+from support.fake_client import FakeClient
+from support.memory_fleet import ADMIN_TOKEN, memory_fleet
+
+
+class StoredClient(FakeClient):
+    """The session of an interrupted run, whose children cannot be closed."""
+
+    def __init__(self, refusal: QuintainError) -> None:
+        super().__init__()
+        self._refusal = refusal
+
+    async def close_children(self) -> Info:
+        raise self._refusal
+
+
+class ParentClient(FakeClient):
+    """The session that others are opened from, and each of those."""
+
+    async def close_session(self) -> Info:
+        return await self.get_info()
+
+
+def run_sessions(folder: Path, stored: Client) -> RunSessions:
+    """The sessions of a command in a folder with the token of this session."""
+    token = SessionToken.mint().text
+    (folder / "session-token").write_text(f"{token} 0 0 0\n")
+
+    @contextlib.asynccontextmanager
+    async def connect_fake(session_token: str) -> AsyncIterator[Client]:
+        yield stored if session_token == token else ParentClient()
+
+    return sessions_of(folder, connect_fake, SessionToken.mint().text, max_calls=1000, is_explicit=True)
+
+
+def sessions_of(
+    folder: Path,
+    connect_session: Callable[[str], AbstractAsyncContextManager[Client]],
+    parent_token: str,
+    *,
+    max_calls: int,
+    is_explicit: bool,
+) -> RunSessions:
+    """The sessions of a command without an admin token."""
+
+    async def unused(_: str) -> Info:
+        raise NotImplementedError
+
+    backend = Backend(
+        location="here",
+        gateway_url="",
+        admin=None,
+        parent_token=parent_token,
+        connect_session=connect_session,
+        read_session_info=unused,
+        close_session=unused,
+    )
+    budget = RunBudget(
+        default_target="echo",
+        max_calls=max_calls,
+        max_body_bytes=None,
+        is_explicit=is_explicit,
+        label="run",
+        token_path=folder / "session-token",
+        count_spent_calls=lambda: 0,
+        calls_location=lambda _: "calls.jsonl",
+    )
+    return RunSessions(backend, budget)
+
+
+@pytest.mark.parametrize("refusal", [BadRequest, BudgetUnavailable, InternalFault, GatewayUnavailable])
+async def test_a_session_whose_children_cannot_be_closed_is_taken_up(
+    tmp_path: Path, refusal: type[QuintainError]
+) -> None:
+    stored = StoredClient(refusal("refused"))
+    async with run_sessions(tmp_path, stored) as sessions:
+        session = await sessions.open(SessionRequest(is_changed=False, most_calls=3))
+        assert session.client is stored
+
+
+async def test_a_session_that_ended_meanwhile_is_replaced(tmp_path: Path) -> None:
+    stored = StoredClient(Unauthorized("closed"))
+    async with run_sessions(tmp_path, stored) as sessions:
+        session = await sessions.open(SessionRequest(is_changed=False, most_calls=0))
+        assert session.client is not stored
+        assert session.session_id is None
+
+
+@pytest.mark.parametrize("is_explicit", [False, True])
+async def test_a_run_whose_parent_is_spent_goes_on_when_that_was_raised(tmp_path: Path, is_explicit: bool) -> None:
+    async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
+        parent = await fleet.open_session("echo", 2)
+
+        def sessions(max_calls: int) -> RunSessions:
+            join = partial(connect, "memory://", memory=fleet.running.memory)
+            return sessions_of(tmp_path, join, parent.token, max_calls=max_calls, is_explicit=is_explicit)
+
+        async with sessions(2) as run:
+            plan = await run.open(SessionRequest(is_changed=False, most_calls=2))
+            await plan.client.invoke_batch(["a", "b"])
+            assert await run.spent_parent() == parent.session_id
+            await run.finish(has_open_trials=True)
+        async with connect_admin("memory://", ADMIN_TOKEN, memory=fleet.running.memory) as admin:
+            await admin.amend(AmendSession(session_id=parent.session_id, max_calls=5))
+        async with sessions(3) as run:
+            plan = await run.open(SessionRequest(is_changed=False, most_calls=1))
+            await plan.client.invoke("c")
+            with pytest.raises(BudgetExhausted):
+                await plan.client.invoke("d")
+            # Its own limit is what lacks.
+            assert await run.spent_parent() is None
+            assert plan.calls_of_earlier_sessions == 2
