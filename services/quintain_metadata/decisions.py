@@ -12,8 +12,7 @@ from enum import Enum, auto
 
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.contracts.proof import CallProof
-from quintain.contracts.token import SessionToken
+from quintain.contracts.proof import CallProof, SessionToken
 from quintain.errors import Cancelled, Expired, Fault, ForbiddenTarget, ProviderFailed, RequestConflict, Unauthorized
 from quintain_metadata import attempts, call_rows, replies, sessions
 from quintain_metadata.attempts import AttemptRow, WorkerRow
