@@ -13,13 +13,12 @@ from enum import Enum, auto
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.proof import CallProof, SessionToken
-from quintain.errors import Cancelled, Expired, Fault, ForbiddenTarget, ProviderFailed, RequestConflict, Unauthorized
+from quintain.errors import Cancelled, Expired, Fault, Unauthorized
 from quintain_metadata import attempts, call_rows, replies, sessions
 from quintain_metadata.attempts import AttemptRow, WorkerRow
 from quintain_metadata.call_counter import Counters
 from quintain_metadata.call_rows import CallKey, CallRow
 from quintain_metadata.lifecycle import (
-    COUNTED_STATES,
     MAX_DEADLINE_AHEAD_MS,
     CallState,
     LifecycleEvent,
@@ -147,7 +146,7 @@ class Decisions:
         self, requester: Requester, session: SessionRow, call: CallRow | None
     ) -> Admission | Deferred | Replay:
         request = requester.request
-        require_valid(request, session, call)
+        sessions.require_valid(request, session, call)
         if call is None:
             return self._start_attempt(requester, session, None, transition(CallState.NONE, LifecycleEvent.ADMITTED))
         is_alive = self._is_lease_valid(call.incarnation)
@@ -250,7 +249,7 @@ class Decisions:
         if change.effect is TransitionEffect.NOTED:
             return call, change
         session = self._rows.sessions[call.session_id]
-        self._apply(call, change, _stored_fault(settlement, change), settlement.token_usage)
+        self._apply(call, change, replies.stored_fault(settlement, change), settlement.token_usage)
         if settlement.outcome is AttemptOutcome.RESULT and session.store_replies:
             stored = replies.reply_parameters(self._moment, call, settlement)
             if stored is not None:
@@ -385,36 +384,3 @@ class Decisions:
 
     def _write(self, sql: str, *parameters: SqlValue) -> None:
         self._written.setdefault(sql, []).append(parameters)
-
-
-def require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
-    """Raise the `Fault` of a request that may not run in any state of its call."""
-    if request.problem is not None:
-        raise request.problem.to_fault()
-    sessions.require_body_allowed(session, request.body_bytes or 0)
-    if not session.allows(request.target):
-        if call is None:
-            session.require_calls_left()
-        raise ForbiddenTarget(f"This session may not call {request.target!r}")
-    if call is not None and call.body_sha256 not in {"", request.body_sha256}:
-        raise RequestConflict(f"Request id {request.request_id!r} was used with another body")
-    if call is not None and call.target not in {"", request.target}:
-        raise RequestConflict(f"Request id {request.request_id!r} was used for target {call.target!r}")
-
-
-def _stored_fault(settlement: Settle, change: Transition) -> str | None:
-    """Return the fault to store for a call; one of a charged call says so, whatever its worker reported."""
-    if settlement.outcome is AttemptOutcome.RESULT:
-        return None
-    fault = settlement.fault
-    if fault is not None and fault.charge_unknown:
-        # Its worker did not know; the transition decides.
-        fault = fault.model_copy(update={"charged": False, "charge_unknown": None})
-    if change.to in COUNTED_STATES and (fault is None or not fault.charged):
-        if fault is not None and fault.code == Cancelled.code:
-            return FaultReply.from_fault(Cancelled(fault.error, charged=True)).to_wire().decode()
-        message = "The call did not finish" if fault is None else fault.error
-        fault = FaultReply.from_fault(
-            ProviderFailed(f"{message} (an earlier attempt may have been billed)", charged=True)
-        )
-    return None if fault is None else fault.to_wire().decode()
