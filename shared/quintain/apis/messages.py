@@ -220,7 +220,10 @@ class MessageEventWriter:
         for piece in self._pieces.end():
             yield from self._piece(piece)
         yield from self._stop()
-        reason = "tool_calls" if "call" in self._kinds else self._pieces.reason
+        reason = self._pieces.reason
+        if "call" in self._kinds and reason in {"", "stop"}:
+            # Some servers do not say that the answer ended for its calls; a call that was cut off is no such end.
+            reason = "tool_calls"
         stop = "refusal" if "refusal" in self._kinds else _STOP_REASONS.get(reason, "end_turn")
         ending = {"stop_reason": stop, "stop_sequence": None}
         yield {"type": "message_delta", "delta": ending, "usage": usage_from_chat(self._pieces.usage)}
