@@ -27,7 +27,7 @@ PAGES = sorted(
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-#: Words that named modules and classes only for those who wrote them; the plain names took their place.
+#: Words that name a module or a class only for those who wrote it.
 RETIRED_MODULES = set(  # a page of words, not a list
     """
     answering apart asked asking assembly beside board census checking choice closing collecting conventions
@@ -103,10 +103,10 @@ RUN_BY = {
     "quintain dlq replay": "tests/acceptance/test_dlq.py",
     "quintain dlq drop": "tests/acceptance/test_dlq.py",
     "quintain ledger prune": "tests/acceptance/test_ledger_command.py",
-    "quintain broker apply": "tests/acceptance/test_commands.py",
-    "quintain broker add-user": "tests/acceptance/test_commands.py",
-    "quintain broker list-users": "tests/acceptance/test_commands.py",
-    "quintain broker remove-user": "tests/acceptance/test_commands.py",
+    "quintain broker apply": "tests/integration/test_broker_commands.py",
+    "quintain broker add-user": "tests/integration/test_broker_commands.py",
+    "quintain broker list-users": "tests/integration/test_broker_commands.py",
+    "quintain broker remove-user": "tests/integration/test_broker_commands.py",
 }
 
 #: Words of a shell that start no program of ours.

@@ -1,6 +1,6 @@
 """The admits that wait for a decision: which of them the ledger can decide now, and an index by what they wait for.
 
-An admit that is not found to be ready would be decided as before, so that its service need not ask about it.
+An admit that is not found to be ready would be decided in the same way, so that its service need not ask about it.
 """
 
 from __future__ import annotations

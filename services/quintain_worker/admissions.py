@@ -92,8 +92,8 @@ class AdmissionClient:
         self._is_unreachable = False
         #: The routing key of a metadata service's own queue; None while none is known.
         self._own_key: str | None = None
-        self._first_sender = BatchSender[_PendingAdmit](self._send_first, max_concurrent=2)
-        self._repeat_sender = BatchSender[_PendingAdmit](self._send_repeated, max_concurrent=2)
+        #: The key says whether the requests are sent for the first time.
+        self._batches = BatchSender[bool, _PendingAdmit](self._send, max_concurrent=2)
         self._check_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -159,11 +159,11 @@ class AdmissionClient:
                 self._add_to_batch(pending)
 
     def _add_to_batch(self, pending: _PendingAdmit) -> None:
-        sender = self._first_sender if pending.first_sent_at == math.inf else self._repeat_sender
+        is_first = pending.first_sent_at == math.inf
         pending.sent_at = asyncio.get_running_loop().time()
         pending.first_sent_at = min(pending.first_sent_at, pending.sent_at)
         pending.is_being_sent = True
-        sender.add(pending)
+        self._batches.add(is_first, pending)
 
     def _check_pending(self) -> None:
         """Resend the admits that got no answer for the repeat interval, and end those that timed out."""
@@ -184,14 +184,9 @@ class AdmissionClient:
             else None
         )
 
-    async def _send_first(self, batch: list[_PendingAdmit]) -> None:
-        await self._send(batch, self._own_key)
-
-    async def _send_repeated(self, batch: list[_PendingAdmit]) -> None:
-        await self._send(batch, None)
-
-    async def _send(self, batch: list[_PendingAdmit], own_key: str | None) -> None:
-        """Publish a batch to a service's own queue, if one is given and exists, else to the shared one."""
+    async def _send(self, is_first: bool, batch: list[_PendingAdmit]) -> None:  # noqa: FBT001 -- a key of `_batches`
+        """Publish a batch: one that is sent first to a service's own queue, if one is known, else to the shared one."""
+        own_key = self._own_key if is_first else None
         items = [pending.admit for pending in batch]
         try:
             if own_key is None or not await self._publish_to_own_queue(items, own_key):

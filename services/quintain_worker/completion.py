@@ -132,14 +132,14 @@ class Completion:
     def __init__(self, bus: Bus, incarnation: str, timings: Timings) -> None:
         self._bus, self._incarnation, self._timings = bus, incarnation, timings
         # A settle is sent also if its call's handler was cancelled meanwhile: the outcome is known.
-        self._settles = BatchSender[_UnfinishedCall](self._send_settles, max_concurrent=4, count=_count_settles)
+        self._settles = BatchSender[None, _UnfinishedCall](self._send_settles, max_concurrent=4, count=_count_settles)
         self._reply_groups = ReplyGroups(bus)
         self._reply_slots = asyncio.Semaphore(MAX_PUBLISHED_REPLIES)
 
     async def settle(self, settle: bytes) -> None:
         """Report the outcome of an attempt, a `Settle` as it is sent, until it is confirmed into a quorum queue."""
         call = _UnfinishedCall(settle, None, no_action)
-        self._settles.add(call)
+        self._settles.add(None, call)
         await call.ended
 
     async def finish(self, reply: Reply, settle: bytes | None = None, on_settled: OnSettled = no_action) -> float:
@@ -153,7 +153,7 @@ class Completion:
             if settle is None:
                 self._begin_reply(call, reply)
             else:
-                self._settles.add(call)
+                self._settles.add(None, call)
             return await call.ended
         if settle is not None:
             await self.settle(settle)
@@ -163,14 +163,14 @@ class Completion:
         await reply.delivery.ack()
         return replying_since
 
-    async def _send_settles(self, calls: list[_UnfinishedCall]) -> None:
+    async def _send_settles(self, _: None, calls: list[_UnfinishedCall]) -> None:
         body = encode_settle_batch(self._incarnation, [call.settle for call in calls])
         try:
             await self._bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=body, type=SETTLE.key))
         except BusError as error:
             log.warning("%d settles could not be sent and will be repeated: %s", len(calls), error.message)
             for call in calls:
-                self._after_pause(call, partial(self._settles.add, call))
+                self._after_pause(call, partial(self._settles.add, None, call))
         except Exception as defect:
             for call in calls:
                 call.end(defect)

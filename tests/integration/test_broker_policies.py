@@ -34,7 +34,7 @@ async def test_every_shared_queue_has_a_limit_in_bytes(
         for name, policy in limits.items():
             assert 16 * MIB < policy["max-length-bytes"] <= 2048 * MIB, name
             assert policy["overflow"] == ("drop-head" if name == POISON_QUEUE.name else "reject-publish"), name
-        # The arguments of the queues are as before: an older or newer service declares them again.
+        # The policies changed no argument: a service that declares the queues again is not refused.
         await bus.declare(METADATA_TOPOLOGY + target_topology("echo"))
     finally:
         await bus.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, ToolCall
 from quintain_runner.results.row import Answer, CheckRow, GraderRow, Row, RowCase, RowStatus
+from support.results_folder import MADE_OF
 
 HOSTILE = (
     "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\x9b2J\u202eright\u2066 {{ 7*7 }} javascript:x"
@@ -23,6 +24,7 @@ def hostile_row(case_id: str = HOSTILE) -> Row:
     call = ToolCall(id=HOSTILE, name=HOSTILE, arguments=HOSTILE)
     image = {"type": "image_url", "image_url": {"url": f"https://evil.example/{HOSTILE}"}}
     return Row(
+        fingerprints=MADE_OF,
         case_id=case_id,
         target="bot",
         repeat=1,

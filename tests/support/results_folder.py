@@ -11,17 +11,21 @@ from quintain_runner.report.run_record import RunFindings, identity_of, open_rec
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.summary import summarize
 from quintain_runner.results.counts import Cost
-from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
+from quintain_runner.results.row import GraderRow, Row, RowError, RowFingerprints, RowStatus
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import load_evaluation
 from quintain_runner.statistics.analysis import analyse
 from quintain_runner.statistics.frame import build_frames
 from support.evaluation_folder import EXACT, cases, write_evaluation
 
+#: The fingerprints of rows whose fingerprints matter to no test.
+MADE_OF = RowFingerprints(input="asked", grading="expected")
+
 
 def graded_row(case_id: str, score: float, *, target: str = "bot", repeat: int = 1, output: str = "answer") -> Row:
     """A row that one grader, ``same``, scored; it passes from a half on."""
     return Row(
+        fingerprints=MADE_OF,
         case_id=case_id,
         target=target,
         repeat=repeat,
@@ -38,7 +42,7 @@ def graded_row(case_id: str, score: float, *, target: str = "bot", repeat: int =
 def errored_row(case_id: str, *, target: str = "bot", repeat: int = 1, status: RowStatus = RowStatus.ERROR) -> Row:
     """A row without a score."""
     error = RowError(code="provider_error", error="it broke")
-    return Row(case_id=case_id, target=target, repeat=repeat, status=status, error=error, calls=1)
+    return Row(fingerprints=MADE_OF, case_id=case_id, target=target, repeat=repeat, status=status, error=error, calls=1)
 
 
 def write_results(
@@ -52,8 +56,10 @@ def write_results(
     cost: Cost | None = None,
     ended: bool = True,
 ) -> RunReport:
-    """Write the folder, and give its report. ``dataset`` is the hash of what was asked."""
+    """Write the folder, and give its report. ``dataset`` is the hash of what was asked, also in rows of `MADE_OF`."""
     folder.mkdir(parents=True)
+    asked = MADE_OF.model_copy(update={"input": dataset})
+    rows = [row.model_copy(update={"fingerprints": asked}) if row.fingerprints is MADE_OF else row for row in rows]
     evaluation = load_evaluation(write_evaluation(folder, cases(1), list(graders), repeats=repeats, threshold=0.5))
     record = open_record(folder, evaluation, targets, identity_of(evaluation, dataset))
     (folder / "results.jsonl").write_text("".join(f"{row.model_dump_json(by_alias=True)}\n" for row in rows))

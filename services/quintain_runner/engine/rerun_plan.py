@@ -216,7 +216,7 @@ class Planner:
             calls = f"{plan.refused} to {most}" if most > plan.refused else str(most)
             raise ConfigError(
                 f"{self.results.path}: {plan.refused} rows have to be graded again and do not hold their answers "
-                f"(written with --no-content, or by an earlier version): {names}{more}. To ask for these answers again "
+                f"(written with --no-content): {names}{more}. To ask for these answers again "
                 f"costs {calls} calls: `quintain run --fresh` asks for all; `quintain run --keep-stale` keeps the rows"
             )
 

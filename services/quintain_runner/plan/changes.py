@@ -37,9 +37,6 @@ NOT_IN_DATASET = "the case is not in the dataset"
 #: The change of a row whose verdicts are of before the last `quintain rescore`.
 RESCORED = "rescored"
 
-#: The change of a row of schema 1.
-NO_FINGERPRINTS = "rows of an earlier version hold no fingerprints"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFingerprints:
@@ -144,8 +141,8 @@ def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerpri
 
 
 def _asks_the_same(row: Row, case: Case) -> bool:
-    """Whether the answer of a row is one to the case as it is now; True if that is not known."""
-    return row.fingerprints is None or row.fingerprints.input == input_fingerprint(case)
+    """Whether the answer of a row is one to the case as it is now."""
+    return row.fingerprints.input == input_fingerprint(case)
 
 
 def _grade_again(row: Row, changes: tuple[str, ...], remaining_changes: tuple[str, ...] = ()) -> Decision:
@@ -172,7 +169,7 @@ def reusable_grader_row(
     row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints
 ) -> GraderRow | None:
     """The verdict of a row that need not be given again; None where something of it changed, or there is none."""
-    if row is None or row.fingerprints is None or row.fingerprints.grading != current.grading:
+    if row is None or row.fingerprints.grading != current.grading:
         return None
     verdict = row.graders.get(name)
     if verdict is None or verdict.error is not None:
@@ -189,8 +186,6 @@ def _changes(
     """Why the target must be asked again, and why the answer must be graded again."""
     was, now = row.fingerprints, fingerprints.row_fingerprints(case, target)
     rescored = (RESCORED,) if any(one.generation != fingerprints.generation for one in row.graders.values()) else ()
-    if was is None:
-        return (NO_FINGERPRINTS,), rescored
     asking: list[str] = []
     if was.target != now.target:
         asking.append(_target_change(target, was.target, now.target, fingerprints))

@@ -184,19 +184,17 @@ class _SameCases:
     def rows(self, report: RunReport) -> Iterator[Row]:
         """The rows of a run whose case is the same in the other run."""
         common = self._common[report.folder]
-        return (row for row in report.rows() if (name := self._hash(row)) is not None and name in common)
+        return (row for row in report.rows() if self._hash(row) in common)
 
     def _hashes(self, report: RunReport) -> KeyHashSet:
         hashes = KeyHashSet()
         for row in report.rows():
-            if (name := self._hash(row)) is not None:
-                hashes.add(name)
+            hashes.add(self._hash(row))
         return hashes
 
     @staticmethod
-    def _hash(row: Row) -> int | None:
-        made_of = row.fingerprints
-        return None if made_of is None else key_hash(row.case_id, row.repeat, made_of.input, made_of.grading)
+    def _hash(row: Row) -> int:
+        return key_hash(row.case_id, row.repeat, row.fingerprints.input, row.fingerprints.grading)
 
 
 def _changed_graders(before: RunReport, after: RunReport, target_pairs: list[tuple[str, str]]) -> list[str]:

@@ -354,7 +354,6 @@ def _plan_identity(existing: Mapping[str, object] | None) -> PlanIdentity | None
     try:
         return PlanIdentity.model_validate((existing or {}).get("plan"))
     except ValidationError:
-        # A record of an earlier version has none.
         return None
 
 

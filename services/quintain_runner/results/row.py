@@ -263,12 +263,11 @@ class Row(Message):
     where the case was asked as it is.
 
     ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
-    (``staleKept``). ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows of schema 1
-    have neither fingerprints nor an answer that can be graded again; rows with ``contentOmitted`` have fingerprints,
-    scores and counts, and no texts.
+    (``staleKept``). ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows with
+    ``contentOmitted`` have fingerprints, scores and counts, and no texts.
     """
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[2] = 2
     case_id: str
     target: str
     prompt: str | None = Field(default=None, exclude_if=is_none)
@@ -283,7 +282,7 @@ class Row(Message):
     token_usage: StoredUsage = NO_TOKENS
     duration_ms: float = 0
     tries: int = Field(default=1, exclude_if=is_one)
-    fingerprints: RowFingerprints | None = Field(default=None, exclude_if=is_none)
+    fingerprints: RowFingerprints
     answer: Answer | None = Field(default=None, exclude_if=is_none)
     tags: dict[str, list[str]] | None = Field(default=None, exclude_if=is_none)
     stale: list[str] | None = Field(default=None, exclude_if=is_none)
@@ -320,7 +319,7 @@ class Row(Message):
     @property
     def target_fingerprint(self) -> str | None:
         """The fingerprint of the target's configuration that made the row, if it is known."""
-        return None if self.fingerprints is None else self.fingerprints.target
+        return self.fingerprints.target
 
     @property
     def has_answer(self) -> bool:

@@ -256,7 +256,7 @@ async def run_handler(handler: Handler, delivery: Delivery, max_deliveries: int 
 
     So is a message that was delivered too often for any reason, as one that ends each process that takes it.
     """
-    if earlier_deliveries(delivery) >= max_deliveries:
+    if delivery.redelivered and earlier_deliveries(delivery) >= max_deliveries:
         log.error("A message to %s was delivered %d times, and is given up", delivery.exchange, max_deliveries)
         await delivery.dead_letter()
         return

@@ -154,54 +154,23 @@ class QueueRegistry(Protocol):
         """Return whether a queue of this name exists."""
 
 
-@dataclass(slots=True, eq=False)
 class MemoryDelivery:
     """A `Delivery` of the memory transport; the protocol documents its members."""
 
-    _message: QueuedMessage
-    _queue: MemoryQueue
-    _consumer: MemoryConsumer
-    _connection_number: int
-
-    @property
-    def body(self) -> bytes:
-        return self._message.envelope.body
-
-    @property
-    def type(self) -> str:
-        return self._message.envelope.type
-
-    @property
-    def correlation_id(self) -> str | None:
-        return self._message.envelope.correlation_id
-
-    @property
-    def reply_to(self) -> str | None:
-        return self._message.envelope.reply_to
-
-    @property
-    def headers(self) -> Mapping[str, object]:
-        count = self._message.return_count
-        if not count or self._queue.spec.kind != "quorum":
-            return self._message.headers
-        # As a quorum queue of RabbitMQ says it.
-        return {**self._message.headers, "x-delivery-count": count}
-
-    @property
-    def expiration_ms(self) -> int | None:
-        return self._message.envelope.expiration_ms
-
-    @property
-    def exchange(self) -> str:
-        return self._message.exchange
-
-    @property
-    def routing_key(self) -> str:
-        return self._message.key
-
-    @property
-    def redelivered(self) -> bool:
-        return self._message.return_count > 0
+    def __init__(
+        self, message: QueuedMessage, queue: MemoryQueue, consumer: MemoryConsumer, connection_number: int
+    ) -> None:
+        self._message, self._queue, self._consumer = message, queue, consumer
+        self._connection_number = connection_number
+        envelope = message.envelope
+        self.body, self.type, self.expiration_ms = envelope.body, envelope.type, envelope.expiration_ms
+        self.correlation_id, self.reply_to = envelope.correlation_id, envelope.reply_to
+        self.exchange, self.routing_key = message.exchange, message.key
+        self.redelivered = message.return_count > 0
+        self.headers: Mapping[str, object] = message.headers
+        if self.redelivered and queue.spec.kind == "quorum":
+            # As a quorum queue of RabbitMQ says it.
+            self.headers = {**message.headers, "x-delivery-count": message.return_count}
 
     async def ack(self) -> None:
         if self._consumer.settle(self._message, self._connection_number):

@@ -30,9 +30,10 @@ from quintain.bus.broker_url import url_user, without_password
 from quintain.bus.rabbit_connection import (
     CONNECTION_ERRORS,
     RETRY_SECONDS,
+    TRANSLATED_ERRORS,
     OutageLog,
     RabbitConnection,
-    translate_errors,
+    translated,
 )
 from quintain.bus.rabbit_consumer import RabbitConsumer, to_amqp_properties
 from quintain.bus.rabbit_declarations import Declarations
@@ -181,27 +182,29 @@ class RabbitBus:
 
     async def _publish_once(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
         channel = self._channel
-        if channel is None or not channel.is_usable:
-            channel = await self._open_channel(timeout_seconds)
+        if channel is None or channel.nacks >= MAX_NACKS or channel.underlay.is_closed:
+            channel = await self._usable_channel(timeout_seconds)
         channel.unconfirmed += 1
         try:
-            with translate_errors(f"publishing to {exchange.name} for {key!r}"):
-                await channel.underlay.basic_publish(
-                    envelope.body,
-                    exchange=exchange.name,
-                    routing_key=key,
-                    properties=to_amqp_properties(envelope),
-                    mandatory=True,
-                    wait=False,
-                )
-        except QueueFull:
-            channel.nacks += 1
-            raise
+            await channel.underlay.basic_publish(
+                envelope.body,
+                exchange=exchange.name,
+                routing_key=key,
+                properties=to_amqp_properties(envelope),
+                mandatory=True,
+                wait=False,
+            )
+        except TRANSLATED_ERRORS as error:
+            failure = translated(error, f"publishing to {exchange.name} for {key!r}")
+            channel.nacks += isinstance(failure, QueueFull)
+            raise failure from None
         finally:
             channel.unconfirmed -= 1
-            await self._close_if_replaced(channel)
+            if channel is not self._channel:
+                await self._close_if_unused(channel)
 
-    async def _open_channel(self, timeout_seconds: float) -> _PublishChannel:
+    async def _usable_channel(self, timeout_seconds: float) -> _PublishChannel:
+        """Return the channel for publishes, a new one where it is closed or was nacked too often."""
         async with self._channel_lock:
             replaced = self._channel
             if replaced is not None and replaced.is_usable:
@@ -211,12 +214,12 @@ class RabbitBus:
             assert isinstance(underlay, aiormq.Channel)
             channel = self._channel = _PublishChannel(pika_channel, underlay, asyncio.get_running_loop().time())
         if replaced is not None:
-            await self._close_if_replaced(replaced)
+            await self._close_if_unused(replaced)
         return channel
 
-    async def _close_if_replaced(self, channel: _PublishChannel) -> None:
+    async def _close_if_unused(self, channel: _PublishChannel) -> None:
         """Close a channel that another one has replaced, once none of its publishes waits for a confirm."""
-        if channel is self._channel or channel.unconfirmed or channel.underlay.is_closed:
+        if channel.unconfirmed or channel.underlay.is_closed:
             return
         with contextlib.suppress(*CONNECTION_ERRORS):
             await self._publish_connection.close_channel(channel.pika_channel)

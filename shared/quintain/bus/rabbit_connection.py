@@ -113,23 +113,30 @@ QUEUE_GONE_ERRORS = (QUEUE_NOT_FOUND, amqp.ChannelLockedResource)
 CONNECTION_ERRORS = (amqp.AMQPError, ConnectionError, RuntimeError, asyncio.InvalidStateError)
 
 
-@contextlib.contextmanager
-def translate_errors(action: str) -> Iterator[None]:
-    """Context manager that turns aiormq's errors into a `BusError`; ``action`` begins the error message.
+#: What `translated` takes: the errors of a lost connection, and a cancellation, which may be one.
+TRANSLATED_ERRORS = (asyncio.CancelledError, *CONNECTION_ERRORS)
+
+
+def translated(error: BaseException, action: str) -> BaseException:
+    """Return what to raise for one of `TRANSLATED_ERRORS`: a `BusError` whose message begins with ``action``.
 
     When aiormq's reader task fails, it cancels tasks that wait for it. Such a cancellation, which was not requested for
     the current task, is a lost connection and must not end the task.
     """
+    if is_current_task_cancelled():
+        return error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
+    if isinstance(error, asyncio.CancelledError):
+        return BrokerUnavailable(f"{action}: the connection was lost")
+    return to_bus_error(error, action)
+
+
+@contextlib.contextmanager
+def translate_errors(action: str) -> Iterator[None]:
+    """Context manager that raises `translated` errors in the place of aiormq's."""
     try:
         yield
-    except asyncio.CancelledError:
-        if is_current_task_cancelled():
-            raise
-        raise BrokerUnavailable(f"{action}: the connection was lost") from None
-    except CONNECTION_ERRORS as error:
-        if is_current_task_cancelled():
-            raise asyncio.CancelledError from None
-        raise to_bus_error(error, action) from None
+    except TRANSLATED_ERRORS as error:
+        raise translated(error, action) from None
 
 
 def is_current_task_cancelled() -> bool:

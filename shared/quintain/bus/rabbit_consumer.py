@@ -9,8 +9,8 @@ import asyncio
 import contextvars
 import logging
 import secrets
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 import aiormq
 from aio_pika.abc import AbstractChannel
@@ -188,78 +188,47 @@ class RabbitConsumer:
                 log.debug("The channel of %s was gone before it was closed", self._queue.name)
 
 
-@dataclass(slots=True, eq=False)
 class RabbitDelivery:
     """A `Delivery` over RabbitMQ, settled on the channel it arrived on or not at all."""
 
-    _message: DeliveredMessage
-    _acks: ChannelAcks
+    __slots__ = (
+        "_acks",
+        "_tag",
+        "body",
+        "correlation_id",
+        "exchange",
+        "expiration_ms",
+        "headers",
+        "redelivered",
+        "reply_to",
+        "routing_key",
+        "type",
+    )
 
-    @property
-    def body(self) -> bytes:
-        """The message's body."""
-        return self._message.body
-
-    @property
-    def type(self) -> str:
-        """The AMQP property ``type``, empty if absent."""
-        return self._properties.message_type or ""
-
-    @property
-    def correlation_id(self) -> str | None:
-        """The AMQP property ``correlation_id``."""
-        return self._properties.correlation_id
-
-    @property
-    def reply_to(self) -> str | None:
-        """The AMQP property ``reply_to``."""
-        return self._properties.reply_to
-
-    @property
-    def headers(self) -> Mapping[str, object]:
-        """The message's headers."""
-        return self._properties.headers or {}
-
-    @property
-    def expiration_ms(self) -> int | None:
-        """The AMQP property ``expiration`` in milliseconds, None if absent or not a number."""
-        text = self._properties.expiration
-        return int(text) if text and text.isdecimal() else None
-
-    @property
-    def exchange(self) -> str:
-        """The exchange the message was published to."""
-        return self._message.exchange or ""
-
-    @property
-    def routing_key(self) -> str:
-        """The routing key the message was published with."""
-        return self._message.routing_key or ""
-
-    @property
-    def redelivered(self) -> bool:
-        """Whether the broker marked the message as redelivered."""
-        return bool(self._message.redelivered)
+    def __init__(self, message: DeliveredMessage, acks: ChannelAcks) -> None:
+        properties = message.header.properties
+        self.body = message.body
+        self.type = properties.message_type or ""
+        self.correlation_id = properties.correlation_id
+        self.reply_to = properties.reply_to
+        self.headers: Mapping[str, object] = properties.headers or {}
+        expiration = properties.expiration
+        self.expiration_ms = int(expiration) if expiration and expiration.isdecimal() else None
+        self.exchange, self.routing_key = message.exchange or "", message.routing_key or ""
+        self.redelivered = bool(message.redelivered)
+        self._acks, self._tag = acks, message.delivery_tag or 0
 
     async def ack(self) -> None:
         """Implements `Delivery.ack`."""
-        self._acks.ack(self._delivery_tag)
+        self._acks.ack(self._tag)
 
     async def requeue(self) -> None:
         """Implements `Delivery.requeue`."""
-        await self._acks.nack(self._delivery_tag, requeue=True)
+        await self._acks.nack(self._tag, requeue=True)
 
     async def dead_letter(self) -> None:
         """Implements `Delivery.dead_letter`."""
-        await self._acks.nack(self._delivery_tag, requeue=False)
-
-    @property
-    def _properties(self) -> Basic.Properties:
-        return self._message.header.properties
-
-    @property
-    def _delivery_tag(self) -> int:
-        return self._message.delivery_tag or 0
+        await self._acks.nack(self._tag, requeue=False)
 
 
 def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
@@ -322,13 +291,12 @@ class ChannelAcks:
             while self._unsent:
                 tags, self._unsent = self._unsent, []
                 self._note_settled(tags)
-                until = self._settled_until
-                together = [tag for tag in tags if tag <= until]
+                tags.sort()
+                together = bisect_right(tags, self._settled_until)
                 if together:
-                    await self._channel.basic_ack(max(together), multiple=len(together) > 1, wait=False)
-                for tag in tags:
-                    if tag > until:
-                        await self._channel.basic_ack(tag, wait=False)
+                    await self._channel.basic_ack(tags[together - 1], multiple=together > 1, wait=False)
+                for tag in tags[together:]:
+                    await self._channel.basic_ack(tag, wait=False)
         except CONNECTION_ERRORS:
             log.debug("Deliveries of a lost connection were not acknowledged: they will be redelivered")
         finally:

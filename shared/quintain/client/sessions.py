@@ -16,7 +16,7 @@ from quintain.contracts.values import sanitize_request_id
 from quintain.errors import BusError, Fault, NoAnswer
 from quintain.routes import ACCEPT_HEADER, DEADLINE_HEADER, TOKEN_HEADER
 from quintain.rpc.requests import GroupedRequest, PublishLater, RpcClient, RpcRequest
-from quintain.runtime.concurrency import KeyedBatchSender
+from quintain.runtime.concurrency import BatchSender
 
 #: How many sessions' default targets are kept; the oldest are forgotten first.
 MAX_SESSIONS = 10_000
@@ -98,14 +98,24 @@ NEW_DURATION_SHARE = 0.1
 INFO_SECONDS = 60.0
 
 
+#: What the requests of a group have in common: the session, the messages besides the reply that they want, the target,
+#: and about the same deadline.
+_GroupKey = tuple[HeaderValue, HeaderValue, str, int]
+
+
 class CallGroups:
     """Sends calls in groups, of the size that suits their target; several transports of one `RpcClient` may share it.
 
-    No group is sent to a target before `learn` was called with an `Info` that has its slots.
+    No group is sent to a target before `learn` was called with an `Info` that has its slots. A call goes out at once
+    while none to its target is under way, otherwise together with what has gathered when the broker has confirmed the
+    message before; as many as a message may have go at once. A call whose caller waits no more by then is not sent.
     """
 
     def __init__(self, rpc_client: RpcClient) -> None:
-        self._groups = RequestGroups(rpc_client)
+        self._rpc_client = rpc_client
+        self._batches = BatchSender[_GroupKey, GroupedRequest](
+            self._send, full_at_once=True, count=_count_requests, wanted=GroupedRequest.is_awaited
+        )
         #: Target → the slots of one of its workers.
         self._slots: dict[str, int] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -161,45 +171,16 @@ class CallGroups:
         max_calls = self.max_calls(target)
         if max_calls == 1:
             return None
-        return partial(self._groups.add, max_calls=max_calls, on_refused=partial(self._slots.pop, target, None))
+        return partial(self._add, max_calls=max_calls)
 
-
-#: What the requests of a group have in common: the session, the messages besides the reply that they want, the target,
-#: and about the same deadline.
-_GroupKey = tuple[HeaderValue, HeaderValue, str, int]
-
-
-class RequestGroups:
-    """Sends requests to the same target together.
-
-    A request goes out at once while none to its target is under way, otherwise together with what has gathered when the
-    broker has confirmed the message before; as many as a message may have go at once. A request whose caller waits no
-    more by then is not sent.
-    """
-
-    def __init__(self, rpc_client: RpcClient) -> None:
-        self._rpc_client = rpc_client
-        self._sender = KeyedBatchSender[_GroupKey, GroupedRequest](
-            self._send, count=_count_requests, wanted=GroupedRequest.is_awaited
-        )
-
-    def add(
-        self,
-        request: RpcRequest,
-        correlation_id: str,
-        reply: asyncio.Future[Delivery],
-        *,
-        max_calls: int,
-        on_refused: Callable[[], object],
+    def _add(
+        self, request: RpcRequest, correlation_id: str, reply: asyncio.Future[Delivery], *, max_calls: int
     ) -> None:
-        """Publish a request with up to ``max_calls`` in its message; ``reply`` gets what `RpcClient.publish` raises.
-
-        ``on_refused`` is called where nobody could read the group; its requests are then sent again, each alone.
-        """
         deadline = request.headers.get(DEADLINE_HEADER)
         interval = deadline // MAX_DEADLINE_SPREAD_MS if isinstance(deadline, int) else 0
         key = (request.headers.get(TOKEN_HEADER), request.headers.get(ACCEPT_HEADER), request.key, interval)
-        self._sender.add(key, GroupedRequest(request, correlation_id, reply, on_refused), max_batch=max_calls)
+        on_refused = partial(self._slots.pop, request.key, None)
+        self._batches.add(key, GroupedRequest(request, correlation_id, reply, on_refused), max_batch=max_calls)
 
     async def _send(self, _: _GroupKey, requests: list[GroupedRequest]) -> None:
         try:
@@ -214,4 +195,4 @@ class RequestGroups:
 
 
 def _count_requests(requests: Sequence[GroupedRequest]) -> int:
-    return 1 if len(requests) == 1 else count_fitting(len(request.item) for request in requests)
+    return count_fitting(len(request.item) for request in requests)

@@ -266,8 +266,8 @@ class Result(Message):
 class FaultReply(Message):
     """The wire format of a fault; `to_fault` converts it to an exception.
 
-    ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client of
-    version 1.1 does not repeat the call under another request id.
+    ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client that
+    ignores it does not repeat the call under another request id.
     """
 
     error: str

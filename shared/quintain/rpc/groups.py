@@ -9,7 +9,6 @@ import asyncio
 import contextvars
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from quintain.bus.base import Bus, Delivery, Envelope, Handler, run_handler
@@ -25,7 +24,7 @@ from quintain.contracts.group import (
 from quintain.errors import BadRequest, Fault
 from quintain.routes import CALL_HEADERS, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, REQUEST_ID_HEADER
 from quintain.rpc.server import integer_header, request_id_of, send_reply
-from quintain.runtime.concurrency import KeyedBatchSender
+from quintain.runtime.concurrency import BatchSender
 from quintain.topology import REPLY
 
 
@@ -59,65 +58,27 @@ class _GroupSettlement:
                 await self._delivery.dead_letter()
 
 
-@dataclass(slots=True, eq=False)
 class GroupedDelivery:
-    """One call of a group, as a `Delivery`; the group's message is settled with the last of its calls."""
+    """One call or reply of a group, as a `Delivery`; the group's message is settled with the last of them.
 
-    _group: Delivery
-    _item: GroupItem
-    _settlement: _GroupSettlement
-    headers: Mapping[str, object]
-    _is_settled: bool = False
+    ``problem`` says why the item is no call, and is empty where it is one.
+    """
 
-    @property
-    def body(self) -> bytes:
-        """The call's own body."""
-        return self._item.body
-
-    @property
-    def type(self) -> str:
-        """The type that the request or reply has where it is sent alone."""
-        return self._item.type or INVOKE.name
-
-    @property
-    def problem(self) -> str:
-        """Why the item is no call, empty where it is one."""
-        return self._item.problem
-
-    @property
-    def correlation_id(self) -> str | None:
-        """The call's own correlation id."""
-        return self._item.correlation_id
-
-    @property
-    def group_correlation_id(self) -> str | None:
-        """The correlation id of the group's message."""
-        return self._group.correlation_id
-
-    @property
-    def reply_to(self) -> str | None:
-        """The group's AMQP property ``reply_to``."""
-        return self._group.reply_to
-
-    @property
-    def expiration_ms(self) -> int | None:
-        """The group's time to live in milliseconds."""
-        return self._group.expiration_ms
-
-    @property
-    def exchange(self) -> str:
-        """The exchange the group was published to."""
-        return self._group.exchange
-
-    @property
-    def routing_key(self) -> str:
-        """The routing key the group was published with."""
-        return self._group.routing_key
-
-    @property
-    def redelivered(self) -> bool:
-        """Whether the group was delivered before."""
-        return self._group.redelivered
+    def __init__(
+        self, group: Delivery, item: GroupItem, settlement: _GroupSettlement, headers: Mapping[str, object]
+    ) -> None:
+        self.body, self.correlation_id, self.problem, self.headers = (
+            item.body,
+            item.correlation_id,
+            item.problem,
+            headers,
+        )
+        #: The type that the request or reply has where it is sent alone.
+        self.type = item.type or INVOKE.name
+        self.group_correlation_id, self.reply_to = group.correlation_id, group.reply_to
+        self.expiration_ms, self.redelivered = group.expiration_ms, group.redelivered
+        self.exchange, self.routing_key = group.exchange, group.routing_key
+        self._settlement, self._is_settled = settlement, False
 
     async def ack(self) -> None:
         """Implements `Delivery.ack`."""
@@ -279,7 +240,7 @@ class ReplyGroups:
 
     def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
         self._bus, self._expiration_ms = bus, expiration_ms
-        self._sender = KeyedBatchSender[str, GroupedReply](self._send, count=_count_replies)
+        self._sender = BatchSender[str, GroupedReply](self._send, full_at_once=True, count=_count_replies)
 
     def add(self, reply_to: str, reply: GroupedReply) -> None:
         """Publish a reply to this routing key."""
@@ -307,4 +268,4 @@ class ReplyGroups:
 
 
 def _count_replies(replies: Sequence[GroupedReply]) -> int:
-    return 1 if len(replies) == 1 else count_fitting(len(reply.item) for reply in replies)
+    return count_fitting(len(reply.item) for reply in replies)

@@ -9,8 +9,8 @@ import heapq
 import itertools
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -18,80 +18,88 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
-class BatchSender(Generic[Item]):
-    """Sends items in batches: at once while nothing is being sent, otherwise together when the batch before is done.
+@dataclass(slots=True, eq=False)
+class _KeyedItems(Generic[Item]):
+    """The items of one key that wait, and how many of its batches are under way; one of them may be collected now."""
 
-    ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of up to
-    ``max_batch`` items are sent at a time; with ``full_at_once``, so many items that wait are sent whatever is under
-    way, because a full batch gains nothing by waiting. ``count`` may let a batch end earlier: it gets the items that
-    wait, at most ``max_batch``, and returns how many of them go together, at least one. Items that are not ``wanted``
-    any more when their batch is put together are dropped. ``on_idle`` is called when nothing waits or is sent any more.
+    waiting: list[Item] = field(default_factory=list)
+    max_batch: int = 64
+    under_way: int = 0
+    is_collecting: bool = False
+
+
+class BatchSender(Generic[Key, Item]):
+    """Sends the items of each key in batches: at once while nothing is being sent, otherwise together when the batch
+    before is done.
+
+    ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of a key
+    are sent at a time; with ``full_at_once``, as many items as a batch may have are sent whatever is under way, because
+    a full batch gains nothing by waiting. ``count`` may let a batch end earlier: it gets the items that wait, and
+    returns how many of them go together, at least one. Items that are not ``wanted`` any more when their batch is put
+    together are dropped.
     """
 
     def __init__(
         self,
-        send: Callable[[list[Item]], Awaitable[None]],
+        send: Callable[[Key, list[Item]], Awaitable[None]],
         *,
         max_concurrent: int = 1,
         full_at_once: bool = False,
         count: Callable[[list[Item]], int] = len,
         wanted: Callable[[Item], bool] | None = None,
-        on_idle: Callable[[], object] = lambda: None,
     ) -> None:
-        #: How many items a batch may have; it may be changed at any time.
-        self.max_batch = 64
-        self._full_at_once = full_at_once
-        self._send, self._count, self._wanted, self._on_idle = send, count, wanted, on_idle
-        #: Less than zero while full batches are sent beside the others.
-        self._free_slots = self._slots = max_concurrent
-        self._collecting = False
-        self._waiting: list[Item] = []
+        self._send, self._max_concurrent, self._full_at_once = send, max_concurrent, full_at_once
+        self._count, self._wanted = count, wanted
+        self._lines: dict[Key, _KeyedItems[Item]] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
-    def add(self, item: Item) -> None:
-        """Add an item to the next batch."""
-        self._waiting.append(item)
-        while self._full_at_once and len(self._waiting) >= self.max_batch:
-            self._start(self._send_batch(self._take()))
-        self._start_next()
+    def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
+        """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _KeyedItems()
+        line.waiting.append(item)
+        line.max_batch = max_batch
+        while self._full_at_once and len(line.waiting) >= max_batch:
+            self._start(key, line, self._take(line))
+        if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
+            self._start(key, line)
 
-    def _start_next(self) -> None:
-        if self._free_slots > 0 and self._waiting and not self._collecting:
-            self._collecting = True
-            self._start(self._send_collected())
-
-    def _start(self, sending: Coroutine[None, None, None]) -> None:
-        self._free_slots -= 1
+    def _start(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None = None) -> None:
+        """Start to send a batch, or else what waits in the next iteration of the loop."""
+        line.under_way += 1
+        line.is_collecting = line.is_collecting or batch is None
         # An empty context: the batch must not inherit the log ids and the span of the call that started it.
+        sending = self._send_batch(key, line, batch)
         task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send_collected(self) -> None:
-        # One iteration of the loop, so that items added in the same iteration share a batch.
-        await asyncio.sleep(0)
-        batch = self._take()
-        self._collecting = False
-        self._start_next()
-        await self._send_batch(batch)
-
-    async def _send_batch(self, batch: list[Item]) -> None:
+    async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None) -> None:
         try:
+            if batch is None:
+                # One iteration of the loop, so that items added in the same iteration share a batch.
+                await asyncio.sleep(0)
+                batch = self._take(line)
+                line.is_collecting = False
+                if line.waiting and line.under_way < self._max_concurrent:
+                    self._start(key, line)
             if batch:
-                await self._send(batch)
+                await self._send(key, batch)
         finally:
-            self._free_slots += 1
-            self._start_next()
-            if self._free_slots == self._slots:
-                self._on_idle()
+            line.under_way -= 1
+            if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
+                self._start(key, line)
+            elif not line.under_way:
+                del self._lines[key]
 
-    def _take(self) -> list[Item]:
+    def _take(self, line: _KeyedItems[Item]) -> list[Item]:
         """Remove the items of the next batch from those that wait."""
         if self._wanted is not None:
-            self._waiting = [item for item in self._waiting if self._wanted(item)]
-        first = self._waiting[: self.max_batch]
-        count = self._count(first) if first else 0
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+            line.waiting = list(filter(self._wanted, line.waiting))
+        first = line.waiting[: line.max_batch]
+        count = self._count(first) if len(first) > 1 else len(first)
+        batch, line.waiting = line.waiting[:count], line.waiting[count:]
         return batch
 
 
@@ -109,17 +117,18 @@ class Batcher(Generic[Item]):
     def __init__(
         self, send: Callable[[list[Item]], Awaitable[None]], *, max_batch: int = 64, max_concurrent: int = 1
     ) -> None:
-        self._send = send
-        self._sender = BatchSender[tuple[Item, asyncio.Future[None]]](self._send_awaited, max_concurrent=max_concurrent)
-        self._sender.max_batch = max_batch
+        self._send, self._max_batch = send, max_batch
+        self._sender = BatchSender[None, tuple[Item, asyncio.Future[None]]](
+            self._send_awaited, max_concurrent=max_concurrent
+        )
 
     def add(self, item: Item) -> asyncio.Future[None]:
         """Add an item to the next batch; returns a future that is done when the batch was sent."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sender.add((item, sent))
+        self._sender.add(None, (item, sent), max_batch=self._max_batch)
         return sent
 
-    async def _send_awaited(self, batch: list[tuple[Item, asyncio.Future[None]]]) -> None:
+    async def _send_awaited(self, _: None, batch: list[tuple[Item, asyncio.Future[None]]]) -> None:
         try:
             await self._send([item for item, _ in batch])
         except BaseException as error:
@@ -141,34 +150,6 @@ class Batcher(Generic[Item]):
                 sent.set_exception(error)
             else:
                 sent.cancel()
-
-
-class KeyedBatchSender(Generic[Key, Item]):
-    """A `BatchSender` for each key, which exists while items of that key wait or are sent; full batches do not wait."""
-
-    def __init__(
-        self,
-        send: Callable[[Key, list[Item]], Awaitable[None]],
-        *,
-        count: Callable[[list[Item]], int],
-        wanted: Callable[[Item], bool] | None = None,
-    ) -> None:
-        self._send, self._count, self._wanted = send, count, wanted
-        self._senders: dict[Key, BatchSender[Item]] = {}
-
-    def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
-        """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
-        sender = self._senders.get(key)
-        if sender is None:
-            sender = self._senders[key] = BatchSender(
-                partial(self._send, key),
-                full_at_once=True,
-                count=self._count,
-                wanted=self._wanted,
-                on_idle=partial(self._senders.pop, key),
-            )
-        sender.max_batch = max_batch
-        sender.add(item)
 
 
 #: Limits that have ended are removed from the heap when there are so many of them, and they are half of it.

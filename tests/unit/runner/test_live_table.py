@@ -16,12 +16,14 @@ from quintain_runner.report.progress import Latencies, ProgressState
 from quintain_runner.report.progress_display import render_progress
 from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState, run_cost
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
+from support.results_folder import MADE_OF
 
 HOSTILE = "\x1b[2J[red]b:bomb:"
 
 
 def row(case_id: str, *, target: str = "bot", took_ms: float = 100, error: str | None = None, calls: int = 2) -> Row:
     return Row(
+        fingerprints=MADE_OF,
         case_id=case_id,
         target=target,
         repeat=1,

@@ -11,14 +11,24 @@ from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import Lines, LiveTable, progress_display
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowError, RowStatus
+from support.results_folder import MADE_OF
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]:bomb: wiped\r\nline"
 
 
 def row(case_id: str, *, error: str | None = None) -> Row:
     if error is None:
-        return Row(case_id=case_id, target="bot", repeat=1, status=RowStatus.GRADED, score=1.0, calls=2)
-    return Row(case_id=case_id, target="bot", repeat=1, status=RowStatus.ERROR, error=RowError(code="x", error=error))
+        return Row(
+            fingerprints=MADE_OF, case_id=case_id, target="bot", repeat=1, status=RowStatus.GRADED, score=1.0, calls=2
+        )
+    return Row(
+        fingerprints=MADE_OF,
+        case_id=case_id,
+        target="bot",
+        repeat=1,
+        status=RowStatus.ERROR,
+        error=RowError(code="x", error=error),
+    )
 
 
 def progress_state(cases: int) -> ProgressState:

@@ -265,7 +265,7 @@ async def test_rows_whose_target_changed_are_in_no_table_before_they_are_asked_a
     summary = await world.run()
     assert (summary.total.graded, summary.total.waiting + summary.total.errors) == (1, 3)
     counted = [row for row in read_report(world.folder.output).rows() if row.status is RowStatus.GRADED]
-    assert {row.fingerprints.target for row in counted if row.fingerprints} == {"another"}
+    assert {row.fingerprints.target for row in counted} == {"another"}
     report = read_report(world.folder.output)
     assert report.analysis == analyse(build_frames(counted, ["bot"]))
 
@@ -335,21 +335,6 @@ async def test_a_verdict_of_another_configuration_is_none(world: World) -> None:
     world.folder.client.answered_fingerprints.clear()
     summary = await world.run()
     assert (summary.total.graded, world.asked, world.judged) == (4, 0, 4)
-
-
-async def test_rows_of_schema_1_are_asked_again_or_kept_as_stale(world: World) -> None:
-    await world.run()
-    lines = [json.loads(row.to_line()) for row in world.folder.rows()]
-    for line in lines:
-        del line["fingerprints"], line["answer"]
-        line["schemaVersion"] = 1
-    (world.folder.output / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    await world.run(RerunPolicy(keep_stale=True))
-    assert world.folder.client.requests == []
-    await world.run()
-    assert world.asked == 4
-    assert world.plan is not None
-    assert list(world.plan.lines()) == ["0 rows kept · 4 asked again (rows of an earlier version hold no fingerprints)"]
 
 
 async def test_a_target_whose_workers_report_no_fingerprint_is_named(world: World) -> None:

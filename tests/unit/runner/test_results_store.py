@@ -13,11 +13,21 @@ import pytest
 from quintain.errors import ConfigError, QuintainError
 from quintain_runner.results.row import Row, RowError, RowKey, RowStatus
 from quintain_runner.results.store import charged_calls, open_results
+from support.results_folder import MADE_OF
 
 
 def row(case_id: str, *, status: RowStatus = RowStatus.GRADED, tries: int = 1) -> Row:
     error = RowError(code="x", error="x") if status is RowStatus.ERROR else None
-    return Row(case_id=case_id, target="bot", repeat=1, status=status, score=1.0, error=error, tries=tries)
+    return Row(
+        fingerprints=MADE_OF,
+        case_id=case_id,
+        target="bot",
+        repeat=1,
+        status=status,
+        score=1.0,
+        error=error,
+        tries=tries,
+    )
 
 
 def read_rows(folder: Path) -> list[Row]:

@@ -19,6 +19,7 @@ from quintain_runner.report.summary import (
 )
 from quintain_runner.results.counts import ResumeState, RowStats
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
+from support.results_folder import MADE_OF
 
 GOOD = TrialCounts(
     trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8
@@ -40,6 +41,7 @@ def row(case_id: str, score: float, *, target: str = "bot") -> Row:
     graders = {"g": GraderRow(score=score, passed=score >= 0.5)}
     usage = TokenUsage(input=10, output=1)
     return Row(
+        fingerprints=MADE_OF,
         case_id=case_id,
         target=target,
         repeat=1,
@@ -53,7 +55,9 @@ def row(case_id: str, score: float, *, target: str = "bot") -> Row:
 
 def errored(case_id: str) -> Row:
     error = RowError(code="provider_error", error="it failed")
-    return Row(case_id=case_id, target="bot", repeat=1, status=RowStatus.ERROR, error=error, calls=1)
+    return Row(
+        fingerprints=MADE_OF, case_id=case_id, target="bot", repeat=1, status=RowStatus.ERROR, error=error, calls=1
+    )
 
 
 def resume_state(*rows: Row) -> ResumeState:

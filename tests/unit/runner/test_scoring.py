@@ -23,6 +23,7 @@ from quintain_runner.spec.evaluation import load_evaluation
 from quintain_runner.statistics.frame import MAX_TAGS, OTHER_TAGS, build_tagged_frames
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, write_evaluation
 from support.fake_client import FakeClient
+from support.results_folder import MADE_OF
 
 SAME: Json = {**EXACT}
 
@@ -168,6 +169,7 @@ def test_a_value_is_a_tag_and_a_list_is_several() -> None:
 def test_tags_beyond_the_most_are_counted_together() -> None:
     rows = [
         Row(
+            fingerprints=MADE_OF,
             case_id=str(n),
             target="bot",
             repeat=1,

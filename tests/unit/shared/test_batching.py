@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 
 import pytest
 
-from quintain.runtime.concurrency import Batcher, KeyedBatchSender
+from quintain.runtime.concurrency import Batcher, BatchSender
 
 
-class BatchSender:
+class SlowSender:
     """Somewhere to send to: keeps every batch, and lets each through when told to."""
 
     def __init__(self) -> None:
@@ -34,15 +34,15 @@ class BatchSender:
 
 
 @pytest.fixture
-def sender() -> BatchSender:
-    return BatchSender()
+def sender() -> SlowSender:
+    return SlowSender()
 
 
 def add_all(batcher: Batcher[str], *items: str) -> list[asyncio.Future[None]]:
     return [batcher.add(item) for item in items]
 
 
-async def test_the_first_goes_at_once_and_the_others_together_when_it_has_gone(sender: BatchSender) -> None:
+async def test_the_first_goes_at_once_and_the_others_together_when_it_has_gone(sender: SlowSender) -> None:
     batcher = Batcher(sender.send)
     first = add_all(batcher, "a")
     assert await sender.begun.get() == ["a"]
@@ -54,22 +54,22 @@ async def test_the_first_goes_at_once_and_the_others_together_when_it_has_gone(s
     assert sender.batches == [["a"], ["b", "c", "d"]]
 
 
-async def test_what_is_ready_at_the_same_moment_goes_together_and_in_order(sender: BatchSender) -> None:
+async def test_what_is_ready_at_the_same_moment_goes_together_and_in_order(sender: SlowSender) -> None:
     sender.go_on.set()
     batcher = Batcher(sender.send, max_concurrent=4)
     await asyncio.gather(*(batcher.add(str(number)) for number in range(10)))
     assert sender.batches == [[str(number) for number in range(10)]]
 
 
-async def test_no_batch_has_more_than_the_most_and_order_is_kept(sender: BatchSender) -> None:
+async def test_no_batch_has_more_than_the_most_and_order_is_kept(sender: SlowSender) -> None:
     sender.go_on.set()
     batcher = Batcher(sender.send, max_batch=3)
     await asyncio.gather(*(batcher.add(str(number)) for number in range(8)))
     assert sender.batches == [["0", "1", "2"], ["3", "4", "5"], ["6", "7"]]
 
 
-async def test_a_full_batch_of_a_key_goes_while_others_are_under_way_and_the_rest_waits(sender: BatchSender) -> None:
-    keyed = KeyedBatchSender[str, str](lambda key, items: sender.send([key + item for item in items]), count=len)
+async def test_a_full_batch_of_a_key_goes_while_others_are_under_way_and_the_rest_waits(sender: SlowSender) -> None:
+    keyed = BatchSender[str, str](lambda key, items: sender.send([key + item for item in items]), full_at_once=True)
     for number in range(5):
         keyed.add("a", str(number), max_batch=2)
     keyed.add("b", "0", max_batch=2)
@@ -92,7 +92,7 @@ async def test_a_full_batch_of_a_key_goes_while_others_are_under_way_and_the_res
     assert sender.batches[7:] == [["b1"]]
 
 
-async def test_so_many_batches_are_under_way_as_there_are_lanes(sender: BatchSender) -> None:
+async def test_so_many_batches_are_under_way_as_there_are_lanes(sender: SlowSender) -> None:
     batcher = Batcher(sender.send, max_batch=1, max_concurrent=2)
     adds = add_all(batcher, "a", "b", "c", "d", "e")
     assert [await sender.begun.get(), await sender.begun.get()] == [["a"], ["b"]]
@@ -104,7 +104,7 @@ async def test_so_many_batches_are_under_way_as_there_are_lanes(sender: BatchSen
     assert sorted(item for batch in sender.batches for item in batch) == ["a", "b", "c", "d", "e"]
 
 
-async def test_an_item_alone_costs_one_task_however_many_lanes_are_free(sender: BatchSender) -> None:
+async def test_an_item_alone_costs_one_task_however_many_lanes_are_free(sender: SlowSender) -> None:
     sender.go_on.set()
     made: list[object] = []
 
@@ -117,7 +117,7 @@ async def test_an_item_alone_costs_one_task_however_many_lanes_are_free(sender: 
     assert len(made) == 1
 
 
-async def test_an_error_reaches_all_items_of_its_batch_and_only_them(sender: BatchSender) -> None:
+async def test_an_error_reaches_all_items_of_its_batch_and_only_them(sender: SlowSender) -> None:
     sender.broken = {"b"}
     batcher = Batcher(sender.send)
     first = add_all(batcher, "a")
@@ -132,7 +132,7 @@ async def test_an_error_reaches_all_items_of_its_batch_and_only_them(sender: Bat
     assert sender.batches[-1] == ["d"]
 
 
-async def test_whoever_stops_waiting_disturbs_nobody_and_the_item_goes_all_the_same(sender: BatchSender) -> None:
+async def test_whoever_stops_waiting_disturbs_nobody_and_the_item_goes_all_the_same(sender: SlowSender) -> None:
     batcher = Batcher(sender.send)
     first = add_all(batcher, "a")
     await sender.begun.get()
@@ -148,7 +148,7 @@ async def test_whoever_stops_waiting_disturbs_nobody_and_the_item_goes_all_the_s
     await batcher.add("d")
 
 
-async def test_an_error_nobody_waits_for_any_more_is_no_warning(sender: BatchSender) -> None:
+async def test_an_error_nobody_waits_for_any_more_is_no_warning(sender: SlowSender) -> None:
     sender.broken = {"a"}
     batcher = Batcher(sender.send)
     (gone,) = add_all(batcher, "a")
@@ -160,7 +160,7 @@ async def test_an_error_nobody_waits_for_any_more_is_no_warning(sender: BatchSen
     assert sender.batches == [["a"], ["b"]]
 
 
-async def test_a_batch_that_ends_leaves_no_task_behind(sender: BatchSender) -> None:
+async def test_a_batch_that_ends_leaves_no_task_behind(sender: SlowSender) -> None:
     sender.go_on.set()
     before = asyncio.all_tasks()
     batcher = Batcher(sender.send, max_concurrent=3)
