@@ -1,4 +1,4 @@
-"""The target that `targets.py` measures: it sends, emits or burns for so long, and says how long each send took.
+"""The target that `targets.py` measures: it sends, emits, waits or burns for so long, and says how long each send took.
 
 It speaks superred where superred is installed, so that superred's own channel can be measured beside; else ours.
 """
@@ -25,8 +25,8 @@ BURN_ROUNDS = 600_000
 
 
 class Bench(core.Target):  # type: ignore[misc]
-    """``mode`` is what a run does, and ``amount`` how much: seconds of sends, emits in all, or rounds of burning, with
-    a send after each ``step`` of them."""
+    """``mode`` is what a run does, and ``amount`` how much: seconds of sends or of waiting, emits in all, or rounds of
+    burning, with a send after each ``step`` of them."""
 
     def __init__(self) -> None:
         self._config = {"mode": "send", "in_flight": "1", "amount": "1", "step": "1"}
@@ -66,6 +66,8 @@ class Bench(core.Target):  # type: ignore[misc]
             for _ in range(0, int(amount), step):
                 burn_rounds(step)
                 await self._send(send_event)
+        elif self._config["mode"] == "wait":
+            await asyncio.sleep(amount)
         else:
             ends = time.perf_counter() + amount
             await asyncio.gather(*(self._send_until(ends, send_event) for _ in range(int(self._config["in_flight"]))))

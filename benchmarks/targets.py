@@ -7,7 +7,8 @@
 The host is `quintain serve host` in a process of its own, the controller this process, as the raw loop's two ends are.
 Where superred is installed the target is superred's, and the peer in process is superred's own channel; else ours.
 The rounds alternate, so that a drift of the machine's speed meets both sides. A CPU-bound target runs in two slots of
-a process each, beside two at once in process.
+a process each, beside two at once in process. A sweep runs tasks of a second in slots on two hosts, each with a lease
+of its own, beside the time that the tasks alone take.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -43,6 +45,9 @@ HERE = Path(__file__).parent
 EMITS = 20_000
 #: Rounds of burning, and after how many of them a CPU-bound target sends: a chatty one, and one that thinks for longer.
 BURNS, STEPS = 40, (1, 10)
+
+#: A sweep: so many tasks of a second, and the slots of its hosts.
+TASKS, SWEEP_SLOTS = 20, (1, 2)
 
 #: The side of a row that has ratios: to the bare loop with one call in flight.
 RATIO = "hosted : raw, 1 in flight"
@@ -195,27 +200,35 @@ async def measure_burns(rounds: int, remote: RemoteFactory) -> list[dict[str, An
     return rows
 
 
+async def measure_sweep(remote: RemoteFactory) -> list[dict[str, Any]]:
+    """Tasks of a second, each with a lease of its own: per second, beside what the slots alone would do."""
+    slots, waiting = sum(SWEEP_SLOTS), iter(range(TASKS))
+
+    async def run_tasks() -> None:
+        for _ in waiting:
+            target = remote.create_on(await remote.acquire())
+            await run_once(target, "wait", 1.0)
+            await target.teardown()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(run_tasks() for _ in range(slots)))
+    rate, ideal = TASKS / (time.perf_counter() - began), TASKS / math.ceil(TASKS / slots)
+    what = f"{TASKS} tasks of 1 s in {slots} slots"
+    told = {"hosted": rate, "tasks alone": ideal, "hosted : tasks alone": rate / ideal}
+    return [{"what": what, "who": who, "rate": each} for who, each in told.items()]
+
+
 @contextlib.contextmanager
-def hosted_factory(url: str, slots: int) -> Iterator[RemoteFactory]:
-    """A factory of the target, hosted in processes of their own."""
-    words = [
-        "-m",
-        "quintain_cli",
-        "serve",
-        "host",
-        "bench_target:Bench",
-        "--name",
-        f"bench{slots}",
-        "--slots",
-        str(slots),
-    ]
-    with (
-        process(words, "ready", QUINTAIN_BROKER_URL=url, PYTHONPATH=str(HERE)),
-        RemoteFactory(
-            f"bench{slots}", concurrency=slots, url=url, tags="by-path", type_registry=types_of_target(Bench)
-        ) as remote,
-    ):
-        yield remote
+def hosted_factory(url: str, *slots: int) -> Iterator[RemoteFactory]:
+    """A factory of the target, on hosts that have so many slots each, in processes of their own."""
+    name, types = f"bench{'.'.join(map(str, slots))}", types_of_target(Bench)
+    with contextlib.ExitStack() as stack:
+        for each in slots:
+            words = ["-m", "quintain_cli", "serve", "host", "bench_target:Bench", "--name", name, "--slots", str(each)]
+            stack.enter_context(process(words, "ready", QUINTAIN_BROKER_URL=url, PYTHONPATH=str(HERE)))
+        yield stack.enter_context(
+            RemoteFactory(name, concurrency=sum(slots), url=url, tags="by-path", type_registry=types)
+        )
 
 
 async def compare(url: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
@@ -224,6 +237,8 @@ async def compare(url: str, seconds: float, rounds: int) -> list[dict[str, Any]]
         rows = await measure_events(url, seconds, rounds, remote)
     with hosted_factory(url, 2) as remote:
         rows += await measure_burns(rounds, remote)
+    with hosted_factory(url, *SWEEP_SLOTS) as remote:
+        rows += await measure_sweep(remote)
     return rows
 
 

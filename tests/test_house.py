@@ -103,10 +103,10 @@ RUN_BY = {
     "quintain dlq replay": "tests/acceptance/test_dlq.py",
     "quintain dlq drop": "tests/acceptance/test_dlq.py",
     "quintain ledger prune": "tests/acceptance/test_ledger_command.py",
-    "quintain broker apply": "tests/acceptance/test_commands.py",
-    "quintain broker add-user": "tests/acceptance/test_commands.py",
-    "quintain broker list-users": "tests/acceptance/test_commands.py",
-    "quintain broker remove-user": "tests/acceptance/test_commands.py",
+    "quintain broker apply": "tests/integration/test_broker_commands.py",
+    "quintain broker add-user": "tests/integration/test_broker_commands.py",
+    "quintain broker list-users": "tests/integration/test_broker_commands.py",
+    "quintain broker remove-user": "tests/integration/test_broker_commands.py",
 }
 
 #: Words of a shell that start no program of ours.

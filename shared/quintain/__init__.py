@@ -79,7 +79,7 @@ __getattr__, __dir__ = lazy_exports(
             "Target",
             "scope_includes",
         ),
-        "quintain_cli.evaluation": ("EvaluationResult", "evaluate", "run"),
+        "quintain_runner.evaluation": ("EvaluationResult", "evaluate", "run"),
     },
 )
 

@@ -176,12 +176,12 @@ from quintain.target import (
 from quintain.target import (
     scope_includes as scope_includes,
 )
-from quintain_cli.evaluation import (
+from quintain_runner.evaluation import (
     EvaluationResult as EvaluationResult,
 )
-from quintain_cli.evaluation import (
+from quintain_runner.evaluation import (
     evaluate as evaluate,
 )
-from quintain_cli.evaluation import (
+from quintain_runner.evaluation import (
     run as run,
 )

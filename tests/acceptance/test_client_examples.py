@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, CommandResult
+from support.command_line import CommandLine, CommandResult, run_python
 from support.evaluations import write_files
 from support.running_gateway import RunningGateway, run_program
 
@@ -35,8 +34,8 @@ def snippet_environment(evaluator: CommandLine, tool: str, target: str) -> dict[
 def test_an_official_client_answers_whole_and_in_pieces(gateway: RunningGateway, tool: str) -> None:
     evaluator = gateway.open_session_shell("echo")
     env = snippet_environment(evaluator, tool, "judge")
-    ended = run_program([sys.executable, str(EXAMPLES / f"{tool}_client.py"), "judge"], env, evaluator.folder)
-    assert (ended.code, ended.stdout) == (0, "whole: Paris\npieces:Paris\n"), ended
+    ended = run_python(EXAMPLES / f"{tool}_client.py", "judge", env=env, folder=evaluator.folder)
+    assert ended.stdout == "whole: Paris\npieces:Paris\n", ended
     assert evaluator.run("info", "--json").json["callCount"] == 2
 
 

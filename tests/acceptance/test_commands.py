@@ -1,4 +1,4 @@
-"""Every command by the words a user types: what it prints where, and its exit code. Real processes, a real broker."""
+"""Every command by the words a user types: what it prints where, and its exit code; before a real broker."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import json
 import tomllib
 import unicodedata
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from quintain_cli.__main__ import app
-from support.command_line import CommandLine, CommandResult, command_line
+from support.command_line import CommandLine, command_line
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.quick import lease_variable
 
@@ -27,59 +24,6 @@ targets:
 """
 TARGETS = ["echo", "sage", "rogue"]
 
-#: Each command, and a word of what its help says it does.
-HELP = {
-    (): "under one budget",
-    ("demo",): "without an API key",
-    ("init",): "Write the files of a new evaluation",
-    ("check",): "Check an evaluation for errors",
-    ("run",): "resumes a run that was stopped",
-    ("rescore",): "Grade the kept answers of a run again",
-    ("report",): "as HTML, JUnit",
-    ("compare",): "case by case",
-    ("view",): "browser",
-    ("export",): "in the format of another tool",
-    ("up",): "all services in this process",
-    ("invoke",): "Call a target",
-    ("info",): "counters",
-    ("snippet",): "another tool to call a target",
-    ("session",): "sessions",
-    ("session", "open"): "Open a session",
-    ("session", "list"): "newest first",
-    ("session", "show"): "Show a session",
-    ("session", "close"): "Close a session permanently",
-    ("serve",): "until SIGTERM",
-    ("serve", "metadata"): "the ledger",
-    ("serve", "host"): "leases out a target under test",
-    ("serve", "worker"): "a worker that serves the configured targets",
-    ("serve", "gateway"): "the HTTP gateway",
-    ("ledger",): "delete old sessions",
-    ("ledger", "verify"): "Recompute every counter",
-    ("ledger", "export"): "as a line of JSON",
-    ("ledger", "prune"): "closed or expired",
-    ("dlq",): "no service could process",
-    ("dlq", "list"): "Listing does not remove any",
-    ("dlq", "show"): "its headers and its body",
-    ("dlq", "replay"): "Send a message again",
-    ("dlq", "drop"): "Delete messages permanently",
-    ("broker",): "policies and users",
-    ("broker", "apply"): "limits of every queue",
-    ("broker", "add-user"): "printed once",
-    ("broker", "list-users"): "their permissions",
-    ("broker", "remove-user"): "close its connections",
-    ("schema",): "for completion in an editor",
-    ("schema", "eval"): "an evaluation file",
-    ("schema", "config"): "a configuration",
-    ("schema", "asyncapi"): "AsyncAPI",
-    ("status",): "Show the running services",
-    ("target",): "Pause and resume targets",
-    ("target", "pause"): "Pause a target for all workers",
-    ("target", "resume"): "one that its provider requested",
-    ("drain",): "Ask a worker to drain",
-    ("doctor",): "Check the broker",
-}
-GROUPS = {(), ("session",), ("serve",), ("ledger",), ("dlq",), ("broker",), ("schema",), ("target",)}
-
 
 @pytest.fixture(scope="module")
 def shell(broker_url: str) -> Iterator[CommandLine]:
@@ -92,14 +36,6 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
             yield shell
-
-
-@pytest.fixture(scope="module")
-def helps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, ...], CommandResult]]:
-    """What each command says of itself."""
-    with command_line(tmp_path_factory.mktemp("help")) as shell, ThreadPoolExecutor(2) as two:
-        told = two.map(lambda words: shell.run(*words, "--help"), HELP)
-        yield dict(zip(HELP, told, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -117,26 +53,6 @@ def with_session(shell: CommandLine, target: str, max_calls: int) -> tuple[str, 
 def control_characters(text: str) -> list[str]:
     """The characters of a text that a terminal would obey, or that turn the line's direction."""
     return [one for one in text if unicodedata.category(one) in {"Cc", "Cf"} and one not in "\n\t"]
-
-
-def commands_of(command: object, args: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield args
-    for name, child in getattr(command, "commands", {}).items():
-        yield from commands_of(child, (*args, name))
-
-
-def test_this_file_knows_every_command() -> None:
-    assert set(commands_of(typer.main.get_command(app))) == set(HELP)
-
-
-@pytest.mark.parametrize("words", HELP, ids=" ".join)
-def test_the_help_of_a_command_names_what_it_does(
-    helps: dict[tuple[str, ...], CommandResult], words: tuple[str, ...]
-) -> None:
-    told = helps[words]
-    assert HELP[words] in " ".join(told.stdout.split())
-    assert told.stderr == ""
-    assert ("--json" in told.stdout) == (words not in GROUPS)
 
 
 def test_the_version_is_the_distributions(shell: CommandLine) -> None:

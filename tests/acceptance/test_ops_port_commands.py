@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line
+from support.command_line import CommandLine, RunningCommand, command_line, run_python
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.servers.ports import free_port
 
@@ -91,8 +89,7 @@ def test_a_host_is_ready_and_counts_in_threads_and_in_processes(shell: CommandLi
     host = shell.start("serve", "host", "desk:Desk", "--name", "desk", "--slots", slots, "--ops-port", "0")
     url = ops_url(host)
     wait_until_ready(url)
-    drive = [sys.executable, "drive.py", "desk", "hello"]
-    subprocess.run(drive, cwd=shell.folder, env=shell.env, check=True, timeout=60)
+    run_python(shell.folder / "drive.py", "desk", "hello", env=shell.env, folder=shell.folder)
     counts = {
         'quintain_host_runs_total{end="ended"} 1.0',
         f'quintain_target_slots{{kind="leased",target="desk"}} {slots}.0',

@@ -6,14 +6,14 @@ broker: tests/integration/test_protocol_page.py.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.command_line import run_python
 from support.evaluations import write_files
 from support.pages import python_blocks
-from support.running_gateway import RunningGateway, run_program
+from support.running_gateway import RunningGateway
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -108,5 +108,5 @@ def test_a_program_runs_as_it_is_printed(gateway: RunningGateway, tmp_path: Path
         env = {
             key: value for key, value in env.items() if key not in {"QUINTAIN_GATEWAY_URL", "QUINTAIN_SESSION_TOKEN"}
         }
-    ended = run_program([sys.executable, "program.py"], env, tmp_path)
-    assert (ended.code, ended.stdout.strip()) == (0, PRINTED[name]), ended
+    ended = run_python(tmp_path / "program.py", env=env, folder=tmp_path)
+    assert ended.stdout.strip() == PRINTED[name], ended

@@ -16,9 +16,9 @@ import pytest
 import quintain
 from quintain.contracts.session import OpenSession
 from quintain.sync import SyncClient
-from support.command_line import CommandLine
+from support.command_line import CommandLine, run_python
 from support.process_fleet import process_fleet
-from support.running_gateway import RunningGateway, run_program
+from support.running_gateway import RunningGateway
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "sync_client.py"
 
@@ -68,8 +68,8 @@ def interruptible() -> Iterator[None]:
 
 def test_the_example_runs_as_it_is(gateway: RunningGateway) -> None:
     evaluator = gateway.open_session_shell("judge", 3)
-    ended = run_program([sys.executable, str(EXAMPLE)], evaluator.env, evaluator.folder)
-    assert (ended.code, ended.stdout, ended.stderr) == (0, "Paris 1 of 3\n", "")
+    ended = run_python(EXAMPLE, env=evaluator.env, folder=evaluator.folder)
+    assert (ended.stdout, ended.stderr) == ("Paris 1 of 3\n", "")
 
 
 def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
@@ -77,8 +77,8 @@ def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
         fleet.start_service("metadata")
         fleet.start_service("worker")
         env = {**fleet.env, "QUINTAIN_SESSION_TOKEN": fleet.open_session("judge", 3).token}
-        ended = run_program([sys.executable, str(EXAMPLE)], env, fleet.folder)
-    assert (ended.code, ended.stdout, ended.stderr) == (0, "Paris 1 of 3\n", "")
+        ended = run_python(EXAMPLE, env=env, folder=fleet.folder)
+    assert (ended.stdout, ended.stderr) == ("Paris 1 of 3\n", "")
 
 
 def test_it_has_the_whole_interface_of_the_asynchronous_one() -> None:

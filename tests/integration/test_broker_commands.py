@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import typer
@@ -22,9 +23,12 @@ from quintain_cli.broker_management import (
     user_permissions,
     vhost_limits,
 )
-from quintain_cli.commands.broker import add_user, apply, list_users, remove_user
+from quintain_cli.commands.broker import add_user, apply
 from support.broker_users import DEFINITIONS, broker_users
+from support.command_line import CommandLine, command_line
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
+
+BROKER_URL = "amqp://root:word@127.0.0.1:5672/evals"
 
 
 @dataclass
@@ -60,7 +64,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManagementApi]:
         def log_message(self, *_: object) -> None:
             pass
 
-    monkeypatch.setenv("QUINTAIN_BROKER_URL", "amqp://root:word@127.0.0.1:5672/evals")
+    monkeypatch.setenv("QUINTAIN_BROKER_URL", BROKER_URL)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         made.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever)
@@ -68,6 +72,13 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManagementApi]:
         yield made
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[CommandLine]:
+    """A shell whose broker has that API."""
+    with command_line(tmp_path, {"QUINTAIN_BROKER_URL": BROKER_URL}) as shell:
+        yield shell
 
 
 def test_policies_and_permissions_are_those_of_the_deployment() -> None:
@@ -80,11 +91,11 @@ def test_policies_and_permissions_are_those_of_the_deployment() -> None:
 
 @pytest.mark.parametrize(("vhost", "path"), [(None, "evals"), ("other/one", "other%2Fone")])
 def test_apply_sets_every_policy_and_limit_in_one_virtual_host(
-    api: ManagementApi, vhost: str | None, path: str
+    api: ManagementApi, shell: CommandLine, vhost: str | None, path: str
 ) -> None:
     api.answers["/api/users"] = [{"name": "root", "tags": ["administrator"]}, {"name": "worker", "tags": []}]
     api.answers[f"/api/vhosts/{path}/permissions"] = [{"user": "root"}, {"user": "worker"}]
-    apply(management=api.url, vhost=vhost)
+    shell.run("broker", "apply", "--management", api.url, *(() if vhost is None else ("--vhost", vhost)))
     assert api.written() == {
         **{f"/api/policies/{path}/{each.name}": each.body() for each in QUEUE_POLICIES},
         f"/api/vhost-limits/{path}/max-queues": {"value": MAX_QUEUES},
@@ -126,9 +137,9 @@ def test_printed_definitions_are_of_the_urls_virtual_host_and_change_nothing(
     assert api.requests == []
 
 
-def test_users_are_added_listed_and_removed(api: ManagementApi, capsys: pytest.CaptureFixture[str]) -> None:
-    add_user("evaluator-alice", role="evaluator", management=api.url, as_json=True)
-    added = json.loads(capsys.readouterr().out)
+def test_users_are_added_listed_and_removed(api: ManagementApi, shell: CommandLine) -> None:
+    there = ("--management", api.url)
+    added = shell.run("broker", "add-user", "evaluator-alice", "--role", "evaluator", *there, "--json").json
     assert api.written() == {
         "/api/users/evaluator-alice": {"password": added["password"], "tags": ""},
         "/api/permissions/evals/evaluator-alice": user_permissions("evaluator", "evaluator-alice").body(),
@@ -136,13 +147,12 @@ def test_users_are_added_listed_and_removed(api: ManagementApi, capsys: pytest.C
     }
     api.answers["/api/users"] = [{"name": "evaluator-alice"}, {"name": "other"}]
     api.answers["/api/vhosts/evals/permissions"] = [{"user": "other", "configure": "a", "write": "b", "read": "c"}]
-    list_users(management=api.url, as_json=True)
-    assert json.loads(capsys.readouterr().out)["users"] == [
+    assert shell.run("broker", "list-users", *there, "--json").json["users"] == [
         {"name": "evaluator-alice", "configure": "", "write": "", "read": ""},
         {"name": "other", "configure": "a", "write": "b", "read": "c"},
     ]
     api.answers["/api/connections"] = [{"name": "1 -> 2", "user": "evaluator-alice"}, {"name": "3", "user": "other"}]
-    remove_user("evaluator-alice", management=api.url)
+    shell.run("broker", "remove-user", "evaluator-alice", *there)
     deleted = [path for method, path, _ in api.requests if method == "DELETE"]
     assert deleted == ["/api/users/evaluator-alice", "/api/connections/1%20-%3E%202"]
 

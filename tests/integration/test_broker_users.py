@@ -37,12 +37,12 @@ from quintain.topology import (
     run_topology,
     target_topology,
 )
-from quintain_cli import services
 from quintain_gateway import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
 from quintain_metadata.service import running_metadata
+from quintain_runner import services
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 

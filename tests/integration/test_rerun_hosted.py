@@ -16,12 +16,12 @@ from quintain.client.client import connect
 from quintain.config import Config, load_config, target_fingerprints
 from quintain.config.fingerprint import hosted_fingerprint
 from quintain.contracts.session import OpenSession
-from quintain_cli.run.execution import execute_run
-from quintain_cli.services import Fleet, FleetPlan, run_fleet
 from quintain_gateway import GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import factory_fingerprint
+from quintain_runner.engine.execution import execute_run
 from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.services import Fleet, FleetPlan, run_fleet
 from support.quick import timings
 from support.target_placements import scripted_target_class
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain_cli.run import execution
+from quintain_runner.engine.execution import execute_run
 from quintain_runner.engine.run_setup import RunOptions
 from support.changing_evaluation import CHANGES, Calls, ChangingEvaluation
 from support.model_server import model_server
@@ -49,7 +49,7 @@ async def run(world: ChangingEvaluation, placement: Placement, monkeypatch: pyte
     with monkeypatch.context() as environment:
         for name, value in (world.env | placement.env).items():
             environment.setenv(name, value)
-        report = await execution.execute_run(RunOptions(path=Path("eval.yaml"), command="quintain run eval.yaml"))
+        report = await execute_run(RunOptions(path=Path("eval.yaml"), command="quintain run eval.yaml"))
     total = report.summary.total
     assert (total.graded, total.errors, report.summary.calls_without_row) == (2 * world.limit, 0, 0)
     plan = json.loads((world.output / "run.json").read_text())["history"][-1]["plan"]

@@ -125,28 +125,14 @@ def test_those_that_read_the_targets_object_pass_with_a_host_on_a_thread(
     assert verdict.failed.keys() <= {NEEDS_QUICK_LEASES}, verdict.failed
 
 
-def own_suite(env: SuperredEnvironment, url: str, marks: str, *args: str) -> str:
-    """What our own tests of superred print in its environment; they must pass."""
-    done = env.pytest(
-        ["-q", "-k", "superred", "-m", marks, *args],
+def test_our_own_suite_holds_in_superreds_vocabulary_and_under_its_controller(
+    superred_environment: SuperredEnvironment, broker_url: str
+) -> None:
+    done = superred_environment.pytest(
+        ["-q", "-k", "superred", "tests/conformance/test_targets.py", "tests/superred/controllers"],
         HERE.parents[1],
-        env={"QUINTAIN_TEST_BROKER_URL": url},
+        env={"QUINTAIN_TEST_BROKER_URL": broker_url},
         seconds=600,
     )
     assert done.returncode == 0, f"{done.stdout[-8000:]}{done.stderr[-2000:]}"
     assert " skipped" not in done.stdout
-    return done.stdout
-
-
-def test_our_own_suite_holds_in_superreds_vocabulary_and_under_its_controller(
-    superred_environment: SuperredEnvironment, broker_url: str
-) -> None:
-    folders = ("tests/conformance/test_targets.py", "tests/superred/controllers")
-    own_suite(superred_environment, broker_url, "not long", *folders)
-
-
-@pytest.mark.long
-def test_a_sweep_over_three_slots_takes_little_more_than_the_ideal(
-    superred_environment: SuperredEnvironment, broker_url: str
-) -> None:
-    print(own_suite(superred_environment, broker_url, "long", "-s", "tests/superred/controllers"))

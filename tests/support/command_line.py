@@ -1,19 +1,27 @@
-"""The command line as a user meets it: each command a process with a folder and an environment of its own."""
+"""The command line as a user meets it: each command with a folder, an environment and outputs of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import io
 import json
+import logging
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+import quintain_cli.__main__
 from quintain.settings import environment
 from support.command_server import CommandServer
 
@@ -148,19 +156,106 @@ def command_server() -> CommandServer:
 
 
 def run_command(args: tuple[str, ...], env: Mapping[str, str], folder: Path, *, stdin: str = "") -> CommandResult:
-    """Run ``quintain`` with these arguments to its end, in a process of its own that needs not import the packages.
+    """Run ``quintain`` with these arguments to its end, in this process; where a loop runs or on a thread, in one of
+    its own.
+    """
+    if threading.current_thread() is not threading.main_thread() or asyncio._get_running_loop() is not None:
+        return run_command_process(args, env, folder, stdin=stdin)
+    streams = {"stdin": _Stream(stdin.encode()), "stdout": _Stream(), "stderr": _Stream()}
+    with _surroundings(args, {**env, "COLUMNS": env.get("COLUMNS", "80")}, folder, streams):
+        try:
+            quintain_cli.__main__.main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:
+            if isinstance(error, pytest.fail.Exception):  # the time limit of the test
+                raise
+            code = 1
+            traceback.print_exc()
+    texts = [streams[name].text for name in ("stdout", "stderr")]
+    return CommandResult(args, code if isinstance(code, int) else 0 if code is None else 1, *texts)
+
+
+class _Stream(io.TextIOWrapper):
+    """A standard stream that is kept, and is no terminal."""
+
+    def __init__(self, given: bytes = b"") -> None:
+        self._kept = io.BytesIO(given)
+        super().__init__(self._kept, encoding="utf-8", write_through=True)
+
+    @property
+    def text(self) -> str:
+        return self._kept.getvalue().decode()
+
+    def close(self) -> None:
+        """Nothing: what was written is read after the command's end."""
+
+
+@contextlib.contextmanager
+def _surroundings(
+    args: tuple[str, ...], env: Mapping[str, str], folder: Path, streams: Mapping[str, _Stream]
+) -> Iterator[None]:
+    """What a process of its own would have; at the end this process has its own again, and no module of the folder."""
+    root, environ, modules, path = logging.getLogger(), dict(os.environ), {*sys.modules}, list(sys.path)
+    handlers, level = list(root.handlers), root.level
+    loggers = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    levels = {each.name: each.level for each in loggers}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        patch.setattr(sys, "argv", ["quintain", *args])
+        patch.syspath_prepend(folder)
+        patch.chdir(folder)
+        os.environ.clear()
+        os.environ.update(env)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environ)
+            root.handlers[:] = handlers
+            root.setLevel(level)
+            for each in [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]:
+                each.setLevel(levels.get(each.name, logging.NOTSET))
+            for name in {*sys.modules} - modules:
+                if not _is_installed(name.partition(".")[0], path):
+                    del sys.modules[name]
+
+
+def _is_installed(package: str, path: list[str]) -> bool:
+    """Whether an imported package is found on this path; those of a command's own folders are not."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is None or not {str(Path(file).parent), str(Path(file).parents[1])}.isdisjoint(path)
+
+
+def run_command_process(
+    args: tuple[str, ...], env: Mapping[str, str], folder: Path, *, stdin: str = "", program: str = "quintain_cli"
+) -> CommandResult:
+    """As `run_command`, in a process of its own that needs not import the packages; also another program, by its file.
 
     Raises `TimeoutError` after 90 s.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         given.write(stdin.encode())
         given.seek(0)
-        code = command_server().run(args, env, folder, (given, stdout, stderr), 90)
+        process = command_server().start(args, env, folder, (given, stdout, stderr), program=program)
+        try:
+            code = process.wait(90)
+        finally:
+            process.kill()
         texts = []
         for stream in (stdout, stderr):
             stream.seek(0)
             texts.append(stream.read().decode())
     return CommandResult(args, code, *texts)
+
+
+def run_python(script: Path, *args: str, env: Mapping[str, str], folder: Path) -> CommandResult:
+    """Run a Python program that may import ours, as `run_command_process` does; with exit code 0."""
+    result = run_command_process(args, env, folder, program=str(script))
+    assert result.code == 0, result
+    return result
 
 
 def quintain_command(args: tuple[str, ...]) -> list[str]:

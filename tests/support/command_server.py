@@ -116,7 +116,7 @@ class CommandServer:
         *,
         program: str = "quintain_cli",
     ) -> ForkedProcess:
-        """Start ``python -m PROGRAM ARGS``; ``files`` are its stdin, stdout and stderr."""
+        """Start ``python -m PROGRAM ARGS``, or a program's file; ``files`` are its stdin, stdout and stderr."""
         request = json.dumps({"program": program, "args": args, "env": dict(env), "folder": str(folder)}).encode()
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(90)
@@ -127,19 +127,6 @@ class CommandServer:
         )
         connection.sendall(request)
         return ForkedProcess(connection)
-
-    def run(
-        self, args: Sequence[str], env: Mapping[str, str], folder: Path, files: Sequence[IO[bytes]], seconds: float
-    ) -> int:
-        """Run a command to its end and return its exit code.
-
-        Raises `TimeoutError` after ``seconds``; the command is killed then.
-        """
-        process = self.start(args, env, folder, files)
-        try:
-            return process.wait(seconds)
-        finally:
-            process.kill()
 
 
 def _serve(listener: socket.socket) -> None:
@@ -194,12 +181,14 @@ def _run_command(program: str, args: list[str], env: dict[str, str], folder: str
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    sys.path[0] = folder
+    is_file = program.endswith(".py")
+    sys.path[0] = str(Path(program).parent) if is_file else folder
     sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
-    sys.argv = ["quintain", *args]
+    sys.argv = [program if is_file else "quintain", *args]
     code: object = 1
     try:
-        runpy.run_module(program, run_name="__main__")
+        run = runpy.run_path if is_file else runpy.run_module
+        run(program, run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code

@@ -54,8 +54,11 @@ class InstalledWheel:
     def create(cls, python: str | Path, wheel: Path, environment: Path, *, with_dependencies: bool) -> InstalledWheel:
         """Make the environment of this interpreter; ``with_dependencies``: pip installs them from its index."""
         run([python, "-m", "venv", "--without-pip", environment], environment.parent)
-        pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", "-q"]
-        run([*pip, *([] if with_dependencies else ["--no-deps", "--no-index"]), wheel], environment.parent)
+        interpreter = environment / "bin" / "python"
+        pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q"]
+        # It compiles no module that is not imported.
+        uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", interpreter, "--no-deps", "--offline"]
+        run([*(pip if with_dependencies else uv), wheel], environment.parent)
         return cls(environment)
 
     @property

@@ -10,8 +10,8 @@ from pathlib import Path
 from quintain.client.client import Client, connect
 from quintain.config import load_config
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain_cli.services import Fleet, FleetPlan, run_fleet
 from quintain_gateway.settings import GatewayLimits
+from quintain_runner.services import Fleet, FleetPlan, run_fleet
 
 ADMIN_TOKEN = "the admin token of a test"
 

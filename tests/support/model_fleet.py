@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from quintain.config import load_config
-from quintain_cli.services import open_bus, run_worker
 from quintain_gateway.settings import GatewayLimits
+from quintain_runner.services import open_bus, run_worker
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.model_server import ModelServer, model_server
 from support.process_fleet import delete_protocol_queues

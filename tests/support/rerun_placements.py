@@ -10,9 +10,9 @@ from typing import Protocol
 from quintain.bus.memory import MemoryBroker
 from quintain.config import load_config
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_cli import services
 from quintain_gateway import BindAddress, GatewayLimits, run_gateway
 from quintain_metadata import running_metadata
+from quintain_runner import services
 from support.changing_evaluation import ChangingEvaluation
 
 ADMIN_TOKEN = "the admin token of a test"

@@ -21,8 +21,8 @@ from quintain_cli.console import (
     run_command,
     stdout_console,
 )
-from quintain_cli.run.output import format_size
-from quintain_cli.run.preflight import CheckReport, ProbeResult, check_evaluation
+from quintain_cli.run_output import format_size
+from quintain_runner.engine.preflight import CheckReport, ProbeResult, check_evaluation
 from quintain_runner.engine.requirements import RunEstimate
 from quintain_runner.engine.run_setup import RunOptions
 from quintain_runner.results.counts import dollars

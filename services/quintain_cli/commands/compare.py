@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, print_json, run_command, stdout_console
-from quintain_cli.run.output import print_table
+from quintain_cli.run_output import print_table
 from quintain_runner.report.comparison import Comparison, compare_runs, comparison_lines, comparison_tables, conclusion
 from quintain_runner.report.run_report import read_report
 from quintain_runner.untrusted import plain_line

@@ -19,7 +19,7 @@ from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.dlq import PoisonMessage, PoisonMessageList, PoisonQueue
 from quintain.errors import BadRequest, ConfigError, Expired, Fault
 from quintain.settings import environment, read_settings
-from quintain_cli import console, services
+from quintain_cli import console
 from quintain_cli.commands.invoke import print_result
 from quintain_cli.console import (
     EXIT_ERRORS,
@@ -31,6 +31,7 @@ from quintain_cli.console import (
     stderr_console,
     stdout_console,
 )
+from quintain_runner import services
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 PoisonIdArgument = Annotated[

@@ -11,7 +11,7 @@ import typer
 from quintain.errors import ConfigError
 from quintain.settings import environment
 from quintain_cli.console import print_json, run_command
-from quintain_cli.run.output import (
+from quintain_cli.run_output import (
     CsvOption,
     HtmlOption,
     JunitOption,

@@ -12,8 +12,17 @@ import typer
 
 from quintain.errors import ConfigError
 from quintain_cli.console import run_command
-from quintain_cli.run.execution import ConcurrencyOption, ConfigOption, GradersOption, run_and_report
-from quintain_cli.run.output import CsvOption, JsonOption, JunitOption, MarkdownOption, OutputFiles
+from quintain_cli.run_output import (
+    ConcurrencyOption,
+    ConfigOption,
+    CsvOption,
+    GradersOption,
+    JsonOption,
+    JunitOption,
+    MarkdownOption,
+    OutputFiles,
+    run_and_report,
+)
 from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.run_report import read_run

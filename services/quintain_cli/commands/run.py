@@ -10,8 +10,17 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.run.execution import ConcurrencyOption, ConfigOption, GradersOption, run_and_report
-from quintain_cli.run.output import CsvOption, JsonOption, JunitOption, MarkdownOption, OutputFiles
+from quintain_cli.run_output import (
+    ConcurrencyOption,
+    ConfigOption,
+    CsvOption,
+    GradersOption,
+    JsonOption,
+    JunitOption,
+    MarkdownOption,
+    OutputFiles,
+    run_and_report,
+)
 from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
 from quintain_runner.engine.scheduler import DEFAULT_MAX_ERRORS, ErrorPolicy
 from quintain_runner.plan.changes import RerunPolicy

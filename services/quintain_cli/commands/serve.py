@@ -18,11 +18,11 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import report_ready
 from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
 from quintain.settings import Settings, environment, read_settings
-from quintain_cli import services
-from quintain_cli.config_file import load_configuration
 from quintain_cli.console import handle_stop_signals, print_json, print_stderr, run_command, set_up_logging
 from quintain_cli.state_dir import ledger_url
 from quintain_metadata import MetadataMetrics, redacted_url, running_metadata
+from quintain_runner import services
+from quintain_runner.services import load_configuration
 from quintain_worker import WorkerMetrics
 
 #: The timeout of one attempt to connect to the broker, in seconds.

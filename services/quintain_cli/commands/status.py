@@ -23,7 +23,6 @@ from quintain.fleet.watch import FleetWatch
 from quintain.rpc.requests import RpcClient
 from quintain.settings import Settings, environment, read_settings
 from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_queue
-from quintain_cli import services
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
@@ -35,6 +34,7 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.running_fleet import fleet_broker_url
+from quintain_runner import services
 
 #: How often the terminal is drawn again, in seconds.
 REDRAW_SECONDS = 0.5

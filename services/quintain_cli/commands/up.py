@@ -12,7 +12,6 @@ from quintain.config import Config
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import MEMORY_URL, environment, read_settings
 from quintain_cli.commands.serve_gateway import DEFAULT_PORT, AllowedHosts
-from quintain_cli.config_file import load_configuration
 from quintain_cli.console import (
     handle_stop_signals,
     print_json,
@@ -21,8 +20,8 @@ from quintain_cli.console import (
     set_up_logging,
     stdout_console,
 )
-from quintain_cli.services import Fleet, FleetPlan, run_fleet
 from quintain_cli.state_dir import ledger_url, read_or_create_admin_token
+from quintain_runner.services import Fleet, FleetPlan, load_configuration, run_fleet
 
 
 def up(

@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
-class _KeyState(Generic[Item]):
+class _KeyedItems(Generic[Item]):
     """The items of one key that wait, and how many of its batches are under way; one of them may be collected now."""
 
     waiting: list[Item] = field(default_factory=list)
@@ -50,56 +50,56 @@ class BatchSender(Generic[Key, Item]):
     ) -> None:
         self._send, self._max_concurrent, self._full_at_once = send, max_concurrent, full_at_once
         self._count, self._wanted = count, wanted
-        self._states: dict[Key, _KeyState[Item]] = {}
+        self._lines: dict[Key, _KeyedItems[Item]] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
     def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
         """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
-        state = self._states.get(key)
-        if state is None:
-            state = self._states[key] = _KeyState()
-        state.waiting.append(item)
-        state.max_batch = max_batch
-        while self._full_at_once and len(state.waiting) >= max_batch:
-            self._start(key, state, self._take(state))
-        if state.waiting and state.under_way < self._max_concurrent and not state.is_collecting:
-            self._start(key, state)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _KeyedItems()
+        line.waiting.append(item)
+        line.max_batch = max_batch
+        while self._full_at_once and len(line.waiting) >= max_batch:
+            self._start(key, line, self._take(line))
+        if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
+            self._start(key, line)
 
-    def _start(self, key: Key, state: _KeyState[Item], batch: list[Item] | None = None) -> None:
+    def _start(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None = None) -> None:
         """Start to send a batch, or else what waits in the next iteration of the loop."""
-        state.under_way += 1
-        state.is_collecting = state.is_collecting or batch is None
+        line.under_way += 1
+        line.is_collecting = line.is_collecting or batch is None
         # An empty context: the batch must not inherit the log ids and the span of the call that started it.
-        sending = self._send_batch(key, state, batch)
+        sending = self._send_batch(key, line, batch)
         task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send_batch(self, key: Key, state: _KeyState[Item], batch: list[Item] | None) -> None:
+    async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None) -> None:
         try:
             if batch is None:
                 # One iteration of the loop, so that items added in the same iteration share a batch.
                 await asyncio.sleep(0)
-                batch = self._take(state)
-                state.is_collecting = False
-                if state.waiting and state.under_way < self._max_concurrent:
-                    self._start(key, state)
+                batch = self._take(line)
+                line.is_collecting = False
+                if line.waiting and line.under_way < self._max_concurrent:
+                    self._start(key, line)
             if batch:
                 await self._send(key, batch)
         finally:
-            state.under_way -= 1
-            if state.waiting and state.under_way < self._max_concurrent and not state.is_collecting:
-                self._start(key, state)
-            elif not state.under_way:
-                del self._states[key]
+            line.under_way -= 1
+            if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
+                self._start(key, line)
+            elif not line.under_way:
+                del self._lines[key]
 
-    def _take(self, state: _KeyState[Item]) -> list[Item]:
+    def _take(self, line: _KeyedItems[Item]) -> list[Item]:
         """Remove the items of the next batch from those that wait."""
         if self._wanted is not None:
-            state.waiting = list(filter(self._wanted, state.waiting))
-        first = state.waiting[: state.max_batch]
+            line.waiting = list(filter(self._wanted, line.waiting))
+        first = line.waiting[: line.max_batch]
         count = self._count(first) if len(first) > 1 else len(first)
-        batch, state.waiting = state.waiting[:count], state.waiting[count:]
+        batch, line.waiting = line.waiting[:count], line.waiting[count:]
         return batch
 
 

@@ -27,6 +27,9 @@ def test_every_command_and_group_prints_its_help(words: str) -> None:
     short, long = (CliRunner().invoke(app, [*words.split(), option]) for option in ("-h", "--help"))
     assert (short.exit_code, short.stdout) == (0, long.stdout)
     assert short.stdout.startswith("Usage: ")
+    assert ("--json" in short.stdout) == (words in COMMANDS)
+    told = COMMANDS[words][1] if words in COMMANDS else GROUPS.get(words, app.info.help)
+    assert "".join(told.split()) in "".join(short.stdout.split())
 
 
 def test_windows_is_refused_before_any_command(monkeypatch: pytest.MonkeyPatch) -> None:

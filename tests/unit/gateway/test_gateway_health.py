@@ -17,7 +17,6 @@ from quintain.contracts.proof import digest
 from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
 from quintain.rpc.requests import RpcClient, RpcRequest
-from quintain_cli import services
 from quintain_gateway.app import build_app
 from quintain_gateway.auth import FleetGateway
 from quintain_gateway.fleet_access import FleetAccess
@@ -27,6 +26,7 @@ from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.metrics import OUTAGE_MESSAGE
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.service import MetadataService, running_metadata
+from quintain_runner import services
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 

@@ -26,9 +26,9 @@ from quintain.observe.health import (
 )
 from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import BrokerProbe, report_ready
-from quintain_cli import services
 from quintain_host.host import Host
 from quintain_metadata.service import running_metadata
+from quintain_runner import services
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN
 

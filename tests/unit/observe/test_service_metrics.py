@@ -17,9 +17,9 @@ from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
-from quintain_cli import services
 from quintain_metadata.metrics import LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
+from quintain_runner import services
 from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.target import InstrumentedProvider

@@ -31,12 +31,12 @@ from quintain.topology import Topology
 from quintain_cli import console
 from quintain_cli.__main__ import LazyCommand, app
 from quintain_cli.commands.doctor import DoctorReport
-from quintain_cli.run.preflight import CheckReport
 from quintain_gateway import errors as http_errors
 from quintain_gateway.app import OPERATIONS
 from quintain_gateway.openapi import build_document as openapi_document
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.schema import MIGRATIONS
+from quintain_runner.engine.preflight import CheckReport
 from quintain_runner.report.comparison import Comparison
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.row import Row

@@ -1,4 +1,4 @@
-"""The tables that a run prints at its end, and the JUnit, Markdown and CSV files that it writes."""
+"""What a run prints on a terminal, while it goes on and at its end, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,30 @@ from typing import Annotated
 
 import typer
 
+from quintain.contracts.session import Info
 from quintain.errors import ConfigError, QuintainError
-from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, format_count, print_stderr, stdout_console
+from quintain.runtime.process_memory import reduce_gc_frequency
+from quintain.settings import environment
+from quintain_cli.console import (
+    EXIT_BELOW_THRESHOLD,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    escape_for_terminal,
+    format_count,
+    print_json,
+    print_stderr,
+    run_command,
+    stderr_console,
+    stdout_console,
+)
+from quintain_cli.running_fleet import missing_workers, print_missing
+from quintain_runner.engine.execution import RunListener, execute_run
+from quintain_runner.engine.inspection import CheckedEvaluation
+from quintain_runner.engine.rerun_plan import RerunPlan
+from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.engine.session import NewSession, RunBudget
+from quintain_runner.graders.base import unconfined_programs
+from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import (
@@ -27,6 +49,108 @@ from quintain_runner.untrusted import plain_line
 from quintain_view.html_report import write_html_report
 from quintain_view.index_reader import WorstAnswer, worst_answers
 from quintain_view.index_writer import update_index
+
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
+]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="The number of concurrent trials per target.")]
+GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurrent grader processes.")]
+
+
+def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) -> int:
+    """Run an evaluation, print its results, write the files and return the exit code."""
+    reduce_gc_frequency()
+    resume_command = options.resume_command or options.command
+    try:
+        report = run_command(
+            execute_run(options, _Terminal(options, files, quiet=as_json)), as_json=as_json, service="run"
+        )
+    except typer.Exit as exit_request:
+        if exit_request.exit_code == EXIT_INTERRUPTED:
+            print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
+        raise
+    if as_json:
+        print_json(report_to_json(report))
+    else:
+        print_report(report, resume_command)
+    return int(report.summary.exit_code)
+
+
+class _Terminal(RunListener):
+    """Prints how a run goes on, on standard error, and writes its files; ``quiet`` prints neither plan nor progress."""
+
+    def __init__(self, options: RunOptions, files: OutputFiles, *, quiet: bool) -> None:
+        self._options, self._files, self._is_quiet = options, files, quiet
+        if not quiet:
+            self.progress = progress_display(stderr_console(), environment())
+
+    def before_files(self) -> None:
+        """Check that the files can be written."""
+        self._files.check_writable()
+
+    def on_set_aside(self, previous: Path) -> None:
+        """Say where the earlier results are."""
+        print_stderr(f"fresh    the earlier results are in {previous}")
+
+    def on_checked(self, found: CheckedEvaluation, budget: RunBudget, location: str, *, cases: int) -> None:
+        """Print what is run, with which budget, and where."""
+        if not self._is_quiet:
+            _print_settings(self._options, found, budget, location, cases=cases)
+
+    def on_new_session(self, session: NewSession) -> None:
+        """Say why there is a new session, and its limit."""
+        calls = format_count(session.max_calls, "call")
+        if session.ended is None:
+            why = f"{calls} of a new session, because the plan changed"
+        else:
+            why = f"the earlier session {session.ended}; this run continues in a new one, with what is left: {calls}"
+        print_stderr(f"budget   {why}")
+
+    def on_waiting(self, info: Info, targets: tuple[str, ...]) -> None:
+        """Say which workers are missing."""
+        if (missing := missing_workers(info, targets)) is not None:
+            print_missing(missing)
+
+    def on_plan(self, plan: RerunPlan) -> None:
+        """Print what becomes of earlier rows, and how many calls that takes."""
+        if not self._is_quiet:
+            _print_plan(plan)
+
+    def on_end(self, report: RunReport) -> None:
+        """Write the files."""
+        self._files.write([report], self._options.resume_command or self._options.command, environment())
+
+
+def _print_plan(plan: RerunPlan) -> None:
+    for line in plan.lines():
+        print_stderr(escape_for_terminal(f"plan     {line}"))
+    for warning in plan.warnings():
+        print_stderr(escape_for_terminal(f"warning  {warning}"))
+    answers, most = plan.calls_left.answers, plan.calls_left.most
+    print_stderr(f"calls    {answers:,}" + (f" to {most:,}" if most > answers else ""))
+
+
+def _print_settings(
+    options: RunOptions, found: CheckedEvaluation, budget: RunBudget, location: str, *, cases: int
+) -> None:
+    evaluation = found.evaluation
+    names = ", ".join(grader.name for grader in evaluation.spec.graders)
+    size_text = format_size(cases, evaluation.prompt_names, found.targets, evaluation.spec.repeats)
+    trials_text = format_count(evaluation.trials_of(cases, targets=len(found.targets)), "trial")
+    print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))
+    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "what the trials can need"
+    print_stderr(f"budget   {budget_text}, graders included")
+    print_stderr(
+        f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
+    )
+    print_stderr(f"results  {options.folder}")
+    for warning in found.warnings:
+        print_stderr(escape_for_terminal(f"warning  {warning}"))
+    if programs := unconfined_programs(evaluation):
+        print_stderr(
+            escape_for_terminal(f"rights   {', '.join(programs)} run with your rights; run_as or sandbox limits them")
+        )
+
 
 #: The maximum width of a table if there is no terminal, in characters.
 _MAX_TABLE_WIDTH = 400

@@ -15,7 +15,7 @@ from quintain.config import Config
 from quintain.errors import ConfigError
 from quintain.programs.program import program_environment
 from quintain.settings import Settings, environment
-from quintain_cli.run.backend import is_on_fleet, load_evaluation_config, select_targets
+from quintain_runner.engine.backend import is_on_fleet, load_evaluation_config, select_targets
 from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
 from quintain_runner.engine.run_setup import RunOptions
 from quintain_runner.graders.base import judge_target_of, variable_warnings

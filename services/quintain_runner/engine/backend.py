@@ -23,11 +23,10 @@ from quintain.config import Config
 from quintain.contracts.session import Info
 from quintain.rpc.requests import RpcClient
 from quintain.settings import MEMORY_URL, Settings, environment
-from quintain_cli import services
-from quintain_cli.config_file import find_configuration, load_configuration
-from quintain_cli.services import FleetPlan, run_fleet
 from quintain_gateway import BindAddress, GatewayLimits
+from quintain_runner import services
 from quintain_runner.plan.trials import choose_targets
+from quintain_runner.services import FleetPlan, find_configuration, load_configuration, run_fleet
 from quintain_runner.spec.evaluation import Evaluation
 
 #: How long a run waits for the broker when it starts, in seconds; as long as the other commands.

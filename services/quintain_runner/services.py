@@ -1,4 +1,4 @@
-"""Starts services from settings, one by one or all in this process. Each function is an async context manager."""
+"""Finds the configuration, and starts services from it in this process; each is an async context manager."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import quintain_gateway
 import quintain_metadata
@@ -15,13 +16,13 @@ from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect_admin
-from quintain.config import Config, card_of, target_fingerprints
+from quintain.config import Config, card_of, find_config, load_config, target_fingerprints
 from quintain.config.prices import target_price
 from quintain.contracts.proof import digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.errors import BudgetUnavailable
+from quintain.errors import BudgetUnavailable, ConfigError
 from quintain.fleet.announce import announce
-from quintain.settings import MEMORY_URL, read_trace_settings, without_variables
+from quintain.settings import MEMORY_URL, Settings, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
@@ -199,3 +200,25 @@ def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncCont
         else f"sole-{digest(f'{socket.gethostname()} {plan.exclusive_path}').hex()[:16]}"
     )
     return run_worker(bus, plan.config, plan.env, sole_id=sole_id, timings=plan.timings)
+
+
+def load_configuration(settings: Settings, config_path: Path | None, *, start_folder: Path | None = None) -> Config:
+    """Load the configuration: ``config_path``, else QUINTAIN_CONFIG, else the file found from a folder upwards.
+
+    The search begins in ``start_folder``, by default the working folder. Raises `ConfigError` if there is no file or
+    if it has errors.
+    """
+    path = find_configuration(settings, config_path, start_folder=start_folder)
+    if path is None:
+        raise ConfigError(
+            "No configuration: there is no quintain.yaml (or agentv.config.yaml) here or in any folder above; "
+            "`quintain init` writes one; or name it with QUINTAIN_CONFIG"
+        )
+    return load_config(path)
+
+
+def find_configuration(
+    settings: Settings, config_path: Path | None, *, start_folder: Path | None = None
+) -> Path | None:
+    """Return the path of the file that `load_configuration` would load, or None if there is none."""
+    return config_path or settings.config_path or find_config(start_folder or Path.cwd()) or find_config(Path.cwd())

@@ -17,10 +17,9 @@ from quintain.client.client import Client
 from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
-from quintain_cli.console import format_count, print_stderr
-from quintain_cli.run.backend import Backend
-from quintain_cli.run.inspection import CheckedEvaluation
 from quintain_metadata import CallRecord, export_page, open_snapshot
+from quintain_runner.engine.backend import Backend
+from quintain_runner.engine.inspection import CheckedEvaluation
 from quintain_runner.engine.run_setup import PlanSession, RunOptions, SessionRequest
 from quintain_runner.files import atomic_write
 from quintain_runner.plan.trials import CallsEstimate
@@ -138,13 +137,25 @@ class _StoredSession:
         return _StoredSession(token, calls, calls if is_changed else self.earlier_plans_calls)
 
 
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """A session of ``max_calls`` that takes the place of another, which ``ended`` for this reason; None if the plan
+    changed.
+    """
+
+    max_calls: int
+    ended: str | None
+
+
 class RunSessions:
     """The sessions of one command. ``client`` is that of the stored session or, if that has ended, of one without
     calls, that says which targets there are.
     """
 
-    def __init__(self, backend: Backend, budget: RunBudget) -> None:
-        self._backend, self._budget = backend, budget
+    def __init__(
+        self, backend: Backend, budget: RunBudget, on_new_session: Callable[[NewSession], None] = lambda _: None
+    ) -> None:
+        self._backend, self._budget, self._on_new_session = backend, budget, on_new_session
         self._stack = contextlib.AsyncExitStack()
         self._is_valid = True
 
@@ -212,13 +223,8 @@ class RunSessions:
         limit = request.most_calls
         if self._budget.is_explicit:
             limit = max(0, self._budget.max_calls - stored.plan_calls)
-        if request.is_changed:
-            why = f"{format_count(limit, 'call')} of a new session, because the plan changed"
-        else:
-            ended = "has too few calls" if self._is_valid else "is closed or expired"
-            calls = format_count(limit, "call")
-            why = f"the earlier session {ended}; this run continues in a new one, with what is left: {calls}"
-        print_stderr(f"budget   {why}")
+        ended = "has too few calls" if self._is_valid else "is closed or expired"
+        self._on_new_session(NewSession(limit, ended=None if request.is_changed else ended))
         token = await self._open_session(limit)
         self._store(replace(stored, token=token))
         self.client = await self._stack.enter_async_context(self._backend.connect_session(token))

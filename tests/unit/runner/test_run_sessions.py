@@ -22,9 +22,9 @@ from quintain.errors import (
     QuintainError,
     Unauthorized,
 )
-from quintain_cli.run.backend import Backend
-from quintain_cli.run.session import RunBudget, RunSessions
+from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.run_setup import SessionRequest
+from quintain_runner.engine.session import RunBudget, RunSessions
 from support.fake_client import FakeClient
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 

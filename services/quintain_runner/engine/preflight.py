@@ -19,9 +19,9 @@ from quintain.contracts.message import Message
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
-from quintain_cli.run.backend import connect_backend, embedded_fleet_plan
-from quintain_cli.run.inspection import CheckedEvaluation, Inspection, inspect_evaluation
 from quintain_metadata import IN_MEMORY_URL
+from quintain_runner.engine.backend import connect_backend, embedded_fleet_plan
+from quintain_runner.engine.inspection import CheckedEvaluation, Inspection, inspect_evaluation
 from quintain_runner.engine.requirements import EstimateInput, RunEstimate, estimate_run
 from quintain_runner.engine.run_setup import RunOptions
 from quintain_runner.files import read_text_file

@@ -1,1 +1,0 @@
-"""What `quintain run` and `quintain check` do, apart from parsing their command lines."""
