@@ -197,7 +197,7 @@ def _surroundings(
     args: tuple[str, ...], env: Mapping[str, str], folder: Path, streams: Mapping[str, _Stream]
 ) -> Iterator[None]:
     """What a process of its own would have; at the end this process has its own again, and no module of the folder."""
-    root, environ, modules = logging.getLogger(), dict(os.environ), {*sys.modules}
+    root, environ, modules, path = logging.getLogger(), dict(os.environ), {*sys.modules}, list(sys.path)
     handlers, level = list(root.handlers), root.level
     loggers = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
     levels = {each.name: each.level for each in loggers}
@@ -219,8 +219,14 @@ def _surroundings(
             for each in [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]:
                 each.setLevel(levels.get(each.name, logging.NOTSET))
             for name in {*sys.modules} - modules:
-                if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
+                if not _is_installed(name.partition(".")[0], path):
                     del sys.modules[name]
+
+
+def _is_installed(package: str, path: list[str]) -> bool:
+    """Whether an imported package is found on this path; those of a command's own folders are not."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is None or not {str(Path(file).parent), str(Path(file).parents[1])}.isdisjoint(path)
 
 
 def run_command_process(
