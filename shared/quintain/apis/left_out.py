@@ -48,11 +48,8 @@ _CARRIED: Final[Mapping[ApiName, frozenset[str]]] = {
 
 #: Of these, what one API has no place for.
 _LACKING: Final[Mapping[ApiName, frozenset[str]]] = {
-    "messages": frozenset({
-        "choices[].logprobs.content", "usage.completion_tokens_details.reasoning_tokens",
-        "output[message].content[output_text].logprobs", "usage.output_tokens_details.reasoning_tokens",
-    }),
-}  # fmt: skip
+    "messages": frozenset({"choices[].logprobs.content", "output[message].content[output_text].logprobs"})
+}
 
 #: Values that say no more than their absence.
 _DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {

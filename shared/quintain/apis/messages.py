@@ -283,11 +283,13 @@ def usage_from_chat(usage: Json | None) -> Json:
         return {"input_tokens": 0, "output_tokens": 0}
     details = usage.get("prompt_tokens_details") or {}
     read, written = (count_of(details.get(name)) or 0 for name in ("cached_tokens", "cache_write_tokens"))
+    thinking = count_of((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
     return {
         "input_tokens": max(0, (count_of(usage.get("prompt_tokens")) or 0) - read - written),
         "output_tokens": count_of(usage.get("completion_tokens")) or 0,
         "cache_read_input_tokens": read,
         "cache_creation_input_tokens": written,
+        **({"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}),
     }
 
 
