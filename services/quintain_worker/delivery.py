@@ -39,7 +39,7 @@ from quintain_worker.target import PauseState, WorkerTarget
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
 DEFAULT_DEADLINE_SECONDS = 600.0
 
-#: Deadlines are at most this far ahead (``protocol.md`` §2), in seconds: no delivery is held for longer.
+#: Deadlines are at most this far ahead (``docs/protocol.md``), in seconds: no delivery is held for longer.
 MAX_DEADLINE_AHEAD_SECONDS = 25 * 60.0
 
 #: More tries than any target allows, so that the chunks of a later attempt void those of all earlier tries.
