@@ -289,6 +289,13 @@ def test_the_map_of_the_contributors_names_every_package_and_only_paths_that_exi
     assert [path for path in paths if path != ".venv/superred" and not (REPOSITORY / path).exists()] == []
 
 
+def test_the_documents_that_sources_name_exist() -> None:
+    sources = [*MODULES, *(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
+    documents = {name for source in sources for name in re.findall(r"\bdocs/[\w/-]+\.md\b", source.read_text())}
+    assert "docs/protocol.md" in documents
+    assert [name for name in sorted(documents) if not (REPOSITORY / name).is_file()] == []
+
+
 def test_the_page_of_the_clients_names_the_versions_that_are_run() -> None:
     page = (REPOSITORY / "docs" / "clients.md").read_text()
     assert [tool.name for tool in TOOLS.values() if f" {tool.version}" not in page] == []

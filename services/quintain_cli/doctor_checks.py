@@ -178,7 +178,7 @@ _EXCHANGES: Final = {each.name for each in (*METADATA_TOPOLOGY.exchanges, *POISO
 
 _SHARED_QUEUES: Final = {each.name: each.kind for each in METADATA_TOPOLOGY.queues}
 
-#: The queues with a part of their own in the name, and their type: docs/protocol.md §1.
+#: The queues with a part of their own in the name, and their type: docs/protocol/topology.md.
 _NAMED_QUEUES: Final = (
     (re.compile(r"quintain\.(target|host)\..+"), "quorum"),
     (re.compile(r"quintain\.(cancel|discovery|events|lease|ledger\.admit|reply|run)\..+"), "classic"),

@@ -93,7 +93,7 @@ class StillRunning(BadRequest):
 
 
 def fault_response(fault: Fault) -> Response:
-    """Return a fault with its own status and the error body of ``protocol.md`` §5."""
+    """Return a fault with its own status and the error body of ``docs/protocol/http.md``."""
     return Response(FaultReply.from_fault(fault).to_wire(), status_code=fault.status, media_type=JSON_MEDIA_TYPE)
 
 

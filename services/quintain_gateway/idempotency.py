@@ -1,6 +1,6 @@
 """What a request says of its calls: its idempotency key or request id, its deadline, and whether it is a retry.
 
-A request repeated under the same key is the same call and is charged once (``protocol.md`` §2).
+A request repeated under the same key is the same call and is charged once (``docs/protocol.md``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handles the requests of ``protocol.md`` §4: a table from the request type to its required role and function."""
+"""Handles the operations of ``docs/protocol/operations.md``: a table from each to its required role and function."""
 
 from __future__ import annotations
 

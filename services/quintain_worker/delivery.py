@@ -39,7 +39,7 @@ from quintain_worker.target import PauseState, WorkerTarget
 #: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
 DEFAULT_DEADLINE_SECONDS = 600.0
 
-#: Deadlines are at most this far ahead (``protocol.md`` §2), in seconds: no delivery is held for longer.
+#: Deadlines are at most this far ahead (``docs/protocol.md``), in seconds: no delivery is held for longer.
 MAX_DEADLINE_AHEAD_SECONDS = 25 * 60.0
 
 #: More tries than any target allows, so that the chunks of a later attempt void those of all earlier tries.
@@ -86,7 +86,9 @@ class _DeliveryHandler:
         self._delivery, self._request = delivery, request
         self._attempt_id = context.attempt_ids.next()
         self._holder = CallHolder(request.credential.id, request.request_id, self._attempt_id, context.incarnation)
-        self._arrived_ms = context.clock.now_ms()
+        published = request.published_at
+        #: Milliseconds between the publish of the request and its receipt; 0 where its publisher gave no time.
+        self._queued_ms = 0 if published is None else max(0, context.clock.now_ms() - published)
 
     async def process(self) -> None:
         """Join the same call if it is in flight here, or else admit and run it; then reply and acknowledge."""
@@ -100,24 +102,18 @@ class _DeliveryHandler:
         except Fault as fault:
             await self._finish(fault)
             return
-        run = self._context.inflight.add(identity)
+        run, visit = self._context.inflight.add(identity), GateVisit()
         try:
-            await self._admit_and_run(run)
+            await self._admit_and_run(visit, run)
         finally:
+            self._context.call_gate.leave(visit)
             self._context.inflight.remove(run)
-
-    @property
-    def _queued_ms(self) -> int:
-        """Milliseconds between the publish of the request and its receipt; 0 where its publisher gave no time."""
-        published = self._request.published_at
-        return 0 if published is None else max(0, self._arrived_ms - published)
 
     def _identity(self) -> CallIdentity:
         problem = self._request.problem
         return CallIdentity(
             credential=self._request.credential.text,
-            session_id=self._request.credential.id,
-            request_id=self._request.request_id,
+            key=(self._request.credential.id, self._request.request_id),
             target=self._target.name,
             body_sha256=self._request.body_sha256,
             problem=None if problem is None else problem.message,
@@ -131,14 +127,7 @@ class _DeliveryHandler:
         except TimeoutError:
             raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
 
-    async def _admit_and_run(self, run: InflightCall) -> None:
-        visit = GateVisit()
-        try:
-            await self._run_inside(visit, run)
-        finally:
-            self._context.call_gate.leave(visit)
-
-    async def _run_inside(self, visit: GateVisit, run: InflightCall) -> None:
+    async def _admit_and_run(self, visit: GateVisit, run: InflightCall) -> None:
         try:
             with run.abort_scope(), span(ADMIT) as admit_span:
                 admission = await self._admit(visit)

@@ -27,16 +27,11 @@ class CallIdentity(NamedTuple):
     """
 
     credential: str
-    session_id: str
-    request_id: str
+    #: Session id and request id.
+    key: tuple[str, str]
     target: str
     body_sha256: str
     problem: str | None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The key of the call: session id and request id."""
-        return self.session_id, self.request_id
 
 
 class AbortScope:
@@ -133,8 +128,10 @@ class InflightCalls:
 
     def find(self, identity: CallIdentity) -> InflightCall | None:
         """Return the unsettled call with this identity, if there is one."""
-        calls = self._calls.get(identity.key, ())
-        return next((call for call in calls if call.identity == identity and not call.is_settled), None)
+        for call in self._calls.get(identity.key, ()):
+            if call.identity == identity and not call.is_settled:
+                return call
+        return None
 
     async def wait_for_duplicate(self, call: InflightCall, timeout_seconds: float) -> Result | None:
         """Wait for the result of a call as its duplicate, as `InflightCall.wait_for_result` does.

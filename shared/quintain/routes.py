@@ -82,7 +82,7 @@ TEARDOWN = Route("teardown", HOST, "teardown", remote_target.Teardown, remote_ta
 WATCH_PROCESS = Route("watch_process", HOST, "watch_process", remote_target.WatchProcess, remote_target.ProcessStatus)
 RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_target.LeaseResult)
 
-# Header names (``protocol.md`` §2).
+# Header names (``docs/protocol.md``).
 TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
 #: The proof of a call, beside the id of its session in `TOKEN_HEADER`.
 PROOF_HEADER = "x-quintain-proof"

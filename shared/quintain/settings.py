@@ -1,4 +1,4 @@
-"""Settings from environment variables (``protocol.md`` §6), read once. The only module that reads the environment.
+"""Settings from environment variables (``docs/protocol/programs.md``). The only module that reads the environment.
 
 A secret may be in a file: ``NAME_FILE`` holds the path of a file with the value of ``NAME``, as in containers.
 One trailing newline is not part of the value. An empty variable counts as not set.

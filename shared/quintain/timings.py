@@ -1,9 +1,9 @@
 """The timings of the protocol and of failure handling, in one frozen value that composition roots pass down.
 
 The services of one fleet must agree on them: a metadata service that expects a renewal every 3 s ends the lease of a
-worker that renews every 20 s. The defaults are the documented figures (``docs/protocol.md``). They cover what a worker,
-a metadata service or a host waits for when something is lost, repeated or gone; a wait that belongs to one module alone
-is a constant of that module.
+worker that renews every 20 s. The defaults are the documented figures (``docs/protocol/timings.md``). They cover what a
+worker, a metadata service or a host waits for when something is lost, repeated or gone; a wait that belongs to one
+module alone is a constant of that module.
 """
 
 from __future__ import annotations

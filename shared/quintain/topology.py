@@ -1,4 +1,4 @@
-"""The AMQP topology as data: exchanges, queues and bindings, constants of the protocol (``protocol.md`` §1).
+"""The AMQP topology as data: exchanges, queues and bindings, constants of the protocol (``docs/protocol/topology.md``).
 
 Whichever service starts first declares it. What operators tune is set by policies, so that changing a setting never
 makes a declaration fail.

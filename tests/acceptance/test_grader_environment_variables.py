@@ -34,7 +34,7 @@ graders: [{name: looks, command: [python, grader.py]}]
 
 SECRETS = {"PROVIDER_KEY": "a key of the provider", "PROVIDER_URL": "https://paid.example/v1"}
 
-#: ``protocol.md`` §6: by these a grader finds its session, whatever client it uses.
+#: ``docs/protocol/programs.md``: by these a grader finds its session, whatever client it uses.
 GRADER_VARIABLES = {
     "AGENTV_PROVIDER_PROXY_TOKEN",
     "AGENTV_PROVIDER_PROXY_URL",

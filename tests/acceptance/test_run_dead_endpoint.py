@@ -148,22 +148,6 @@ def test_a_provider_that_refuses_every_call_is_asked_a_few_times_and_the_next_ru
 
 
 @pytest.mark.timeout(120)
-def test_the_questions_that_were_answered_before_are_not_asked_again(
-    evaluation_shell: CommandLine, provider: StubProvider
-) -> None:
-    evaluation_shell.run(*run_words("model"), "--max-calls", "40", code=4)
-    answered = set(provider.questions)
-    provider.failing_status = 401
-    provider.questions.clear()
-    evaluation_shell.run(*run_words("model"), "--max-calls", "1000", code=1)
-    provider.failing_status = None
-    provider.questions.clear()
-    evaluation_shell.run(*run_words("model"), "--max-calls", "1000")
-    assert set(provider.questions) == {f"q{number}" for number in range(1, CASES + 1)} - answered
-    assert max(provider.questions.values()) == 1
-
-
-@pytest.mark.timeout(120)
 def test_a_closed_port_stops_the_run_and_programs_are_told_why(evaluation_shell: CommandLine) -> None:
     ended = evaluation_shell.run(*run_words("closed"), "--json", code=1)
     parked = ended.json["parkedTargets"]

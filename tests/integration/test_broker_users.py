@@ -57,7 +57,7 @@ targets:
   desk: {provider: target, query: reply, max_concurrency: 1}
 """
 
-#: Who may publish to an exchange: protocol.md §1. Whoever declares a queue that dead-letters, or an exchange with an
+#: Who may publish to an exchange: docs/security.md. Whoever declares a queue that dead-letters, or an exchange with an
 #: alternate one, must be allowed to write there.
 WRITERS = {
     "": set(),

@@ -1,4 +1,4 @@
-"""A client written with plain pika, after ``protocol.md`` alone, against services started as a user starts them."""
+"""A client written with plain pika, after ``docs/protocol.md`` alone, against services that a user would start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups sent by plain pika, after ``protocol.md`` alone, against services started as a user starts them."""
+"""Groups sent by plain pika, after ``docs/protocol/groups.md``, against services started as a user starts them."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintain_runner.engine.run_setup import RunOptions, RunSetup
+from quintain_runner.engine.run_setup import PlanSession, RunOptions, RunSetup, SessionRequest
 from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.graders.base import GraderEnvironment
+from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.report.progress_display import NoProgressDisplay, ProgressDisplay
 from quintain_runner.results.row import Row
 from quintain_runner.spec.evaluation import load_evaluation
@@ -60,15 +61,18 @@ class EvaluationFolder:
 
     def setup(self, **options: Any) -> RunSetup:
         """A run of the evaluation, as its files are now, with these options."""
+        evaluation = load_evaluation(self.path / "eval.yaml")
         return RunSetup(
             options=RunOptions(
                 path=self.path / "eval.yaml",
                 output=self.output,
                 **{"concurrency": self.concurrency, "error_policy": self.error_policy, **options},
             ),
-            evaluation=load_evaluation(self.path / "eval.yaml"),
+            evaluation=evaluation,
+            dataset_stats=open_dataset(evaluation, self.output, self.env),
             targets=self.targets,
             client=self.client,
+            open_session=self._open_session,
             read_session_info=self.client.read_session_info,
             close_session=self.client.close_child,
             grader_environment=GraderEnvironment("http://127.0.0.1:1/door"),
@@ -76,6 +80,9 @@ class EvaluationFolder:
             env=self.env,
             progress=self.progress,
         )
+
+    async def _open_session(self, _: SessionRequest) -> PlanSession:
+        return PlanSession(client=self.client, session_id=(await self.client.get_info()).session_id)
 
     def rows(self) -> list[Row]:
         """The rows as they are on the disk."""

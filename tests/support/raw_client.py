@@ -1,4 +1,4 @@
-"""A client of somebody else's: plain pika, and nothing but what ``protocol.md`` says. It imports no quintain."""
+"""A client of somebody else's: plain pika, and nothing but what ``docs/protocol.md`` says. It imports no quintain."""
 
 from __future__ import annotations
 

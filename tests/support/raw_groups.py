@@ -1,4 +1,4 @@
-"""Groups of calls as a program of somebody else's writes and reads them, after ``protocol.md`` alone: no quintain."""
+"""Groups of calls as somebody else's program writes and reads them, after ``docs/protocol/groups.md``: no quintain."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """AgentV's proxy API in all its versions: ``GET /info``, ``POST /invoke``, ``POST /invokeBatch``.
 
 Requests are checked in AgentV's order: CORS, token, path; then body and budget. Paths, methods and queries match
-exactly, with any prefix. Everything else is 404, after the token was checked. ``protocol.md`` §5 lists the intentional
-differences from AgentV; the error messages are AgentV's.
+exactly, with any prefix. Everything else is 404, after the token was checked. ``docs/protocol/http.md`` lists the
+intentional differences from AgentV; the error messages are AgentV's.
 """
 
 from __future__ import annotations

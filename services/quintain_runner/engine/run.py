@@ -1,6 +1,6 @@
 """Runs an evaluation from its files to the last row.
 
-Checks the dataset, targets and graders, resumes stored results, schedules the trials, and writes the run record. The
+Checks targets and graders, resumes stored results, schedules the trials, and writes the run record. The
 run ends when every trial has a row or when the call budget is spent.
 """
 
@@ -24,7 +24,7 @@ from quintain_runner.engine.trial import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_target_of, with_proxy_bypass
 from quintain_runner.graders.factory import grader_fingerprints, open_graders
 from quintain_runner.plan.changes import RunFingerprints
-from quintain_runner.plan.dataset import open_dataset, read_cases
+from quintain_runner.plan.dataset import read_cases
 from quintain_runner.plan.trials import Scoring, check_targets_available, grader_limits
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import TICK_SECONDS
@@ -105,9 +105,6 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
     is lost. However the run ends, also by an interrupt, all rows written so far are complete and kept.
     """
     evaluation, options, dataset_stats = setup.evaluation, setup.options, setup.dataset_stats
-    if dataset_stats is None:
-        dataset_stats = await asyncio.to_thread(open_dataset, evaluation, options.folder, setup.env)
-    source = dataset_stats.source
     info = await setup.client.get_info()
     check_targets_available(_target_references(setup, _called_targets(setup)), info.available_targets)
     async with (
@@ -124,7 +121,7 @@ async def run_evaluation(setup: RunSetup) -> RunSummary:
         fingerprints = await _run_fingerprints(setup, info, graders, record)
 
         def open_cases() -> closing[Generator[Case, None, None]]:
-            return closing(read_cases(source))
+            return closing(read_cases(dataset_stats.source))
 
         plan = await _planner(setup, results, open_cases, fingerprints).plan()
         plan.different_seconds = {
@@ -236,10 +233,7 @@ async def _open_session(setup: RunSetup, plan: RerunPlan, record: RunRecord) -> 
         is_changed=earlier is not None and identity.is_changed_from(earlier),
         most_calls=plan.calls_left.most,
     )
-    if setup.open_session is None:
-        session = PlanSession(client=setup.client, session_id=(await setup.client.get_info()).session_id)
-    else:
-        session = await setup.open_session(request)
+    session = await setup.open_session(request)
     if earlier is None or request.most_calls:
         # A changed plan whose trials all wait has no budget yet: the command that executes them opens its session.
         record = replace(record, plan=identity if earlier is None else identity.with_known_targets_of(earlier))

@@ -118,13 +118,12 @@ class RunSetup:
     """Everything that `run_evaluation` needs.
 
     ``targets`` are those of the whole run. ``client`` is the client of a session that says which targets there are, and
-    ``open_session`` gives the session that the plan's calls are charged to; by default it is that one.
+    ``open_session`` gives the session that the plan's calls are charged to.
     ``read_session_info`` reads the counters of a child session by its token, and ``close_session`` closes one.
     ``judge_targets`` is the configured ``judge_target`` of each target.
 
-    ``env`` is this process's environment, of which programs get what is allowed. ``dataset_stats`` is the result of an
-    earlier check of the dataset; if None, the dataset is checked first. ``origin`` has the targets as configured, for
-    the run record.
+    ``env`` is this process's environment, of which programs get what is allowed. ``dataset_stats`` is the result of the
+    check of the dataset. ``origin`` has the targets as configured, for the run record.
 
     ``prices`` are the known token prices by target. ``target_models`` are the models of the targets if the
     configuration here is that of the workers. ``on_plan`` is called with the plan of this command before the first
@@ -134,16 +133,16 @@ class RunSetup:
     options: RunOptions
     evaluation: Evaluation
     targets: tuple[str, ...]
+    dataset_stats: DatasetStats
     client: Client
+    open_session: OpenPlanSession
     read_session_info: ReadSessionInfo
     close_session: CloseSession
     grader_environment: GraderEnvironment
     judge_targets: Mapping[str, str | None]
     env: Mapping[str, str]
     progress: ProgressDisplay
-    dataset_stats: DatasetStats | None = None
     origin: Origin = field(default_factory=Origin)
     prices: Mapping[str, Price] = field(default_factory=dict)
-    open_session: OpenPlanSession | None = None
     target_models: Mapping[str, str] = field(default_factory=dict)
     on_plan: Callable[[RerunPlan], None] = lambda _: None

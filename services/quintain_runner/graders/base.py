@@ -43,7 +43,7 @@ class GraderEnvironment:
     gateway_url: str
 
     def session_variables(self, token: str) -> dict[str, str]:
-        """The environment variables through which clients find the session of this token (``protocol.md`` §6).
+        """The environment variables by which clients find the session of this token (``docs/protocol/programs.md``).
 
         They cover Quintain's own SDK, AgentV's target proxy, and the OpenAI and Anthropic SDKs.
         """

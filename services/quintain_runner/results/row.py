@@ -1,4 +1,4 @@
-"""One row of ``results.jsonl`` (``protocol.md`` §8): what was asked and answered, verdicts and outcome. No I/O."""
+"""One row of ``results.jsonl`` (``docs/protocol/results.md``): question, answer, verdicts and outcome. No I/O."""
 
 from __future__ import annotations
 

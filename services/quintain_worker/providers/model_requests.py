@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+
+from pydantic_core import to_json
 
 from quintain.apis.policy import PUBLISHED_FIELDS, Policy, check_request
 from quintain.apis.translate import CONVERSATION_APIS, own_name, request_from_chat, request_to_chat
@@ -12,6 +13,7 @@ from quintain.apis.translation import Json, Translation, invalid, text_of, tool_
 from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage
+from quintain.contracts.values import non_finite_path
 from quintain.errors import BadRequest
 from quintain_worker.providers.conversation import (
     named_as_sent,
@@ -38,9 +40,6 @@ API_WORDS: Final[Mapping[ApiName, str]] = {
     "messages": "anthropic",
 }
 
-
-#: One for all bodies: `json.dumps` makes one for each where it has options.
-_ENCODER = json.JSONEncoder(allow_nan=False)
 
 #: The names that the longest answer has in the chat API.
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
@@ -144,7 +143,9 @@ class RequestBuilder:
             body |= extra
         body.pop("store", None)
         body |= self._decided(api, stream=stream)
-        return ProviderCall(api, _ENCODER.encode(body).encode(), {}, tuple(translation.ignored))
+        if non_finite_path(body) is not None:
+            raise ValueError("JSON has finite numbers only")
+        return ProviderCall(api, to_json(body), {}, tuple(translation.ignored))
 
     def _defaults_of(self, api: ApiName) -> Json:
         """Return the target's settings as fields of a request of this API: of those that it has."""

@@ -216,10 +216,11 @@ class AmqpTransport:
         loop = asyncio.get_running_loop()
         deadline_ms = self.clock.deadline_ms(ends_at - loop.time())
         pause_seconds = FIRST_PAUSE_SECONDS
-        self._learn_group_slots(invoke_routing_key(call.request))
+        request = self._rpc_request(call, request_id, deadline_ms)
+        self._learn_group_slots(request.key)
         while True:
             try:
-                return await self._send(call, request_id, deadline_ms, remaining_seconds=ends_at - loop.time())
+                return await self._send(call, request, request_id, remaining_seconds=ends_at - loop.time())
             except Fault as fault:
                 if fault.charged is not None or not fault.retryable:
                     raise
@@ -230,8 +231,15 @@ class AmqpTransport:
             await asyncio.sleep(delay_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
-    async def _send(self, call: InvokeCall, request_id: str, deadline_ms: int, *, remaining_seconds: float) -> Result:
-        rpc_request = self._rpc_request(call, request_id, deadline_ms, remaining_seconds)
+    async def _send(
+        self, call: InvokeCall, request: RpcRequest, request_id: str, *, remaining_seconds: float
+    ) -> Result:
+        rpc_request = request._replace(
+            headers={**request.headers, PUBLISHED_AT_HEADER: self.clock.now_ms()},
+            deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
+            # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
+            expires_seconds=remaining_seconds,
+        )
         span_start = partial(semconv.publish_span, rpc_request.exchange.name, rpc_request.key, request_id=request_id)
         try:
             with (
@@ -266,7 +274,8 @@ class AmqpTransport:
         self._groups.learn(info)
         return info
 
-    def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int, remaining_seconds: float) -> RpcRequest:
+    def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int) -> RpcRequest:
+        """Return the message of a call; `_send` says when it is published and for how long its reply is awaited."""
         key = invoke_routing_key(call.request)
         body = invoke_body(call.request, key)
         if len(body) > MAX_BODY_BYTES:
@@ -281,12 +290,9 @@ class AmqpTransport:
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
-                PUBLISHED_AT_HEADER: self.clock.now_ms(),
                 ACCEPT_HEADER: accept_header(call),
             },
-            deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
-            # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
-            expires_seconds=remaining_seconds,
+            deadline_seconds=call.deadline_seconds,
         )
 
 

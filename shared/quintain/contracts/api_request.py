@@ -1,4 +1,4 @@
-"""A request in the words of a vendor's API, carried as its caller wrote it (``protocol.md`` §2)."""
+"""A request in the words of a vendor's API, carried as its caller wrote it (``docs/protocol/requests.md``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of discovery, the state of the whole fleet, and the events that say what changed (``protocol.md`` §4).
+"""Messages of discovery, the state of the fleet, and the events that say what changed (``docs/protocol/events.md``).
 
 Times are durations relative to now, because the clocks of different machines differ.
 

@@ -1,4 +1,4 @@
-"""The body of a group: several requests, or several replies, in one message (``protocol.md`` §2). No I/O.
+"""The body of a group: several requests, or several replies, in one message (``docs/protocol/groups.md``). No I/O.
 
 A body is a sequence of items. An item is the length of its head and the length of its body, each an unsigned integer of
 4 bytes with the most significant byte first, then the head, then the body. The head is a JSON object with the AMQP

@@ -1,4 +1,4 @@
-"""Invoke request, result and faults, and what a caller may get before the reply (``protocol.md`` §2 and §3)."""
+"""Invoke request, result and faults, and what a caller may get before the reply (``docs/protocol.md``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of all wire messages, and the sizes of their bodies (``protocol.md`` §2 and §3)."""
+"""The base class of all wire messages, and the sizes of their bodies (``docs/protocol.md``)."""
 
 from __future__ import annotations
 

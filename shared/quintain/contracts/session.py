@@ -1,4 +1,4 @@
-"""Messages of sessions and their budgets, and of administration: the operations of ``protocol.md`` §4."""
+"""Messages of sessions and their budgets, and of administration: the operations of ``docs/protocol/operations.md``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-#: Target names (``protocol.md`` §1). They are routing keys and parts of queue names, so other characters are refused.
+#: Target names (``docs/protocol/routing.md``): as routing keys and parts of queue names they have no other characters.
 TARGET_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 _TARGET_NAME = re.compile(TARGET_NAME_PATTERN)

@@ -1,6 +1,6 @@
 """AgentV's proxy API over a real socket, over every transport: what upstream tests, and the whole of its status table.
 
-Where ``protocol.md`` §5 and §9 differ from AgentV on purpose, they win; each such place is said beside its test.
+Where ``docs/protocol/http.md`` differs from AgentV on purpose, it wins; each such place is said beside its test.
 """
 
 from __future__ import annotations
@@ -290,13 +290,13 @@ async def test_32_to_34_every_refusal_has_a_sentence_and_its_status(gateway_clie
 
 
 async def test_35_a_graders_own_max_calls_is_its_limit(fleet: MemoryFleet) -> None:
-    # Upstream's 36 refuses `target:` in an evaluation file; ours takes it (protocol.md §8), and no gateway sees it.
+    # Upstream's 36 refuses `target:` in an evaluation file; ours takes it, and no gateway sees it.
     async with open_gateway_client(fleet.gateway_url, (await fleet.open_session("judge", 2)).token) as door:
         statuses = [(await door.post("/invoke", {"question": "x"}))[0] for _ in range(3)]
     assert statuses == [200, 200, 429]
 
 
-# The status table of agentv.md §1.1, where no case above has the row.
+# The statuses of AgentV's proxy, where no case above has the row.
 
 
 @pytest.mark.parametrize(

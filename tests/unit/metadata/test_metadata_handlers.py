@@ -1,4 +1,4 @@
-"""The operations of ``protocol.md`` §4: who may ask what, and what is heard by whoever may not."""
+"""The operations of ``docs/protocol/operations.md``: who may ask what, and what is heard by whoever may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults, held against the table of ``protocol.md`` §3 row by row, and carried over the wire and back."""
+"""The faults, held against the table of ``docs/protocol.md`` row by row, and carried over the wire and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quintain.errors import FAULTS, Fault
 #: Of a charge: no ledger decided it.
 UNKNOWN = "unknown"
 
-#: protocol.md §3: code, status, retryable, charged. None: as the ledger says, or where uncharged.
+#: docs/protocol.md: code, status, retryable, charged. None: as the ledger says, or where uncharged.
 PROTOCOL: list[tuple[str, int, bool | None, bool | str | None]] = [
     ("bad_request", 400, False, False),
     ("unsupported_parameter", 400, False, False),

@@ -1,4 +1,4 @@
-"""What is declared at the broker: names and arguments as ``protocol.md`` §1 fixes them."""
+"""What is declared at the broker: names and arguments as ``docs/protocol/topology.md`` fixes them."""
 
 from __future__ import annotations
 

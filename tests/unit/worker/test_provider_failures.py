@@ -1,18 +1,17 @@
-"""How a provider's failures are judged, each row of the table over the real wire."""
+"""What is read of a provider's failure, over the real wire; `tests/conformance/test_billing_table.py` has the table."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
-from quintain.errors import BadRequest, Fault, ProviderFailed, Rejected, TargetUnavailable, Throttled, TimedOut
+from quintain.errors import BadRequest, ProviderFailed, TimedOut
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, model_server
-from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
+from support.model_wires import ANTHROPIC, KEY, RESPONSES, WIRES, Wire
 
 #: What providers quote in their errors, and nobody may repeat.
 CANARY = f"invalid key {KEY}"
@@ -38,54 +37,19 @@ def error_body(code: str | None = None, kind: str = "some_error") -> dict[str, o
     return {"type": "error", "error": {"type": kind, "code": code, "message": CANARY}}
 
 
-@dataclass(frozen=True)
-class StatusRow:
-    """One row of the table: a status, and what is to be made of it."""
-
-    status: int
-    fault: type[Fault]
-    billing: Billing
-    retryable: bool
-    charged: bool
-
-
-TABLE = [
-    StatusRow(400, Rejected, Billing.BILLED, retryable=False, charged=True),
-    StatusRow(401, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
-    StatusRow(402, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
-    StatusRow(403, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
-    StatusRow(404, TargetUnavailable, Billing.UNBILLED, retryable=False, charged=False),
-    StatusRow(408, TimedOut, Billing.UNKNOWN, retryable=False, charged=True),
-    StatusRow(413, Rejected, Billing.BILLED, retryable=False, charged=True),
-    StatusRow(422, Rejected, Billing.BILLED, retryable=False, charged=True),
-    StatusRow(429, Throttled, Billing.UNBILLED, retryable=True, charged=False),
-    StatusRow(500, ProviderFailed, Billing.BILLED, retryable=True, charged=True),
-    StatusRow(502, ProviderFailed, Billing.BILLED, retryable=True, charged=True),
-    StatusRow(503, ProviderFailed, Billing.UNBILLED, retryable=True, charged=False),
-    StatusRow(504, ProviderFailed, Billing.BILLED, retryable=True, charged=True),
-    StatusRow(529, ProviderFailed, Billing.UNBILLED, retryable=True, charged=False),
-]
-
-
 @wires
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: str(row.status))
-async def test_a_status_says_what_is_charged_and_whether_to_try_again(
-    server: ModelServer, wire: Wire, row: StatusRow
-) -> None:
+async def test_a_failure_names_the_provider_the_status_and_the_request(server: ModelServer, wire: Wire) -> None:
     header = "request-id" if wire is ANTHROPIC else "x-request-id"
-    server.set_responses(ScriptedResponse(status=row.status, body=error_body(), headers={header: "req_42"}))
+    server.set_responses(ScriptedResponse(status=408, body=error_body(), headers={header: "req_42"}))
     failed = await failure(wire, server.url)
-    assert type(failed.fault) is row.fault
-    assert (failed.billing, failed.retryable, failed.fault.charged) == (row.billing, row.retryable, row.charged)
-    assert failed.retry_after_seconds is None
-    # Once: the library's own retries are off.
-    assert len(server.requests) == 1
+    assert isinstance(failed.fault, TimedOut)
+    assert (failed.billing, failed.retryable, failed.retry_after_seconds) == (Billing.UNKNOWN, False, None)
     provider = "anthropic" if wire is ANTHROPIC else "openai"
     assert failed.fault.message.startswith(f"{provider} ")
-    assert f"HTTP {row.status}, request id req_42)" in failed.fault.message
+    assert "HTTP 408, request id req_42)" in failed.fault.message
     assert KEY not in failed.fault.message
     assert failed.fault.provider_error is not None
-    assert (failed.fault.provider_error.status, failed.fault.provider_error.type) == (row.status, "some_error")
+    assert (failed.fault.provider_error.status, failed.fault.provider_error.type) == (408, "some_error")
 
 
 @wires
@@ -117,29 +81,6 @@ async def test_a_throttled_call_says_when_to_come_back_and_is_not_slept_over(
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("wire", "script"),
-    [
-        (CHAT, ScriptedResponse(status=429, body=error_body("insufficient_quota"))),
-        (RESPONSES, ScriptedResponse(status=429, body=error_body("insufficient_quota"))),
-        (
-            ANTHROPIC,
-            ScriptedResponse(
-                status=400,
-                body={"error": {"type": "invalid_request_error", "message": "Your credit balance is too low"}},
-            ),
-        ),
-    ],
-)
-async def test_spent_credit_is_no_throttling_and_no_fault_of_the_request(
-    server: ModelServer, wire: Wire, script: ScriptedResponse
-) -> None:
-    server.set_responses(script)
-    failed = await failure(wire, server.url)
-    assert isinstance(failed.fault, TargetUnavailable)
-    assert (failed.billing, failed.retryable) == (Billing.UNBILLED, False)
-
-
 @wires
 async def test_a_server_that_broke_is_charged_though_it_calls_itself_overloaded(
     server: ModelServer, wire: Wire
@@ -169,13 +110,7 @@ async def test_garbage_after_sending_is_in_doubt(server: ModelServer, wire: Wire
 
 
 @wires
-async def test_an_answer_that_is_no_json_is_in_doubt(server: ModelServer, wire: Wire) -> None:
-    server.set_responses(ScriptedResponse(body=b"<html>hello</html>", headers={"content-type": "text/html"}))
-    assert_in_doubt(await failure(wire, server.url))
-
-
-@wires
-@pytest.mark.parametrize("close_after", [0, 10, 60, 120], ids=lambda after: f"after {after} bytes")
+@pytest.mark.parametrize("close_after", [10, 60], ids=lambda after: f"after {after} bytes")
 async def test_a_connection_lost_after_sending_is_in_doubt(server: ModelServer, wire: Wire, close_after: int) -> None:
     server.set_responses(ScriptedResponse(body=wire.answer("Fine."), close_after=close_after))
     assert_in_doubt(await failure(wire, server.url))
@@ -185,14 +120,6 @@ async def test_a_connection_lost_after_sending_is_in_doubt(server: ModelServer, 
 def assert_in_doubt(failed: ProviderFailure) -> None:
     assert isinstance(failed.fault, ProviderFailed)
     assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNKNOWN, True, True)
-
-
-@wires
-async def test_a_redirect_is_not_followed(server: ModelServer, wire: Wire) -> None:
-    server.set_responses(ScriptedResponse(status=307, headers={"location": f"{server.url}/elsewhere"}, body=b""))
-    failed = await failure(wire, server.url)
-    assert failed.fault.charged
-    assert len(server.requests) == 1
 
 
 @wires

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from quintain.contracts.ledger import TargetCard
-from quintain.errors import Cancelled, TimedOut
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.errors import Cancelled
+from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.timings import Timings
 from quintain.topology import target_queue
 from quintain_worker.target import WorkerTarget
@@ -129,17 +129,6 @@ async def test_a_call_that_waits_for_a_slot_is_taken_back_for_nothing(deployment
     await deployment.wait_for_counters(callCount=4, running=4, inDoubt=0)
 
 
-async def test_the_deadline_closes_the_http_request_and_the_call_is_in_doubt(deployment: Deployment) -> None:
-    deployment.server.set_responses(ScriptedResponse(stall=True))
-    now = (await deployment.info())["now"]
-    assert isinstance(now, int)
-    asking = deployment.start_call("r1", **{DEADLINE_HEADER: now + 700})
-    await deployment.wait_for_disconnect()
-    with pytest.raises(TimedOut):
-        await asking
-    await deployment.wait_for_counters(callCount=1, running=0, inDoubt=1)
-
-
 async def test_a_throttled_target_is_left_alone_by_every_worker_until_its_pause_is_over(deployment: Deployment) -> None:
     await deployment.start_worker()
     deployment.server.set_responses(
@@ -176,12 +165,3 @@ async def test_a_call_whose_pause_is_too_long_to_hold_is_given_back_and_made_lat
     answer = await asking
     assert (text_of(answer), answer["callCount"], answer["attempts"]) == ("Yes", 1, 2)
     await deployment.wait_for_counters(callCount=1, running=0, refunded=0, committed=1)
-
-
-async def test_duplicates_of_a_running_call_cost_one_and_ask_the_model_once(deployment: Deployment) -> None:
-    deployment.server.set_responses(ScriptedResponse(body=CHAT.answer("Yes")))
-    answers = await asyncio.gather(*(deployment.start_call("r1") for _ in range(4)))
-    assert [text_of(each) for each in answers] == ["Yes"] * 4
-    assert sorted(bool(each["replayed"]) for each in answers) == [False, True, True, True]
-    assert len(deployment.server.requests) == 1
-    await deployment.wait_for_counters(callCount=1, running=0, committed=1)
