@@ -38,7 +38,7 @@ _WITH_CHOICES = frozenset({"chat", "completions"})
 
 
 def ignored_fields(results: Sequence[Result]) -> list[str]:
-    """Return the names of the fields that any of these calls was made without."""
+    """Return the names of what any of these calls was made without, or its answer is without."""
     return sorted({name for result in results for name in result.ignored or ()})
 
 
@@ -92,11 +92,12 @@ class AnswerEncoder:
 
     def encode_end(self, results: Sequence[Result]) -> bytes:
         """Return the events that end the stream, after all choices have ended."""
+        ignored = ignored_fields(results)
         if self.api not in _WITH_CHOICES:
-            return b""
+            # These APIs have no event that could hold it, and clients skip a comment.
+            return f": ignored_parameters {json.dumps(ignored)}\n\n".encode() if ignored else b""
         events = b""
         usages = [body["usage"] for result in results if (body := _body_of(result)).get("usage")]
-        ignored = ignored_fields(results)
         if (self.include_usage and usages) or ignored:
             head = {name: value for name, value in _body_of(results[0]).items() if name not in {"choices", "usage"}}
             if self.api == "chat":

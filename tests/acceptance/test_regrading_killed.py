@@ -50,7 +50,8 @@ def test_a_re_grading_that_is_killed_at_any_moment_leaves_true_rows(shell: Comma
     version_of = {first["case-1"].graders["script"].fingerprint: 0.0}
     for kill_at in (1, 3, 5):
         write_grader(shell.folder, 1.0, kill_at=kill_at)
-        shell.run("run", "eval.yaml", "--concurrency", "1", "--graders", "1", code=-signal.SIGKILL)
+        ended = shell.start("run", "eval.yaml", "--concurrency", "1", "--graders", "1").wait()
+        assert ended.code == -signal.SIGKILL, ended
         found = rows(shell)
         assert len(found) == CASES
         for row in found:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
 from quintain.apis.chat import ChatStream, DifferentAnswer, chunk_of
+from quintain.apis.left_out import left_out
 from quintain.apis.policy import Policy, check_request
 from quintain.apis.streams import StreamTranslation, translate_answer
 from quintain.apis.translate import CONVERSATION_APIS, own_name, request_to_chat
@@ -79,13 +80,18 @@ class ApiConversation:
             answer = await self._provider.answer(conversation, timeout_seconds=timeout_seconds, on_text=on_piece)
         except ProviderFailure as failure:
             raise ProviderFailure(_in_words_of(request, failure.fault, translation), failure.billing) from None
+        chat = chat_answer_of(answer, head)
         return ProviderAnswer(
             text="",
-            body=stream.complete(chat_answer_of(answer, head)),
+            body=stream.complete(chat),
             token_usage=answer.token_usage,
             model=answer.model,
             finish_reason=answer.finish_reason,
-            ignored=(*translation.ignored, *(_name_in(request, name, translation) for name in answer.ignored)),
+            ignored=(
+                *translation.ignored,
+                *(_name_in(request, name, translation) for name in answer.ignored),
+                *left_out("chat", request.api, chat),
+            ),
             host_fingerprint=answer.host_fingerprint,
         )
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from quintain.apis import messages, responses
 from quintain.apis.chat import pieces_of
+from quintain.apis.left_out import left_out
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, count_of, objects, text_of
 from quintain.contracts.api_request import ApiName
@@ -67,12 +68,14 @@ class ProviderReply:
         return self._api == "chat" and self._caller_api is None
 
     def answer(self, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
-        """Return the answer for the caller, which was asked without the ``ignored``.
+        """Return the answer for the caller, which was asked without the ``ignored``; what has no place in it is too.
 
         Raises `ValueError` where the provider's is none.
         """
         body = self._whole if self._stream is None else self._stream.answer()
         _check_answer(self._api, body)
+        if self._caller_api is not None:
+            ignored = (*ignored, *left_out(self._api, self._words, body))
         if self._translation is not None and self._stream is None:
             body = translate_answer(self._api, self._words, body)
         elif self._translation is not None:

@@ -220,7 +220,10 @@ class MessageEventWriter:
         for piece in self._pieces.end():
             yield from self._piece(piece)
         yield from self._stop()
-        reason = "tool_calls" if "call" in self._kinds else self._pieces.reason
+        reason = self._pieces.reason
+        if "call" in self._kinds and reason in {"", "stop"}:
+            # Some servers do not say that the answer ended for its calls; a call that was cut off is no such end.
+            reason = "tool_calls"
         stop = "refusal" if "refusal" in self._kinds else _STOP_REASONS.get(reason, "end_turn")
         ending = {"stop_reason": stop, "stop_sequence": None}
         yield {"type": "message_delta", "delta": ending, "usage": usage_from_chat(self._pieces.usage)}
@@ -280,11 +283,13 @@ def usage_from_chat(usage: Json | None) -> Json:
         return {"input_tokens": 0, "output_tokens": 0}
     details = usage.get("prompt_tokens_details") or {}
     read, written = (count_of(details.get(name)) or 0 for name in ("cached_tokens", "cache_write_tokens"))
+    thinking = count_of((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
     return {
         "input_tokens": max(0, (count_of(usage.get("prompt_tokens")) or 0) - read - written),
         "output_tokens": count_of(usage.get("completion_tokens")) or 0,
         "cache_read_input_tokens": read,
         "cache_creation_input_tokens": written,
+        **({"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}),
     }
 
 

@@ -306,6 +306,28 @@ async def test_a_session_has_a_number_of_requests_at_once(tmp_path: Path) -> Non
                 assert (await door.post("/invoke", {"question": "x"}))[0] == 200
 
 
+async def test_large_bodies_share_one_memory_until_their_requests_end(tmp_path: Path) -> None:
+    limits = GatewayLimits(max_body_bytes=1_000, max_large_bodies_bytes=10_000)
+    async with memory_fleet(tmp_path, CONFIG, limits=limits) as fleet:
+        token = (await fleet.open_session("echo", 50, max_body_bytes=2_000_000)).token
+        large = {"question": "x" * 5_000}
+        async with (
+            open_raw_connection(fleet.gateway_url) as sender,
+            open_gateway_client(fleet.gateway_url, token) as door,
+        ):
+            await sender.write(invoke_head(token, **{"Content-Length": "6000"}))
+            async with asyncio.timeout(10):
+                while (refused := await door.http.post("/invoke", json=large)).status_code == 200:
+                    await asyncio.sleep(0.02)
+            assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+            assert refused.headers["retry-after"] == "1"
+            assert (await door.post("/invoke", {"question": "x"}))[0] == 200
+            await sender.write(b"x" * 6000)
+            assert await sender.read_response() is not None
+            for _ in range(5):  # nothing stays taken
+                assert (await door.post("/invoke", large))[0] == 200
+
+
 async def test_idle_connections_do_not_starve_a_listener_of_its_own_for_health(tmp_path: Path) -> None:
     async with memory_fleet(tmp_path, CONFIG) as fleet, contextlib.AsyncExitStack() as idle:
         metrics, limits = GatewayMetrics(), GatewayLimits(max_connections=3)

@@ -138,9 +138,15 @@ def test_events_are_the_providers_own_but_for_the_id_and_a_model_that_is_absent(
         ]
 
 
-def test_what_a_call_was_made_without_is_named() -> None:
-    body = chat("one")
+@pytest.mark.parametrize("api", APIS)
+def test_what_a_call_was_made_without_is_named(api: ApiName) -> None:
+    body = translate_answer("chat", api, chat("one"))
     answered = result(body, ignored=["top_k"])
-    assert AnswerEncoder("chat", "k", "t").encode_response([answered])["ignored_parameters"] == ["top_k"]
-    assert sent_events(AnswerEncoder("chat", "k", "t").encode_end([answered]))[0]["ignored_parameters"] == ["top_k"]
-    assert "ignored_parameters" not in AnswerEncoder("chat", "k", "t").encode_response([result(body)])
+    assert AnswerEncoder(api, "k", "t").encode_response([answered])["ignored_parameters"] == ["top_k"]
+    end = AnswerEncoder(api, "k", "t").encode_end([answered])
+    if api == "chat":
+        assert sent_events(end)[0]["ignored_parameters"] == ["top_k"]
+    else:
+        assert end == b': ignored_parameters ["top_k"]\n\n'
+    assert "ignored_parameters" not in AnswerEncoder(api, "k", "t").encode_response([result(body)])
+    assert b"ignored_parameters" not in AnswerEncoder(api, "k", "t").encode_end([result(body)])
