@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from quintain.apis.policy import PUBLISHED_FIELDS, Policy, check_request
 from quintain.apis.translate import CONVERSATION_APIS, own_name, request_from_chat, request_to_chat
@@ -143,9 +143,7 @@ class RequestBuilder:
             body |= extra
         body.pop("store", None)
         body |= self._decided(api, stream=stream)
-        if non_finite_path(body) is not None:
-            raise ValueError("JSON has finite numbers only")
-        return ProviderCall(api, to_json(body), {}, tuple(translation.ignored))
+        return ProviderCall(api, _json_bytes(body), {}, tuple(translation.ignored))
 
     def _defaults_of(self, api: ApiName) -> Json:
         """Return the target's settings as fields of a request of this API: of those that it has."""
@@ -189,6 +187,16 @@ class RequestBuilder:
             self.of_conversation(InvokeRequest(question="-"))
         else:
             check_request(self.apis[0], self._defaults.extra_body or {}, self._policy, "settings.extra_body.")
+
+
+def _json_bytes(body: Json) -> bytes:
+    """Return the body of a request. Raises `BadRequest` for what JSON or UTF-8 cannot write."""
+    if (place := non_finite_path(body)) is not None:
+        raise invalid(place, "JSON has finite numbers only")
+    try:
+        return to_json(body)
+    except PydanticSerializationError:
+        raise BadRequest("the request holds half of a surrogate pair, which UTF-8 cannot write") from None
 
 
 def chat_of(request: InvokeRequest, settings: InvokeSettings, translation: Translation) -> Json:

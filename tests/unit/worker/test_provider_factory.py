@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintain.config import AnthropicTarget, MockTarget, OpenAITarget, PydanticAITarget
+from quintain.config.nested_models import TargetSettings
 from quintain.errors import ConfigError
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext
@@ -31,3 +32,9 @@ async def test_a_provider_without_an_extra_needs_no_model_library(monkeypatch: p
     build_provider("it", MockTarget(provider="mock"), CONTEXT)
     for target in (OpenAITarget(provider="openai", model="m"), AnthropicTarget(provider="anthropic", model="m")):
         await build_provider("it", target, CONTEXT).close()
+
+
+def test_a_setting_that_utf_8_cannot_write_is_an_error_of_the_configuration() -> None:
+    settings = TargetSettings.model_validate({"extra_body": {"user": "\ud800"}})
+    with pytest.raises(ConfigError, match=r"^targets\.it\."):
+        build_provider("it", OpenAITarget(provider="openai", model="m", settings=settings), CONTEXT)
