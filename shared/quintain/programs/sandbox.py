@@ -257,7 +257,7 @@ def _and_parents(folders: Iterable[Path]) -> list[Path]:
 
 def _interpreter_folders(env: Mapping[str, str]) -> Iterator[Path]:
     """The folders of the Python interpreter, of this package and of the program's virtual environment."""
-    names = [sys.prefix, sys.base_prefix, str(_FIRST_PROCESS.parent), env.get("VIRTUAL_ENV", "")]
+    names = [sys.prefix, sys.base_prefix, str(_FIRST_PROCESS.parents[1]), env.get("VIRTUAL_ENV", "")]
     yield from (Path(name) for name in names if name and Path(name).exists())
 
 
