@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from quintain.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from quintain.observe.spans import export_spans
+    from quintain.observe.export import export_spans
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "quintain.observe.spans": ("export_spans",),
+            "quintain.observe.export": ("export_spans",),
         },
     )
 

@@ -66,7 +66,7 @@ import sys
 sys.modules["opentelemetry"] = None
 import quintain
 from quintain.settings import TraceSettings
-from quintain.observe import spans as export
+from quintain.observe import export
 from quintain.observe import spans
 from quintain.observe.semconv import SpanStart
 asked = TraceSettings(export=True)
