@@ -37,7 +37,7 @@ from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import leases, sessions
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.call_batches import SettleOperation
+from quintain_metadata.calls import SettleOperation
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.store import Ledger, Moment, SqlProgram, unwrap
 from servers import durable_postgres, fresh_database

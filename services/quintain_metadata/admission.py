@@ -29,9 +29,9 @@ from quintain.observe.semconv import ledger_admit_span
 from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_metadata.call_batches import AdmitOperation
 from quintain_metadata.call_rows import CallRow
-from quintain_metadata.calls import DeferReason, Deferred
+from quintain_metadata.calls import AdmitOperation
+from quintain_metadata.decisions import DeferReason, Deferred
 from quintain_metadata.lifecycle import CallState
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.store import Ledger, Operation, Returned

@@ -6,15 +6,16 @@ billed. A row has an attempt that another one followed, one that was proven unbi
 
 from __future__ import annotations
 
-from typing import Final
+import itertools
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
-from quintain_metadata.call_rows import CallRow, apply_transition, filled_up, running_calls_order
-from quintain_metadata.lifecycle import CallState, LifecycleEvent, transition
+from quintain_metadata.call_rows import CallKey, CallRow, apply_transition
+from quintain_metadata.lifecycle import LifecycleEvent, transition
 from quintain_metadata.session_rows import load_session
-from quintain_metadata.store import Moment, Row, SqlProgram, Statement, execute, fetch_one, values_table
+from quintain_metadata.store import Moment, Row, SqlProgram, SqlValue, execute, filled_up, values_table
 
 #: How many attempts a call has at most that count: one that dies with its worker is followed by another.
 MAX_ATTEMPTS: Final = 3
@@ -32,15 +33,20 @@ _LOST_CALLS = (
     " WHERE running_calls.incarnation = worker.incarnation), 0)"
 )
 
-_INSERT_ATTEMPT_SQL = (
+#: Gives an attempt a row, unless it has one: id, session id, request id, number, incarnation, state, time.
+INSERT_ATTEMPT_SQL = (
     "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
-    " ON CONFLICT (id)"
+    " ON CONFLICT (id) DO NOTHING"
 )
 
+#: The same, and sets the state of one that has a row.
+UPSERT_ATTEMPT_SQL = INSERT_ATTEMPT_SQL.replace("NOTHING", "UPDATE SET state = excluded.state, at = excluded.at")
 
 #: Parameters: the time and the attempt.
 RECORD_UNPROVEN_SQL = "UPDATE attempt SET state = 'unproven', at = ? WHERE id = ?"
 
+#: Records how many calls ran at a worker that is gone, if that was not recorded before.
+RECORD_LOSS_SQL = "UPDATE worker SET lost_calls = coalesce(lost_calls, ?) WHERE incarnation = ?"
 
 #: Whether the attempt that holds a call, or held it last, has no row: it may have been billed then.
 HOLDER_WITHOUT_ROW = (
@@ -49,102 +55,50 @@ HOLDER_WITHOUT_ROW = (
 )
 
 
-def attempt_state(call: CallRow | None, attempt_id: str) -> SqlProgram[str | None]:
-    """Return the state of an attempt; None where it was neither granted nor marked void."""
-    row = yield from fetch_one("SELECT state FROM attempt WHERE id = ?", attempt_id)
-    if row is not None:
-        return str(row[0])
-    return "running" if call is not None and call.attempt_id == attempt_id else None
+class AttemptRow(NamedTuple):
+    """An attempt of a call; its state is running (and lost), unproven, proven (unbilled), or void (never to run)."""
+
+    id: str
+    session_id: str
+    request_id: str
+    state: str
 
 
-def record_replaced_attempt(moment: Moment, call: CallRow, *, alone: bool) -> SqlProgram[bool]:
-    """Give the attempt that held this call a row, before another attempt holds it; one that runs is lost.
+class WorkerRow(NamedTuple):
+    """A worker: the end of its lease, and how many calls it ran when it was lost; 0 while its lease is valid."""
 
-    Returns False, and changes nothing, where the next attempt must be ``alone`` and is not.
-    """
-    if call.state is CallState.RUNNING:
-        if not alone and (yield from _must_be_alone(call)):
-            return False
-        yield from record_loss(call)
-    if call.attempt_id is not None:
-        yield from _insert_attempt(moment, call, call.attempt_id, "running", "DO NOTHING")
-    return True
+    incarnation: str
+    lease_until: int
+    lost_calls: int
 
 
-def record_attempt_outcome(moment: Moment, call: CallRow, settlement: Settle) -> SqlProgram[None]:
-    """Record the outcome of a granted attempt; one that was never sent becomes void and is not counted.
-
-    The attempt that holds its call gets a row only where it was proven that nothing was billed.
-    """
-    state = {AttemptOutcome.NEVER_SENT: "void", AttemptOutcome.REFUND: "proven"}.get(settlement.outcome)
-    if state is None:
-        yield from execute(RECORD_UNPROVEN_SQL, moment.now, settlement.attempt_id)
-    else:
-        update = "DO UPDATE SET state = excluded.state, at = excluded.at"
-        yield from _insert_attempt(moment, call, settlement.attempt_id, state, update)
-    if settlement.outcome is AttemptOutcome.NEVER_SENT:
-        yield from execute(
-            "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?",
-            settlement.session_id,
-            settlement.request_id,
+def read_attempts(attempt_ids: Sequence[str], calls: Sequence[CallKey]) -> SqlProgram[dict[str, AttemptRow]]:
+    """Return, by id, the rows of these attempts, and of all attempts at these calls."""
+    rows = list[Row]()
+    columns = "attempt.id, attempt.session_id, attempt.request_id, attempt.state"
+    if attempt_ids:
+        filled = filled_up(attempt_ids)
+        wanted = f"{values_table(filled)} AS wanted JOIN attempt ON attempt.id = wanted.column1"
+        rows += yield from execute(f"SELECT {columns} FROM {wanted}", *filled)
+    if calls:
+        keys = filled_up(calls)
+        rows += yield from execute(
+            f"SELECT {columns} FROM (VALUES {', '.join(['(?, ?)'] * len(keys))}) AS wanted JOIN attempt"
+            " ON attempt.session_id = wanted.column1 AND attempt.request_id = wanted.column2",
+            *itertools.chain.from_iterable(keys),
         )
+    return {row[0]: AttemptRow(*row) for row in rows}
 
 
-def _insert_attempt(moment: Moment, call: CallRow, attempt_id: str, state: str, if_present: str) -> SqlProgram[None]:
-    key = (attempt_id, call.session_id, call.request_id)
-    yield from execute(
-        f"{_INSERT_ATTEMPT_SQL} {if_present}", *key, call.attempts, call.incarnation or "", state, moment.now
+def read_workers(moment: Moment, incarnations: Sequence[str]) -> SqlProgram[dict[str, WorkerRow]]:
+    """Return those of these workers that are registered, by incarnation."""
+    filled: list[SqlValue] = filled_up(list(incarnations))
+    rows = yield from execute(
+        f"SELECT incarnation, lease_until, CASE WHEN lease_until > ? THEN 0 ELSE {_LOST_CALLS} END"
+        f" FROM {values_table(filled)} AS wanted JOIN worker ON worker.incarnation = wanted.column1",
+        *(moment.lease_expiry_cutoff, *filled),
     )
-
-
-def mark_attempt_void(moment: Moment, settlement: Settle) -> SqlProgram[None]:
-    """Mark an attempt void that ended before its grant, so that a later grant has no effect."""
-    key = (settlement.attempt_id, settlement.session_id, settlement.request_id)
-    yield from execute(f"{_INSERT_ATTEMPT_SQL} DO NOTHING", *key, 0, "", "void", moment.now)
-
-
-def read_attempt_and_lease(moment: Moment, attempt_id: str, incarnation: str) -> SqlProgram[tuple[bool, bool]]:
-    """Return whether this attempt was granted before, or marked void, and whether its worker's lease is valid.
-
-    An attempt that holds its call need not have a row: only one that does not hold it is asked for.
-    """
-    row = yield from fetch_one(
-        "SELECT (SELECT count(*) FROM attempt WHERE id = ?), (SELECT lease_until FROM worker WHERE incarnation = ?)",
-        attempt_id,
-        incarnation,
-    )
-    assert row is not None
-    return row[0] > 0, row[1] is not None and row[1] > moment.lease_expiry_cutoff
-
-
-def count_other_unproven_attempts(call: CallRow, attempt_id: str) -> SqlProgram[int]:
-    """Return how many attempts may have been billed beside this one, which holds the call: each of them has a row."""
-    if call.attempts <= 1:
-        return 0
-    row = yield from fetch_one(
-        "SELECT count(*) FROM attempt WHERE session_id = ? AND request_id = ? AND id <> ?"
-        " AND state NOT IN ('proven', 'void')",
-        *(call.session_id, call.request_id, attempt_id),
-    )
-    assert row is not None
-    return int(row[0])
-
-
-def _must_be_alone(call: CallRow) -> SqlProgram[bool]:
-    """Whether a running call whose holder is gone may be taken over only where nothing runs beside it.
-
-    Of a running call each attempt that is not proven unbilled was lost with its worker, the holder among them.
-    """
-    assert call.attempt_id is not None, "a running call is held by an attempt"
-    others = yield from count_other_unproven_attempts(call, call.attempt_id)
-    return others + 1 >= LOSSES_BEFORE_ALONE
-
-
-def rows_of_attempts(attempt_ids: list[str]) -> SqlProgram[list[Row]]:
-    """Return a row with the id of each of these attempts that has a row."""
-    filled = filled_up(attempt_ids)
-    sql = f"SELECT id FROM {values_table(filled)} AS wanted JOIN attempt ON attempt.id = wanted.column1"
-    return (yield Statement(sql, tuple(filled)))
+    return {row[0]: WorkerRow(*row) for row in rows}
 
 
 def mark_in_doubt(moment: Moment, call: CallRow, *, is_holder_alive: bool = False) -> SqlProgram[Fault]:
@@ -152,32 +106,31 @@ def mark_in_doubt(moment: Moment, call: CallRow, *, is_holder_alive: bool = Fals
 
     Returns its fault.
     """
-    change = transition(call.state, LifecycleEvent.LOST)
-    is_last = False
+    fault: Fault = Cancelled(charged=True) if call.is_cancelled else TimedOut()
     if not is_holder_alive:
-        is_last = (yield from with_loss(call)).counted_attempts >= MAX_ATTEMPTS
-        yield from record_loss(call)
-    fault: Fault = WorkerLost() if is_last else TimedOut()
-    if call.is_cancelled:
-        fault = Cancelled(charged=True)
+        workers = yield from read_workers(moment, [call.incarnation or ""])
+        lost_calls = sum(worker.lost_calls for worker in workers.values())
+        fault = fault_of_loss(call, lost_calls)
+        yield from execute(RECORD_LOSS_SQL, lost_calls, call.incarnation)
     session = yield from load_session(call.session_id)
     assert session is not None
+    change = transition(call.state, LifecycleEvent.LOST)
     yield from apply_transition(moment, session, call, change, FaultReply.from_fault(fault).to_wire().decode())
     return fault
 
 
-def with_loss(call: CallRow) -> SqlProgram[CallRow]:
-    """Return a running call whose holder is gone, with the loss of its attempt counted or not."""
-    row = yield from fetch_one(f"SELECT {_LOST_CALLS} FROM worker WHERE incarnation = ?", call.incarnation)
-    if row is None or row[0] <= 1 or call.uncounted_attempts >= MAX_UNCOUNTED_ATTEMPTS:
+def fault_of_loss(call: CallRow, lost_calls: int) -> Fault:
+    """Return the fault of a call that no attempt may take over, whose holder was lost with so many calls."""
+    if call.is_cancelled:
+        return Cancelled(charged=True)
+    return WorkerLost() if with_loss(call, lost_calls).counted_attempts >= MAX_ATTEMPTS else TimedOut()
+
+
+def with_loss(call: CallRow, lost_calls: int) -> CallRow:
+    """Return a running call whose holder is gone, with the loss of its attempt counted or not.
+
+    ``lost_calls``: how many calls the holder ran.
+    """
+    if lost_calls <= 1 or call.uncounted_attempts >= MAX_UNCOUNTED_ATTEMPTS:
         return call
     return call._replace(uncounted_attempts=call.uncounted_attempts + 1)
-
-
-def record_loss(call: CallRow) -> SqlProgram[None]:
-    """Record how many calls ran at the holder of this one, which is gone, before it is no longer counted there."""
-    yield from execute(
-        f"UPDATE worker SET lost_calls = {_LOST_CALLS} WHERE incarnation = ?",
-        call.incarnation,
-        order=running_calls_order("", call.incarnation),
-    )

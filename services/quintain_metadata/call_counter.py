@@ -2,80 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quintain.contracts.invoke import TokenUsage
-from quintain_metadata.session_rows import SessionRow, budget_exhausted, load_session
-from quintain_metadata.store import SqlProgram, execute, fetch_one
+from quintain_metadata.session_rows import SessionRow, budget_exhausted, load_session, lock_sessions
+from quintain_metadata.store import SqlProgram, fetch_one, for_each
 
 #: Token counts of one call are limited to this, for each kind.
 MAX_TOKENS_PER_CALL = 10**12
 
-
-def charge(session: SessionRow, calls: int = 1) -> SqlProgram[int]:
-    """Add calls to the counters of the session and all its ancestors; returns the session's own counter.
-
-    Raises `BudgetExhausted`, which rolls the operation back: never check first and charge afterwards.
-    """
-    own_count = 0
-    for payer in session.lineage:
-        row = yield from fetch_one(
-            "UPDATE session SET used = used + ? WHERE id = ? AND used + ? <= max_calls RETURNING used, reserved",
-            *(calls, payer.id, calls),
-            order=payer.counters_order,
-            amounts=(0, 2),
-        )
-        if row is None:
-            raise budget_exhausted(payer)
-        used, reserved = row
-        own_count = used if payer is session else own_count
-        # Its parent is charged for at least what it reserved, since it was opened.
-        calls = max(used, reserved) - max(used - calls, reserved)
-        if not calls:
-            break
-    return own_count
+#: Adds to the counters of a session; the constraint of the table keeps the first within its limit.
+_COUNT_SQL = (
+    "UPDATE session SET used = used + ?, tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
+    " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?"
+)
 
 
-class ChargedInMemory:
-    """Charges calls in memory, as `charge` does one after another, for an operation that nothing runs beside."""
+class Counters:
+    """The counters of sessions whose rows are locked, changed in memory until they are written."""
 
-    def __init__(self) -> None:
-        self._charged: dict[str, int] = {}
+    def __init__(self, sessions: Mapping[str, SessionRow]) -> None:
+        self.sessions = sessions
+        self._added: dict[str, list[int]] = {}
 
     def used(self, session: SessionRow) -> int:
-        """Return the session's counter, with what was charged here."""
-        return session.used + self._charged.get(session.id, 0)
+        """Return the session's counter, with what was added here."""
+        added = self._added.get(session.id)
+        return session.used if added is None else session.used + added[0]
 
-    def charge(self, session: SessionRow) -> int:
-        """Add a call, and return the session's own counter. Raises `BudgetExhausted`, and adds nothing then."""
-        charged = dict[str, int]()
+    def charge(self, session: SessionRow, calls: int = 1) -> int:
+        """Add calls to the session and its ancestors, and return its own counter.
+
+        Raises `BudgetExhausted`, and adds nothing then.
+        """
+        charged = list[tuple[str, int]]()
         for payer in session.lineage:
-            calls = charged[payer.id] = self._charged.get(payer.id, 0) + 1
-            used = payer.used + calls
+            used = self.used(payer) + calls
             if used > payer.max_calls:
                 raise budget_exhausted(payer)
-            if used <= payer.reserved:
-                break  # paid for by the ancestors already
-        self._charged |= charged
-        return session.used + charged[session.id]
+            charged.append((payer.id, calls))
+            # Its parent is charged for at least what it reserved, since it was opened.
+            calls = max(used, payer.reserved) - max(used - calls, payer.reserved)
+            if not calls:
+                break
+        for session_id, count in charged:
+            self._of(session_id)[0] += count
+        return self.used(session)
+
+    def refund(self, session: SessionRow, calls: int = 1) -> None:
+        """Subtract calls from the session and its ancestors."""
+        for payer in session.lineage:
+            used = self.used(payer) - calls
+            self._of(payer.id)[0] -= calls
+            calls = max(used + calls, payer.reserved) - max(used, payer.reserved)
+            if not calls:
+                break
+
+    def add_tokens(self, session: SessionRow, usage: TokenUsage) -> None:
+        """Add the token usage of a call to the session and its ancestors."""
+        reasoning = 0 if usage.reasoning is None else clamp_token_count(usage.reasoning)
+        for payer in session.lineage:
+            counts = self._of(payer.id)
+            for place, count in enumerate((*clamp_token_counts(usage), reasoning), start=1):
+                counts[place] += count
 
     def write(self) -> SqlProgram[None]:
-        """Add what was charged here to the counters in the ledger, whose constraint keeps each within its limit."""
-        for session_id, calls in self._charged.items():
-            yield from execute("UPDATE session SET used = used + ? WHERE id = ?", calls, session_id)
+        """Add what was added here to the counters in the ledger."""
+        yield from for_each(_COUNT_SQL, [(*counts, session_id) for session_id, counts in self._added.items()])
+
+    def _of(self, session_id: str) -> list[int]:
+        return self._added.setdefault(session_id, [0] * 5)
 
 
-def refund(session: SessionRow, calls: int = 1) -> SqlProgram[None]:
-    """Subtract calls from the counters of the session and all its ancestors."""
-    for payer in session.lineage:
-        row = yield from fetch_one(
-            "UPDATE session SET used = used - ? WHERE id = ? RETURNING used, reserved",
-            *(calls, payer.id),
-            order=payer.counters_order,
-        )
-        assert row is not None, "a session is never deleted"
-        used, reserved = row
-        calls = max(used + calls, reserved) - max(used, reserved)
-        if not calls:
-            break
+def charge(session: SessionRow, calls: int) -> SqlProgram[None]:
+    """Add calls to the counters of a session and its ancestors. Raises `BudgetExhausted`."""
+    counters = Counters((yield from lock_sessions([session.id])))
+    counters.charge(counters.sessions[session.id], calls)
+    yield from counters.write()
+
+
+def refund(session: SessionRow, calls: int) -> SqlProgram[None]:
+    """Subtract calls from the counters of a session and its ancestors."""
+    counters = Counters((yield from lock_sessions([session.id])))
+    counters.refund(counters.sessions[session.id], calls)
+    yield from counters.write()
 
 
 def release_reserved(session_id: str) -> SqlProgram[None]:
@@ -88,23 +98,6 @@ def release_reserved(session_id: str) -> SqlProgram[None]:
     )
     if row is not None and session.reserved > row[0]:
         yield from refund(session.ancestors[0], session.reserved - row[0])
-
-
-def add_tokens(session: SessionRow, *usages: TokenUsage) -> SqlProgram[None]:
-    """Add the token usages of calls to the session and all its ancestors."""
-    counts = [
-        (*clamp_token_counts(each), 0 if each.reasoning is None else clamp_token_count(each.reasoning))
-        for each in usages
-    ]
-    sums = [sum(kind) for kind in zip(*counts, strict=True)]
-    for payer in session.lineage:
-        yield from execute(
-            "UPDATE session SET tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
-            " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?",
-            *(*sums, payer.id),
-            order=payer.counters_order,
-            amounts=(0, 1, 2, 3),
-        )
 
 
 def clamp_token_count(tokens: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.values import sanitize_request_id
@@ -15,19 +15,19 @@ from quintain_metadata.lifecycle import (
 )
 from quintain_metadata.session_rows import SessionRow
 from quintain_metadata.store import (
-    LockOrder,
     Moment,
-    Phase,
     Row,
     SqlProgram,
     SqlValue,
     acquire_lock,
     execute,
     fetch_one,
+    filled_up,
     values_table,
 )
 
-Item = TypeVar("Item")
+#: The session id and the request id of a call.
+CallKey = tuple[str, str]
 
 
 def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bool]:
@@ -91,16 +91,13 @@ LOAD_CALL_SQL = f"SELECT {_CALL_COLUMNS} FROM call WHERE session_id = ? AND requ
 #: Makes a call running that is new, or that no attempt holds; its parameters are `start_parameters`.
 START_CALL_SQL = (
     "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
-    " deadline, call_count, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " deadline, call_count, uncounted_attempts, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
     " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
     " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
-    " call_count = excluded.call_count, fault = NULL, updated_at = excluded.updated_at"
+    " call_count = excluded.call_count, uncounted_attempts = excluded.uncounted_attempts, fault = NULL,"
+    " updated_at = excluded.updated_at"
 )
-
-#: The same, only if the call is new or still in the state of the last parameter; then it returns a row.
-START_CALL_IN_STATE_SQL = f"{START_CALL_SQL} WHERE call.state = ? RETURNING 1"
-
 
 #: Applies a transition to a call that is still in its state; its parameters are `transition_parameters`.
 TRANSITION_SQL = (
@@ -109,35 +106,30 @@ TRANSITION_SQL = (
     " WHERE session_id = ? AND request_id = ? AND state = ?"
 )
 
-_COUNT_RUNNING_SQL = (
+#: Records until when another delivery is known to wait for a call's answer, unless the call is cancelled.
+JOIN_SQL = "UPDATE call SET joined_until = ? WHERE session_id = ? AND request_id = ? AND cancelled_at IS NULL"
+
+#: Takes back the number of an attempt that was never sent.
+UNCOUNT_ATTEMPT_SQL = "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?"
+
+#: Adds to the number of a target's running calls at a worker.
+COUNT_RUNNING_SQL = (
     "INSERT INTO running_calls (target, incarnation, running) VALUES (?, ?, ?)"
     " ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + excluded.running"
 )
 
 _CHECKED_TRANSITION_SQL = f"{TRANSITION_SQL} RETURNING 1"
 
-#: Lists of keys are filled up to one of these lengths, or a multiple of the last, so that few statements differ.
-_LIST_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 
-
-def filled_up(items: list[Item]) -> list[Item]:
-    """Return a list with its last item repeated up to one of few lengths, so that few statements differ."""
-    length = next((each for each in _LIST_LENGTHS if each >= len(items)), None)
-    missing = -len(items) % _LIST_LENGTHS[-1] if length is None else length - len(items)
-    return items + items[-1:] * missing
-
-
-def load_calls_statement(keys: list[tuple[str, str]]) -> tuple[str, tuple[SqlValue, ...]]:
-    """Return a statement that reads the calls of these session ids and request ids, and its parameters.
-
-    A call may come more than once.
-    """
+def read_calls(keys: Sequence[CallKey]) -> SqlProgram[dict[CallKey, CallRow]]:
+    """Return those of these calls that the ledger has."""
     filled = filled_up(keys)
-    sql = (
+    rows = yield from execute(
         f"SELECT {_CALL_COLUMNS} FROM (VALUES {', '.join(['(?, ?)'] * len(filled))}) AS wanted"
-        " JOIN call ON call.session_id = wanted.column1 AND call.request_id = wanted.column2"
+        " JOIN call ON call.session_id = wanted.column1 AND call.request_id = wanted.column2",
+        *itertools.chain.from_iterable(filled),
     )
-    return sql, tuple(itertools.chain.from_iterable(filled))
+    return {call[:2]: call for call in map(call_from_row, rows)}
 
 
 def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
@@ -147,7 +139,7 @@ def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
 
 
 def call_from_row(row: Row) -> CallRow:
-    """Return the call of a row of `LOAD_CALL_SQL`."""
+    """Return the call of a row with its columns."""
     columns = list(row)
     columns[_STATE_INDEX] = _STATES[columns[_STATE_INDEX]]
     return CallRow._make(columns)
@@ -177,21 +169,14 @@ def lock_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
 def lock_reservations(session_id: str) -> SqlProgram[None]:
     """Lock all reservations of a session until the operation ends.
 
-    One lock for all: they are released by the thousand, and a store's number of locks is limited. Operations that share
-    a transaction may hold it together, because each has the lock of its call too.
+    One lock for all: they are released by the thousand, and a store's number of locks is limited.
     """
-    yield from acquire_lock("reservations", session_id, is_shared=True)
-
-
-def running_calls_order(target: str, incarnation: str | None) -> LockOrder:
-    """Return the place of a statement that changes the number of a target's running calls at a worker."""
-    return (Phase.ROWS, target, incarnation or "")
+    yield from acquire_lock("reservations", session_id)
 
 
 def count_running(target: str, incarnation: str, change: int) -> SqlProgram[None]:
     """Add ``change`` to the number of a target's running calls at a worker."""
-    order = (Phase.RUNNING_CALLS, target, incarnation)
-    yield from execute(_COUNT_RUNNING_SQL, target, incarnation, change, order=order, amounts=(2,))
+    yield from execute(COUNT_RUNNING_SQL, target, incarnation, change)
 
 
 def apply_transition(
@@ -209,7 +194,6 @@ def apply_transition(
     updated_rows = yield from execute(
         _CHECKED_TRANSITION_SQL,
         *transition_parameters(moment, call, change, fault, token_usage),
-        order=running_calls_order(call.target, call.incarnation),
     )
     if updated_rows and call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
         assert call.incarnation is not None, "a running call is held by an attempt"
@@ -231,7 +215,8 @@ def transition_parameters(
 def start_parameters(moment: Moment, call: CallRow) -> tuple[SqlValue, ...]:
     """Return the parameters of `START_CALL_SQL` for a call as it is when it runs."""
     key = (call.session_id, call.request_id, call.body_sha256, call.target, call.state, call.attempts)
-    return *key, call.attempt_id, call.incarnation, call.deadline, call.call_count, moment.now, moment.now
+    held = (call.attempt_id, call.incarnation, call.deadline, call.call_count, call.uncounted_attempts)
+    return *key, *held, moment.now, moment.now
 
 
 def is_holder_alive(moment: Moment, call: CallRow) -> SqlProgram[bool]:

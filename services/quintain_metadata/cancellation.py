@@ -26,7 +26,9 @@ from quintain_metadata.lifecycle import (
     transition,
 )
 from quintain_metadata.session_rows import SessionRow
-from quintain_metadata.store import Ledger, Moment, SqlProgram, SqlValue, acquire_locks, execute, values_table
+from quintain_metadata.store import Ledger, Moment, SqlProgram, SqlValue, acquire_locks, execute, for_each, values_table
+
+log = logging.getLogger(__name__)
 
 #: How many calls one transaction locks at most: a store's number of locks is limited.
 MAX_CALLS_PER_TRANSACTION = 200
@@ -46,17 +48,15 @@ def cancel_calls(moment: Moment, session: SessionRow, request_ids: Iterable[str]
     A call that does not run is refused when it is admitted, and its reservation is released. Calls that another
     delivery waits for, that have ended or that are marked already are left alone.
     """
-    remaining_ids = sorted(set(request_ids))
+    unique_ids = sorted(set(request_ids))
     # Lock all calls before the reservations: an operation that holds a call may wait for the reservations.
-    yield from acquire_locks("call", session.id, remaining_ids)
+    yield from acquire_locks("call", session.id, unique_ids)
     yield from lock_reservations(session.id)
-    result, refunded = CancelResult(), 0
-    while remaining_ids:
-        known_calls = yield from load_calls(session.id, remaining_ids)
-        refunded += yield from _mark_known(moment, session, known_calls.values(), result)
-        unknown_ids = [request_id for request_id in remaining_ids if request_id not in known_calls]
-        # Calls that were reserved after they were read are processed again.
-        remaining_ids = yield from _mark_unknown(moment, session, unknown_ids, result)
+    result = CancelResult()
+    known_calls = (yield from load_calls(session.id, unique_ids)) if unique_ids else {}
+    refunded = yield from _mark_known(moment, session, known_calls.values(), result)
+    unknown_ids = [request_id for request_id in unique_ids if request_id not in known_calls]
+    yield from _mark_unknown(moment, session, unknown_ids, result)
     if refunded:
         # The calls first, the session's counter last: all calls of a session wait for that row.
         yield from call_counter.refund(session, refunded)
@@ -91,30 +91,15 @@ def _cancel_transition(moment: Moment, call: CallRow) -> Transition:
 
 def _mark_unknown(
     moment: Moment, session: SessionRow, request_ids: list[str], result: CancelResult
-) -> SqlProgram[list[str]]:
-    """Insert cancelled calls for ids without a row; returns the ids that got a row meanwhile."""
-    if not request_ids:
-        return []
-    parameters: list[SqlValue] = []
-    for request_id in request_ids:
-        parameters += (
-            session.id,
-            request_id,
-            transition(CallState.NONE, LifecycleEvent.CANCELLED).to,
-            *[moment.now] * 3,
-        )
-    values = ", ".join(["(?, ?, '', '', ?, 0, 0, 0, ?, ?, ?)"] * len(request_ids))
-    inserted = yield from execute(
+) -> SqlProgram[None]:
+    """Insert cancelled calls for ids without a row."""
+    state = transition(CallState.NONE, LifecycleEvent.CANCELLED).to
+    yield from for_each(
         "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
-        f" cancelled_at, created_at, updated_at) VALUES {values}"
-        " ON CONFLICT (session_id, request_id) DO NOTHING RETURNING request_id",
-        *parameters,
+        " cancelled_at, created_at, updated_at) VALUES (?, ?, '', '', ?, 0, 0, 0, ?, ?, ?)",
+        [(session.id, request_id, state, *[moment.now] * 3) for request_id in request_ids],
     )
-    result.cancelled_count += len(inserted)
-    return sorted(set(request_ids) - {row[0] for row in inserted})
-
-
-log = logging.getLogger(__name__)
+    result.cancelled_count += len(request_ids)
 
 
 class CallCanceller:

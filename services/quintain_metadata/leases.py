@@ -239,7 +239,7 @@ def sweep(moment: Moment) -> SqlProgram[int]:
         "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
         " WHERE call.state IN ('reserved', 'running') AND call.deadline <= ?"
         " AND (call.state = 'reserved' OR call.deadline <= ? OR worker.lease_until IS NULL OR worker.lease_until <= ?)"
-        " LIMIT ?",
+        " ORDER BY call.state LIMIT ?",
         *(moment.now, moment.now - LOST_SETTLE_MS, moment.lease_expiry_cutoff, MAX_SWEPT_CALLS),
     )
     for session_id, request_id in overdue:

@@ -16,8 +16,8 @@ from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.store import (
     POSTGRES_SCHEMES,
-    CapacityCheck,
     Ledger,
+    LockRows,
     Row,
     SqlProgram,
     Statement,
@@ -87,7 +87,7 @@ class Snapshot:
         try:
             step = next(program)
             while True:
-                statement = step.statement if isinstance(step, CapacityCheck) else step
+                statement = step.statement if isinstance(step, LockRows) else step
                 step = program.send(await self._query(statement) if isinstance(statement, Statement) else [])
         except StopIteration as stop:
             result: Returned = stop.value

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,6 @@ from quintain_metadata.postgres_connection import (
     translate_startup_error,
 )
 from quintain_metadata.schema import MIGRATIONS, POSTGRES_STATEMENTS
-from quintain_metadata.shared_transaction import OperationsFailed, SharedTransaction
 from quintain_metadata.store import Moment, Operation, Returned, redacted_url
 
 log = logging.getLogger(__name__)
@@ -168,22 +168,20 @@ class PostgresLedger:
 
     async def _run_group(self, group: list[_Submitted]) -> None:
         """Run operations in one transaction, and on its own each one that must be rolled back alone. Raises nothing."""
-        together, alone = group, list[_Submitted]()
-        while len(together) > 1:
+        kinds = defaultdict[object, list[_Submitted]](list)
+        for each in group:
+            kinds[getattr(each.operation, "run_batch", None)].append(each)
+        alone = kinds.pop(None, [])
+        for same in kinds.values():
             try:
-                await self._transact(partial(_run_together, together))
-            except OperationsFailed as failed:
-                alone += [each for number, each in enumerate(together) if number in failed.numbers]
-                together = [each for number, each in enumerate(together) if number not in failed.numbers]
-                continue
+                await self._transact(partial(_run_together, same))
             except BudgetUnavailable as unavailable:
-                for each in together:
+                for each in same:
                     # Each gets its own exception, because raising one changes it.
                     each.outcome = BudgetUnavailable(unavailable.message)
             except Exception:  # of one of them, and nothing says of which
-                alone += together
-            together = []
-        await asyncio.gather(*map(self._run_alone, [*together, *alone]))
+                alone += same
+        await asyncio.gather(*map(self._run_alone, alone))
 
     async def _run_alone(self, submitted: _Submitted) -> None:
         try:
@@ -261,7 +259,8 @@ class PostgresLedger:
 
 
 async def _run_together(group: list[_Submitted], transaction: PostgresTransaction, moment: Moment) -> None:
-    outcomes = await SharedTransaction(transaction).run([each.operation(moment) for each in group])
+    run_batch = getattr(group[0].operation, "run_batch")  # noqa: B009 -- the group is of one kind, that of operations with it
+    outcomes = await transaction.run_program(run_batch(moment, [each.operation for each in group]))
     for each, outcome in zip(group, outcomes, strict=True):
         each.outcome = outcome
 

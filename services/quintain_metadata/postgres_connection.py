@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -16,7 +15,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata.store import AdvisoryLock, CapacityCheck, Returned, Row, SqlProgram, Statement, Step
+from quintain_metadata.store import AdvisoryLock, ForEach, LockRows, Returned, Row, SqlProgram, Statement, Step
 
 #: Errors after which the whole operation is rolled back and run again: a deadlock, a conflict or an outdated plan.
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
@@ -123,35 +122,10 @@ _PLACEHOLDER = re.compile(r"'[^']*'|\?")
 
 
 class PostgresTransaction:
-    """A connection with an open transaction (`TransactionConnection`)."""
+    """A connection with an open transaction, which runs operations."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-
-    async def lock(self, keys: Sequence[str]) -> None:
-        """Lock these keys, in this order, until the transaction ends."""
-        await self._connection.fetch(_LOCK_SQL, list(keys))
-
-    async def run(self, statement: Statement) -> list[Row]:
-        """Run one statement and return its rows."""
-        records = await self._connection.fetch(number_placeholders(statement.sql), *statement.parameters)
-        return [tuple(record) for record in records]
-
-    async def run_many(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Run statements that differ in their parameters only in one round trip; returns the rows of each."""
-        if len(statements) == 1:
-            return [await self.run(statements[0])]
-        all_rows: list[list[Row]] = [[] for _ in statements]
-        sql = number_placeholders(statements[0].sql)
-        if not statements[0].returns_rows:
-            await self._connection.executemany(sql, [statement.parameters for statement in statements])
-            return all_rows
-        # The rows of all come in one list: the last parameter says whose each row is.
-        sql = f"WITH step AS ({sql}) SELECT ${len(statements[0].parameters) + 1}::integer, step.* FROM step"
-        parameters = [(*statement.parameters, index) for index, statement in enumerate(statements)]
-        for index, *values in await self._connection.fetchmany(sql, parameters):
-            all_rows[index].append(tuple(values))
-        return all_rows
 
     async def run_program(self, program: SqlProgram[Returned]) -> Returned:
         """Run one operation to its end and return its result."""
@@ -165,14 +139,17 @@ class PostgresTransaction:
 
     async def _run_step(self, step: Step) -> list[Row]:
         match step:
-            case Statement():
-                return await self.run(step)
-            case AdvisoryLock():
-                await self.lock(step.keys)
+            case Statement(sql, parameters):
+                return [tuple(record) for record in await self._connection.fetch(number_placeholders(sql), *parameters)]
+            case ForEach(sql, all_parameters):
+                await self._connection.executemany(number_placeholders(sql), all_parameters)
                 return []
-            case CapacityCheck():
-                await self.lock(step.lock.keys)
-                return await self.run(step.statement)
+            case LockRows(Statement(sql, parameters)):
+                # The weakest lock that keeps others from changing the rows: new rows may refer to them meanwhile.
+                return await self._run_step(Statement(f"{sql} FOR NO KEY UPDATE", parameters))
+            case AdvisoryLock(keys):
+                await self._connection.fetch(_LOCK_SQL, list(keys))
+                return []
 
 
 @functools.lru_cache(maxsize=256)

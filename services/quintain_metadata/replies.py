@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.ledger import Admission, AdmitReply, Settle
+from quintain.contracts.ledger import Admission, AdmitReply, AttemptOutcome, Settle
 from quintain.contracts.message import LARGE_REPLY_BYTES, MAX_BODY_BYTES, MAX_STORED_REPLY_BYTES
-from quintain.errors import ReplyExpired
+from quintain.errors import Cancelled, ProviderFailed, ReplyExpired
 from quintain.rpc.server import send_reply
 from quintain_metadata.call_rows import CallRow
+from quintain_metadata.lifecycle import COUNTED_STATES, Transition
 from quintain_metadata.session_rows import SessionRow
 from quintain_metadata.store import Ledger, Moment, SqlProgram, SqlValue, execute, fetch_one
 
@@ -103,6 +104,24 @@ def store_reply(moment: Moment, call: CallRow, settlement: Settle) -> SqlProgram
     parameters = reply_parameters(moment, call, settlement)
     if parameters is not None:
         yield from execute(STORE_REPLY_SQL, *parameters)
+
+
+def stored_fault(settlement: Settle, change: Transition) -> str | None:
+    """Return the fault to store for a call; one of a charged call says so, whatever its worker reported."""
+    if settlement.outcome is AttemptOutcome.RESULT:
+        return None
+    fault = settlement.fault
+    if fault is not None and fault.charge_unknown:
+        # Its worker did not know; the transition decides.
+        fault = fault.model_copy(update={"charged": False, "charge_unknown": None})
+    if change.to in COUNTED_STATES and (fault is None or not fault.charged):
+        if fault is not None and fault.code == Cancelled.code:
+            return FaultReply.from_fault(Cancelled(fault.error, charged=True)).to_wire().decode()
+        message = "The call did not finish" if fault is None else fault.error
+        fault = FaultReply.from_fault(
+            ProviderFailed(f"{message} (an earlier attempt may have been billed)", charged=True)
+        )
+    return None if fault is None else fault.to_wire().decode()
 
 
 def reply_parameters(moment: Moment, call: CallRow, settlement: Settle) -> tuple[SqlValue, ...] | None:

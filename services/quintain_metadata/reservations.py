@@ -25,6 +25,8 @@ def reserve(now: int, session: SessionRow, request_ids: list[str], deadline: int
     `BudgetExhausted`.
     """
     sessions.require_not_paused(session)
+    # Before the calls are read: an admit decides by what it read while it holds the same lock.
+    yield from lock_reservations(session.id)
     deadline = min(max(0, deadline), now + MAX_DEADLINE_AHEAD_MS)
     created = yield from _reserve_known(now, session, request_ids, deadline)
     for request_id in sorted(set(request_ids)):
@@ -37,7 +39,8 @@ def reserve(now: int, session: SessionRow, request_ids: list[str], deadline: int
         created += len(inserted)
     try:
         # The calls first, the session's counter last: all calls of a session wait for that row.
-        yield from call_counter.charge(session, created)
+        if created:
+            yield from call_counter.charge(session, created)
     except BudgetExhausted:
         narrowest = min(session.lineage, key=lambda session_row: session_row.max_calls - session_row.used)
         raise BudgetExhausted(
@@ -49,12 +52,8 @@ def reserve(now: int, session: SessionRow, request_ids: list[str], deadline: int
 
 def _reserve_known(now: int, session: SessionRow, request_ids: list[str], deadline: int) -> SqlProgram[int]:
     """Renew the reservations among these calls, and reserve the released ones again; returns how many of those."""
-    known = (yield from load_calls(session.id, request_ids)) if request_ids else {}
-    if not any(call.state in {CallState.RESERVED, CallState.RELEASED} for call in known.values()):
-        return 0
-    yield from lock_reservations(session.id)
     created = 0
-    for call in (yield from load_calls(session.id, sorted(known))).values():
+    for call in (yield from load_calls(session.id, sorted(set(request_ids)))).values() if request_ids else ():
         change = transition(call.state, LifecycleEvent.RESERVED)
         if change.effect is TransitionEffect.NOTED or call.is_cancelled:
             continue

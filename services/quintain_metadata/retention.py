@@ -20,7 +20,7 @@ from quintain.topology import DAY_MS
 from quintain_metadata.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.replies import REPLY_RETENTION_MS
 from quintain_metadata.sessions import FAMILY_CTE
-from quintain_metadata.store import Ledger, Phase, SqlProgram, execute, fetch_one
+from quintain_metadata.store import Ledger, SqlProgram, execute, fetch_one
 
 #: How many calls one step reads or deletes at most.
 CALLS_PER_STEP = 500
@@ -100,7 +100,6 @@ def delete_calls(session_id: str) -> SqlProgram[int]:
         row = yield from fetch_one(
             "UPDATE session SET used = used - ? WHERE id = ? RETURNING parent_id",
             *(counted, payer),
-            order=(Phase.SESSIONS, payer, ""),
         )
         payer = None if row is None else row[0]
     return len(rows)

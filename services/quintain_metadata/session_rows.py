@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from quintain.contracts.proof import CallProof, SessionToken
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetExhausted, Unauthorized
-from quintain_metadata.store import LockOrder, Phase, SqlProgram, fetch_one
+from quintain_metadata.store import LockRows, SqlProgram, Statement, fetch_one, filled_up, values_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,6 @@ class SessionRow:
         """The session and its ancestors: all of them are charged, and all must be open."""
         return (self, *self.ancestors)
 
-    @property
-    def counters_order(self) -> LockOrder:
-        """The place of a statement that changes its counters: children before their parents, as one operation does."""
-        return (Phase.SESSIONS - len(self.ancestors), self.id, "")
-
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
         return self.allowed_targets is None or target in json.loads(self.allowed_targets)
@@ -81,6 +76,15 @@ class SessionRow:
 _SESSION_COLUMNS = ", ".join(field.name for field in dataclasses.fields(SessionRow) if field.name != "ancestors")
 
 
+#: A query for sessions and their ancestors, in the one order in which their rows are locked: children before roots.
+_LINEAGES_SQL = (
+    "WITH RECURSIVE lineage (id, parent_id) AS (SELECT id, parent_id FROM {wanted} AS wanted"
+    " JOIN session ON session.id = wanted.column1 UNION SELECT parent.id, parent.parent_id FROM lineage"
+    " JOIN session AS parent ON parent.id = lineage.parent_id)"
+    f" SELECT {_SESSION_COLUMNS} FROM session WHERE id IN (SELECT id FROM lineage) ORDER BY parent_id IS NULL, id"
+)
+
+
 def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
     """Return a session with its ancestors, or None."""
     row = yield from fetch_one(f"SELECT {_SESSION_COLUMNS} FROM session WHERE id = ?", session_id)
@@ -93,6 +97,23 @@ def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
     if parent is None:  # both have just been deleted, see `retention`
         return None
     return dataclasses.replace(session, ancestors=parent.lineage)
+
+
+def lock_sessions(session_ids: Sequence[str]) -> SqlProgram[dict[str, SessionRow]]:
+    """Lock sessions and their ancestors until the operation ends; returns those that there are, by id.
+
+    All their calls wait for these rows: what else is locked is locked before.
+    """
+    filled = filled_up(session_ids)
+    rows = yield LockRows(Statement(_LINEAGES_SQL.format(wanted=values_table(filled)), tuple(filled)))
+    alone = {row[0]: SessionRow(*row) for row in rows}
+    return {session_id: _with_ancestors(session, alone) for session_id, session in alone.items()}
+
+
+def _with_ancestors(session: SessionRow, sessions: Mapping[str, SessionRow]) -> SessionRow:
+    if session.parent_id is None:
+        return session
+    return dataclasses.replace(session, ancestors=_with_ancestors(sessions[session.parent_id], sessions).lineage)
 
 
 def require_authorized(now: int, credential: SessionToken | CallProof, session: SessionRow | None) -> SessionRow:
@@ -108,6 +129,16 @@ def require_authorized(now: int, credential: SessionToken | CallProof, session: 
     if not is_own or session is None or not session.is_usable(now):
         raise Unauthorized
     return session
+
+
+def require_authorized_for(
+    now: int, credential: CallProof, session: SessionRow | None, target: str | None
+) -> SessionRow:
+    """Return the session of a proof that was made without a routing key, if it is for this target of its call.
+
+    The call was admitted for it before. Raises `Unauthorized`.
+    """
+    return require_authorized(now, credential.without_target(), session if target == credential.target else None)
 
 
 def budget_exhausted(session: SessionRow) -> BudgetExhausted:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.ledger import Admit
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.contracts.proof import CallProof, SessionToken
 from quintain.contracts.session import (
@@ -19,12 +20,12 @@ from quintain.contracts.session import (
     SessionState,
     TargetUsage,
 )
-from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, Unauthorized
+from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, RequestConflict, Unauthorized
 from quintain_metadata.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.call_counter import charge
-from quintain_metadata.call_rows import resolved_target
+from quintain_metadata.call_rows import CallRow, resolved_target
 from quintain_metadata.lifecycle import CallState
-from quintain_metadata.session_rows import SessionRow, load_session, require_authorized
+from quintain_metadata.session_rows import SessionRow, load_session, require_authorized, require_authorized_for
 from quintain_metadata.store import SqlProgram, execute
 from quintain_metadata.targets import current_fingerprints, differences, group_slots, live_served_targets
 
@@ -57,7 +58,7 @@ def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[S
             raise
         # Made without a routing key, it is also good for the target for which its call was admitted before.
         target = yield from resolved_target(credential.session_id, credential.request_id)
-        return require_authorized(now, credential.without_target(), session if target == credential.target else None)
+        return require_authorized_for(now, credential, session, target)
 
 
 def require_not_paused(session: SessionRow) -> None:
@@ -71,6 +72,21 @@ def require_body_allowed(session: SessionRow, size: int) -> None:
     max_bytes = session.max_body_bytes or DEFAULT_REQUEST_BYTES
     if size > max_bytes:
         raise PayloadTooLarge(f"The body has {size} bytes; the limit of this session is {max_bytes}")
+
+
+def require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
+    """Raise the `Fault` of a request that may not run in any state of its call."""
+    if request.problem is not None:
+        raise request.problem.to_fault()
+    require_body_allowed(session, request.body_bytes or 0)
+    if not session.allows(request.target):
+        if call is None:
+            session.require_calls_left()
+        raise ForbiddenTarget(f"This session may not call {request.target!r}")
+    if call is not None and call.body_sha256 not in {"", request.body_sha256}:
+        raise RequestConflict(f"Request id {request.request_id!r} was used with another body")
+    if call is not None and call.target not in {"", request.target}:
+        raise RequestConflict(f"Request id {request.request_id!r} was used for target {call.target!r}")
 
 
 def open_session(

@@ -15,8 +15,8 @@ from quintain.observe.spans import error_type_of, record_finished_span, valid_tr
 from quintain.rpc.server import log_defect
 from quintain.timings import Timings
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.call_batches import SettleOperation
 from quintain_metadata.call_rows import CallRow
+from quintain_metadata.calls import SettleOperation
 from quintain_metadata.lifecycle import Transition
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.store import Ledger

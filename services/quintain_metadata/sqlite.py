@@ -27,15 +27,14 @@ from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
 from quintain_metadata.schema import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
 from quintain_metadata.store import (
     AdvisoryLock,
-    BatchProgram,
-    CapacityCheck,
+    ForEach,
+    LockRows,
     Moment,
     Operation,
     Returned,
     Row,
     SqlProgram,
     Statement,
-    StatementForEach,
     Step,
     no_ledger,
     require_not_empty,
@@ -302,27 +301,26 @@ class SqliteLedger:
     def _run_in_batches(self, operations: list[Operation[Any]], moment: Moment) -> list[Any]:
         outcomes: list[Any] = []
         for run_batch, group in itertools.groupby(operations, lambda operation: getattr(operation, "run_batch", None)):
-            same = list(group)
-            together = [None] * len(same) if run_batch is None else self._run_batch(run_batch(moment, same))
-            outcomes += [
-                self._run_operation(operation, moment) if outcome is None else outcome
-                for operation, outcome in zip(same, together, strict=True)
-            ]
+            if run_batch is None:
+                outcomes += [self._run_operation(operation, moment) for operation in group]
+            else:
+                outcomes += self._run_batch(run_batch(moment, list(group)))
         return outcomes
 
-    def _run_batch(self, program: BatchProgram[Any]) -> list[Any]:
-        """Run operations of one kind together; returns None for each that must be run by itself.
+    def _run_batch(self, program: SqlProgram[list[Any]]) -> list[Any]:
+        """Run operations of one kind together.
 
         There is no savepoint, for which SQLite would copy each page that the batch changes. Raises `_BatchFailed`.
         """
         try:
-            return list(self._run_program(program))
+            outcomes: list[Any] = self._run_program(program)
         except apsw.Error as error:
             if isinstance(error, apsw.ConstraintError):
                 raise _BatchFailed from error
             raise
         except Exception as defect:
             raise _BatchFailed from defect
+        return outcomes
 
     def _roll_back(self) -> None:
         try:
@@ -351,7 +349,7 @@ class SqliteLedger:
         self._cursor.execute("RELEASE operation")
         return error
 
-    def _run_program(self, program: BatchProgram[Any] | SqlProgram[Any]) -> Any:
+    def _run_program(self, program: SqlProgram[Any]) -> Any:
         try:
             step = next(program)
             while True:
@@ -359,13 +357,14 @@ class SqliteLedger:
         except StopIteration as stop:
             return stop.value
 
-    def _run_step(self, step: Step | StatementForEach) -> list[Row]:
+    def _run_step(self, step: Step) -> list[Row]:
         match step:
             case Statement(sql, parameters):
                 return list(self._cursor.execute(sql, parameters))
-            case StatementForEach(sql, all_parameters):
-                return list(self._cursor.executemany(sql, all_parameters))
-            case CapacityCheck():
+            case ForEach(sql, all_parameters):
+                self._cursor.executemany(sql, all_parameters)
+                return []
+            case LockRows():
                 return self._run_step(step.statement)
             case AdvisoryLock():
                 return []  # There is only one writer.

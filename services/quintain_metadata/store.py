@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -44,101 +43,50 @@ SqlValue = str | int | bytes | None
 Row = Sequence[Any]
 
 Returned = TypeVar("Returned")
-
-
-#: In which order the operations of one transaction take locks (`shared_transaction`): the phase, then two names.
-LockOrder = tuple[int, str, str]
-
-
-class Phase(IntEnum):
-    """The steps of operations that share a transaction, in the order in which the transaction takes their locks."""
-
-    READ = 0
-    CALL = 1
-    RESERVATIONS = 2
-    TARGET = 3
-    ROWS = 4
-    #: The numbers of running calls, which all calls of a target at a worker share.
-    RUNNING_CALLS = 5
-    #: Counters of sessions, which all their calls wait for; a child's before its parent's.
-    SESSIONS = 1_000_000
+Item = TypeVar("Item")
 
 
 class Statement(NamedTuple):
-    """One SQL statement with ``?`` placeholders, and its parameters.
-
-    ``order`` is needed where several operations lock the same rows; None is `Phase.READ` for a query, or `Phase.ROWS`.
-
-    ``amounts`` are the places of parameters that are added to counters of one row. Operations that share a transaction
-    add their amounts by one statement. If it returns a row, the first column is the counter that the first amount was
-    added to, and each operation is sent the row as it would be after its own statement.
-    """
+    """One SQL statement with ``?`` placeholders, and its parameters."""
 
     sql: str
     parameters: tuple[SqlValue, ...]
-    order: LockOrder | None = None
-    amounts: tuple[int, ...] = ()
-
-    @property
-    def is_query(self) -> bool:
-        """Whether it only reads."""
-        return self.sql.startswith(("SELECT", "WITH"))
-
-    @property
-    def returns_rows(self) -> bool:
-        """Whether it may return rows."""
-        return self.is_query or "RETURNING" in self.sql
 
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLock:
-    """Lock these keys, in this order, until the operation ends. A store with a single writer ignores it.
-
-    ``is_shared``: operations that share a transaction hold it together; otherwise each waits for the one before it.
-    """
+    """Lock these keys, in this order, until the operation ends. A store with a single writer ignores it."""
 
     keys: tuple[str, ...]
-    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityCheck:
-    """Lock a key until the operation ends, and read a capacity: the only value of the statement's row, None: no limit.
+class LockRows:
+    """Run a query, and lock its rows in its order until the operation ends; a store with a single writer only reads."""
 
-    Operations that share a transaction are sent what is left beside those before them, each of which may use one.
-    """
-
-    lock: AdvisoryLock
     statement: Statement
 
 
-class StatementForEach(NamedTuple):
-    """One SQL statement, run for each of these parameters in turn; its rows are those of all runs."""
+class ForEach(NamedTuple):
+    """One SQL statement without rows, run for each of these parameters in turn."""
 
     sql: str
     parameters: Sequence[tuple[SqlValue, ...]]
 
 
-Step = Statement | AdvisoryLock | CapacityCheck
+Step = Statement | AdvisoryLock | LockRows | ForEach
 
 SqlProgram = Generator[Step, list[Row], Returned]
 
-#: The same for several operations of one kind together, on a store that runs nothing beside them.
-BatchSteps = Generator[Step | StatementForEach, list[Row], Returned]
 
-#: Returns the outcome of each operation as if they ran one after another; None for each that the store must run by
-#: itself, after the others.
-BatchProgram = BatchSteps[list[Returned | Exception | None]]
+def lock_key(*names: str) -> str:
+    """Return the key of the lock with these names."""
+    return "\x1f".join(names)
 
 
-def lock_on(*names: str, is_shared: bool = False) -> AdvisoryLock:
-    """Return the lock on the key with these names."""
-    return AdvisoryLock(("\x1f".join(names),), is_shared)
-
-
-def acquire_lock(*names: str, is_shared: bool = False) -> SqlProgram[None]:
+def acquire_lock(*names: str) -> SqlProgram[None]:
     """Lock a key until the operation ends, so that what is read afterwards stays true."""
-    yield lock_on(*names, is_shared=is_shared)
+    yield AdvisoryLock((lock_key(*names),))
 
 
 def acquire_locks(kind: str, owner: str, names: Iterable[str]) -> SqlProgram[None]:
@@ -146,14 +94,29 @@ def acquire_locks(kind: str, owner: str, names: Iterable[str]) -> SqlProgram[Non
 
     The names are sorted, so that two operations cannot deadlock by locking the same names in different orders.
     """
-    yield AdvisoryLock(tuple("\x1f".join((kind, owner, name)) for name in sorted(names)))
+    yield AdvisoryLock(tuple(lock_key(kind, owner, name) for name in sorted(names)))
 
 
-def execute(
-    sql: str, *parameters: SqlValue, order: LockOrder | None = None, amounts: tuple[int, ...] = ()
-) -> SqlProgram[list[Row]]:
-    """Run one statement and return all rows; ``order`` and ``amounts`` are those of `Statement`."""
-    return (yield Statement(sql, parameters, order, amounts))
+def execute(sql: str, *parameters: SqlValue) -> SqlProgram[list[Row]]:
+    """Run one statement and return all rows."""
+    return (yield Statement(sql, parameters))
+
+
+def for_each(sql: str, parameters: Sequence[tuple[SqlValue, ...]]) -> SqlProgram[None]:
+    """Run one statement for each of these parameters, if there are any."""
+    if parameters:
+        yield ForEach(sql, parameters)
+
+
+#: Lists of keys are filled up to one of these lengths, or a multiple of the last, so that few statements differ.
+_LIST_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def filled_up(items: Sequence[Item]) -> list[Item]:
+    """Return a list with its last item repeated up to one of few lengths, so that few statements differ."""
+    length = next((each for each in _LIST_LENGTHS if each >= len(items)), None)
+    missing = -len(items) % _LIST_LENGTHS[-1] if length is None else length - len(items)
+    return [*items, *[items[-1]] * missing] if items else []
 
 
 def values_table(values: Sequence[SqlValue]) -> str:
@@ -164,11 +127,9 @@ def values_table(values: Sequence[SqlValue]) -> str:
     return f"(VALUES {', '.join(['(?)'] * len(values))})"
 
 
-def fetch_one(
-    sql: str, *parameters: SqlValue, order: LockOrder | None = None, amounts: tuple[int, ...] = ()
-) -> SqlProgram[Row | None]:
-    """Run one statement and return its first row, or None; see `execute`."""
-    rows = yield Statement(sql, parameters, order, amounts)
+def fetch_one(sql: str, *parameters: SqlValue) -> SqlProgram[Row | None]:
+    """Run one statement and return its first row, or None."""
+    rows = yield Statement(sql, parameters)
     return rows[0] if rows else None
 
 
@@ -177,11 +138,14 @@ Operation = Callable[[Moment], SqlProgram[Returned]]
 
 
 class BatchOperation(Protocol):
-    """An operation that a store with a single writer runs together with others of its kind."""
+    """An operation that a store runs together with others of its kind."""
 
     @property
-    def run_batch(self) -> Callable[[Moment, Sequence[Any]], BatchProgram[Any]]:
-        """The function that runs operations together, the same object for all operations of one kind."""
+    def run_batch(self) -> Callable[[Moment, Sequence[Any]], SqlProgram[list[Any]]]:
+        """The function that runs operations as if one after another, and returns the outcome of each.
+
+        It is the same object for all operations of one kind.
+        """
 
     def __call__(self, moment: Moment) -> SqlProgram[Any]:
         """Run this operation by itself."""

@@ -13,14 +13,12 @@ from quintain.contracts.session import MAX_PAUSE_SECONDS, PauseTarget, ResumeTar
 from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
 from quintain_metadata.store import (
-    CapacityCheck,
     Moment,
-    Row,
     SqlProgram,
-    Statement,
+    SqlValue,
     execute,
     fetch_one,
-    lock_on,
+    filled_up,
     values_table,
 )
 
@@ -97,30 +95,20 @@ def _workers_by_fingerprint(served: Iterable[WorkerFingerprint]) -> dict[str, li
     return {fingerprint: sorted(ids) for fingerprint, ids in workers.items()}
 
 
-def free_capacity(moment: Moment, target: str) -> SqlProgram[int | None]:
-    """Return how many more calls of the target may run now: none while it is paused; None where it is not registered.
+def free_capacities(moment: Moment, names: Sequence[str]) -> SqlProgram[dict[str, int]]:
+    """Return how many more calls of these targets may run now: none while one is paused; without those not registered.
 
-    The calls of workers whose leases have lapsed are not counted. The counts are maintained by triggers on ``call``.
+    The calls of workers whose leases have lapsed are not counted.
     """
-    return _capacity_of((yield _capacity_query(moment, target)))
-
-
-def lock_and_check_full(moment: Moment, target: str) -> SqlProgram[bool]:
-    """Lock a target until the operation ends; returns whether no further call of it may run now."""
-    return _capacity_of((yield CapacityCheck(lock_on("target", target), _capacity_query(moment, target)))) == 0
-
-
-def _capacity_query(moment: Moment, target: str) -> Statement:
-    return Statement(
-        "SELECT CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
+    filled: list[SqlValue] = filled_up(list(names))
+    rows = yield from execute(
+        "SELECT name, CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
         " FROM running_calls JOIN worker USING (incarnation)"
-        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END FROM target WHERE name = ?",
-        (moment.now, moment.lease_expiry_cutoff, target),
+        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END"
+        f" FROM {values_table(filled)} AS wanted JOIN target ON target.name = wanted.column1",
+        *(moment.now, moment.lease_expiry_cutoff, *filled),
     )
-
-
-def _capacity_of(rows: list[Row]) -> int | None:
-    return max(0, int(rows[0][0])) if rows else None
+    return {row[0]: max(0, int(row[1])) for row in rows}
 
 
 def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionState
 from quintain_metadata import targets
-from quintain_metadata.calls import DUPLICATE_WAIT_MS, DeferReason, Deferred
+from quintain_metadata.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
 from quintain_metadata.store import Moment, SqlProgram, SqlValue, acquire_lock, execute, values_table
 
 #: The key of a call: its session's id and its request id.
@@ -85,7 +85,7 @@ def read_capacity(
 
     ``attempts`` are those that wait, in their order, with their calls; as many as have room are looked up.
     """
-    capacity = yield from targets.free_capacity(moment, target)
+    capacity = (yield from targets.free_capacities(moment, [target])).get(target)
     first_ids = list(attempts)[:capacity]
     if not first_ids:
         return capacity, set()

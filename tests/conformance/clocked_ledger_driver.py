@@ -20,8 +20,8 @@ from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.errors import Fault, ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
-from quintain_metadata.calls import Deferred
 from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.decisions import Deferred
 from quintain_metadata.store import Ledger, Moment, SqlProgram
 
 

@@ -26,7 +26,7 @@ from quintain.errors import (
 )
 from quintain_metadata import reservations, sessions
 from quintain_metadata.attempts import LOSSES_BEFORE_ALONE
-from quintain_metadata.calls import Deferred
+from quintain_metadata.decisions import Deferred
 from quintain_metadata.leases import LOST_SETTLE_MS
 from quintain_metadata.replies import LargeReplay, read_replay
 from quintain_metadata.store import Moment, SqlProgram

@@ -10,7 +10,7 @@ from quintain.contracts.session import PauseTarget, ResumeTarget, TargetPause, W
 from quintain.errors import BadRequest, UnknownTarget
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import leases, targets
-from quintain_metadata.calls import Deferred
+from quintain_metadata.decisions import Deferred
 
 
 async def pause(ledger_driver: ClockedLedgerDriver, seconds: float, target: str = "a") -> TargetPause:

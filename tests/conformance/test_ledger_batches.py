@@ -5,7 +5,7 @@ from __future__ import annotations
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import BudgetExhausted, Unauthorized
-from quintain_metadata.calls import DeferReason, Deferred
+from quintain_metadata.decisions import DeferReason, Deferred
 from quintain_metadata.store import Moment, SqlProgram, execute
 from support.ledger_operations import admit_operation, assert_ledger_consistent, is_granted, settle_operation
 

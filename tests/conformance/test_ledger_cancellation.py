@@ -10,8 +10,8 @@ from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
 from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Cancelled, ForbiddenTarget, RequestConflict, Throttled, Unauthorized
-from quintain_metadata.calls import DUPLICATE_WAIT_MS, DeferReason, Deferred
 from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
 from quintain_metadata.targets import MAX_PAUSE_MS
 
 REFUSED = ("cancelled", False)

@@ -11,7 +11,7 @@ from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain_metadata import calls
 from quintain_metadata.attempts import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
-from quintain_metadata.calls import Deferred
+from quintain_metadata.decisions import Deferred
 from quintain_metadata.store import Moment, SqlProgram
 
 LEASE_MS = 16_000

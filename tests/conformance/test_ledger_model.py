@@ -40,8 +40,8 @@ from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
 from quintain_metadata.attempts import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
-from quintain_metadata.calls import DUPLICATE_WAIT_MS, Deferred
 from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.decisions import DUPLICATE_WAIT_MS, Deferred
 from quintain_metadata.leases import LOST_SETTLE_MS
 from quintain_metadata.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.opening import open_ledger

@@ -9,7 +9,7 @@ from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.proof import digest, make_proof
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Fault, Unauthorized
-from quintain_metadata.call_batches import AdmitOperation
+from quintain_metadata.calls import AdmitOperation
 
 DEADLINE = 2**52
 

@@ -19,7 +19,7 @@ from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import calls, leases, postgres, targets
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.calls import Deferred
+from quintain_metadata.decisions import Deferred
 from quintain_metadata.lifecycle import CallState
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.postgres import MAX_TRIES

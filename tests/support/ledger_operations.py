@@ -10,9 +10,10 @@ from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register
 from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.routes import PROTOCOL_VERSION
-from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
-from quintain_metadata.calls import Deferred
+from quintain_metadata import audit, cancellation, leases, reservations, sessions
+from quintain_metadata.calls import AdmitOperation, SettleOperation
 from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.decisions import Deferred
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.store import Ledger, Moment, Operation, SqlProgram
 
@@ -52,7 +53,7 @@ def admit_operation(
     request = Admit(
         token=session.token, request_id=request_id, attempt_id=attempt_id, target="a", body_sha256=f"of {request_id}"
     )
-    return lambda moment: calls.admit(moment, request, worker)
+    return AdmitOperation(request, worker)
 
 
 async def admit(ledger: Ledger, session: SessionOpened, request_id: str, attempt_id: str) -> Admission | Deferred:
@@ -76,7 +77,7 @@ def settle_operation(
         reply=reply if is_result else None,
         token_usage=TokenUsage(input=3, output=2) if is_result else None,
     )
-    return lambda moment: calls.settle(moment, request)
+    return SettleOperation(request)
 
 
 async def settle(

@@ -18,8 +18,8 @@ from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.errors import Fault, ProviderFailed
 from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import cancellation, leases, replies, reservations, sessions
-from quintain_metadata.call_batches import AdmitOperation, SettleOperation
-from quintain_metadata.calls import Deferred
+from quintain_metadata.calls import AdmitOperation, SettleOperation
+from quintain_metadata.decisions import Deferred
 from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.store import Moment, Operation, SqlProgram
 from support.ledger_operations import assert_ledger_consistent, is_granted

@@ -13,7 +13,7 @@ from quintain.contracts.session import SessionOpened
 from quintain.routes import HEARTBEAT_PROBE
 from quintain.topology import HEARTBEAT_QUEUE, LEDGER
 from quintain_metadata import leases
-from quintain_metadata.calls import Deferred
+from quintain_metadata.decisions import Deferred
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH
 from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.store import Operation

@@ -13,7 +13,7 @@ def test_the_attempts_of_a_target_are_read_with_few_different_statements() -> No
         attempts = {f"attempt {number}": ("session", f"request {number}") for number in range(count)}
         program = read_capacity(Moment(now=0), "target", attempts)
         next(program)
-        step = program.send([(MAX_DECISIONS,)])
+        step = program.send([("target", MAX_DECISIONS)])
         assert isinstance(step, Statement)
         assert set(attempts) < set(step.parameters)
         statements.add(step.sql)
