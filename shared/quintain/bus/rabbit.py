@@ -197,7 +197,11 @@ class RabbitBus:
         except TRANSLATED_ERRORS as error:
             failure = translated(error, f"publishing to {exchange.name} for {key!r}")
             channel.nacks += isinstance(failure, QueueFull)
-            raise failure from None
+            try:
+                raise failure from None
+            finally:
+                # A frame that holds its own exception would keep the frames of all callers, and the bodies in them.
+                del failure
         finally:
             channel.unconfirmed -= 1
             if channel is not self._channel:
