@@ -205,7 +205,7 @@ def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: P
     )
     before = len(receiver.spans)
     with command_line(tmp_path, {**receiver.env, "QUINTAIN_TRACE_CONTENT": "true"}) as shell:
-        assert shell.start("run", "eval.yaml", "--json").wait().code == 0
+        shell.run("run", "eval.yaml", "--json")
     spans = new_spans(receiver, before, "run eval", "ledger settle")
     run = span_named(spans, "run eval")
     trials = [span for span in spans if span.name == "trial echo"]
@@ -233,7 +233,7 @@ def test_what_a_grader_asks_is_in_its_trials_trace(tmp_path: Path, receiver: Otl
     )
     before = len(receiver.spans)
     with command_line(tmp_path, receiver.env) as shell:
-        assert shell.start("run", "eval.yaml", "--json").wait().code == 0
+        shell.run("run", "eval.yaml", "--json")
     spans = new_spans(receiver, before, "run eval", "ledger settle")
     trial = span_named(spans, "trial echo")
     asked = [span for span in spans if span.name == "POST /invoke" and span.kind == "server"]

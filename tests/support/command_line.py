@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 import quintain_cli.__main__
-from quintain.settings import environment
+from quintain.settings import environment, read_trace_settings
 from support.command_server import CommandServer
 
 #: What of this machine's environment would change what a command does or shows.
@@ -156,10 +156,11 @@ def command_server() -> CommandServer:
 
 
 def run_command(args: tuple[str, ...], env: Mapping[str, str], folder: Path, *, stdin: str = "") -> CommandResult:
-    """Run ``quintain`` with these arguments to its end, in this process; where a loop runs or on a thread, in one of
-    its own.
+    """Run ``quintain`` with these arguments to its end, in this process; in one of its own where a loop runs, on a
+    thread, or where it exports traces: a process keeps its first exporter.
     """
-    if threading.current_thread() is not threading.main_thread() or asyncio._get_running_loop() is not None:
+    is_busy = threading.current_thread() is not threading.main_thread() or asyncio._get_running_loop() is not None
+    if is_busy or read_trace_settings(env).export:
         return run_command_process(args, env, folder, stdin=stdin)
     streams = {"stdin": _Stream(stdin.encode()), "stdout": _Stream(), "stderr": _Stream()}
     with _surroundings(args, {**env, "COLUMNS": env.get("COLUMNS", "80")}, folder, streams):
