@@ -115,16 +115,6 @@ def test_more_than_one_slot_is_a_process_each_unless_the_factory_says_otherwise(
     assert children_of(together.pid) == []
 
 
-@pytest.mark.parametrize("closes_stdin", [False, True])
-def test_the_slots_end_with_their_parent(shell: CommandLine, name: str, closes_stdin: bool) -> None:
-    source = "import os\nfrom desk import Desk\n" + ("os.close(0)\n" if closes_stdin else "")
-    (shell.folder / "closing.py").write_text(source)
-    host = serve(shell, name, "--slots", "2", factory="closing:Desk")
-    children = children_of(host.pid)
-    host.kill()
-    wait_until(lambda: not any(map(is_alive, children)))
-
-
 #: A target that leaves behind what its slot says, and whose query tells its process.
 LEAVING = """
 import os, subprocess, threading, time
@@ -152,6 +142,9 @@ class Leaving(Desk):
         subprocess.run(["true"], check=True)
         ended = threading.Thread(target=time.sleep, args=(0.01,))
         ended.start()
+
+    def closed_stdin(self):
+        os.close(0)
 
     def threads(self):
         for _ in range(20):
@@ -194,6 +187,16 @@ class LeavingHost:
 
     def written(self, file: str) -> list[int]:
         return [int(line) for line in (self.folder / file).read_text().split()]
+
+
+@pytest.mark.parametrize("what", ["nothing", "closed_stdin"])
+def test_the_slots_end_with_their_killed_parent(shell: CommandLine, name: str, what: str) -> None:
+    host = LeavingHost(shell, name, "--slots", "2")
+    children = children_of(host.running.pid)
+    # Closed in a lease: the slot waits for the end of its parent already.
+    host.pids_of_leases(what, what)
+    host.running.kill()
+    wait_until(lambda: not any(map(is_alive, children)))
 
 
 def test_a_slot_in_which_a_lease_left_something_is_replaced_and_what_was_left_is_named(
