@@ -260,6 +260,9 @@ class AdmissionQueue:
 async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
     try:
         await send_answer(answers, [])
+    except BudgetUnavailable:
+        # That the ledger is out of reach is logged once, where it is found.
+        log.debug("An admission could not be sent: the ledger is out of reach")
     except (BusError, Fault) as error:
         log.warning("An admission could not be sent; it is sent when the worker repeats its admit: %s", error.message)
 
