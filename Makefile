@@ -39,8 +39,8 @@ clients: $(ready) ## run other people's tools against a gateway; each is install
 	QUINTAIN_TEST_CLIENTS=$(or $(QUINTAIN_TEST_CLIENTS),all) $(bin)/pytest tests/clients $(ARGS)
 pythons: $(ready) ## install the wheel in each Python from 3.11 to 3.14 on the PATH, and use it
 	$(bin)/pytest tests/pythons $(ARGS)
-faults: $(ready) ## inject faults into real processes, check the ledger (ARGS="-n 2 --dist loadfile": two at a time)
-	QUINTAIN_TEST_FAULTS=long $(bin)/pytest -v tests/faults tests/superred $(ARGS)
+faults: $(ready) ## inject faults into real processes, two files of tests at a time, and check the ledger
+	QUINTAIN_TEST_FAULTS=long $(bin)/pytest -v $(if $(parallel),-n 2 --dist loadfile) tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
 flood: $(ready)  ## floods of large messages by a user without a session, with the limits of a deployment
