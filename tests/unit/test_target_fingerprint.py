@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +187,37 @@ def test_what_a_python_entry_imports_from_its_folder_counts(modules: Path, targe
     assert fingerprint(modules, target) == before
 
 
+@pytest.mark.parametrize("name", ["parts/__init__.py", "parts/deep/__init__.py", "parts/tone.py"])
+def test_the_packages_of_a_module_count(modules: Path, name: str) -> None:
+    (modules / "parts" / "deep" / "__init__.py").write_text("from .. import tone")
+    target = PYTHON.replace("bot:", "parts.deep.below:")
+    (modules / "parts" / "deep" / "below.py").write_text("def answer(request): return 'a'")
+    before = fingerprint(modules, target)
+    (modules / name).write_text("changed = True")
+    assert fingerprint(modules, target) != before
+
+
+def test_what_a_package_lists_counts_where_all_of_it_is_imported(modules: Path) -> None:
+    (modules / "bot.py").write_text("from parts import *")
+    (modules / "parts" / "__init__.py").write_text("__all__ = ['style']\n__all__ += ['tone', 'a_function']")
+    assert {"parts.style", "parts.tone"} <= command_imports(["python", "bot.py"], modules, {}).files.keys()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import importlib as i; i.import_module(name='words')",
+        "from importlib import import_module\ndef f(): import_module('words')",
+        "import builtins; builtins.__import__('words')",
+        "import runpy; runpy.run_module('words')",
+    ],
+)
+def test_a_module_that_is_imported_by_a_function_counts(modules: Path, code: str) -> None:
+    (modules / "bot").write_text(f"#!/usr/bin/env python3\n{code}")
+    imports = command_imports(["./bot"], modules, {})
+    assert ("words" in imports.files, imports.unread) == (True, [])
+
+
 def test_a_module_that_appears_before_an_installed_one_counts(modules: Path) -> None:
     before = fingerprint(modules, COMMAND)
     (modules / "json.py").write_text("")
@@ -214,7 +246,7 @@ def test_imports_are_exempt_with_what_imports_them(modules: Path, exempt: str) -
     assert fingerprint(modules, target) == before
 
 
-def test_a_folder_of_pythonpath_inside_the_programs_counts(modules: Path) -> None:
+def test_a_folder_of_pythonpath_counts(modules: Path) -> None:
     (modules / "lib").mkdir()
     (modules / "lib" / "words.py").write_text("")
     (modules / "src").mkdir()
@@ -225,6 +257,8 @@ def test_a_folder_of_pythonpath_inside_the_programs_counts(modules: Path) -> Non
     (modules / "lib" / "words.py").write_text("changed = True")
     assert fingerprint(modules, target) == before[0]
     assert fingerprint(modules, by_path) != before[1]
+    elsewhere = {"PYTHONPATH": f"{modules / 'lib'}{os.pathsep}{modules / 'no_such_folder'}"}
+    assert "words" in command_imports(["python", "main.py"], modules / "src", elsewhere).files
 
 
 @pytest.mark.parametrize(
@@ -235,6 +269,16 @@ def test_a_folder_of_pythonpath_inside_the_programs_counts(modules: Path) -> Non
         (["./bot.py"], "#!/usr/bin/env python3\nimport json", False),
         (["python", "bot.py"], "import json; __import__(json.NAME)", True),
         (["python", "bot.py"], "import sys; sys.path.append('lib')", True),
+        (["python", "bot.py"], "from sys import path", True),
+        (["python", "bot.py"], "import site; site.addsitedir('lib')", True),
+        (["python", "bot.py"], "import importlib; load = importlib.import_module; load('words')", True),
+        (["python", "bot.py"], "from importlib import import_module as load; load('words')", True),
+        (["python", "bot.py"], "import importlib; importlib.import_module('.words', 'parts')", True),
+        (["python", "bot.py"], "__import__('parts', fromlist=['words'])", True),
+        (["python", "bot.py"], "import runpy; runpy.run_path('words.py')", True),
+        (["python", "bot.py"], "from importlib.util import spec_from_file_location as load", True),
+        (["python", "bot.py"], "from parts import *", True),
+        (["./bot"], "#!/usr/bin/env python3\nimport json", False),
         (["python", "bot.py"], "print 'an older Python'", True),
         (["python", "-m", "no_module_here"], "", True),
         (["python", "-m", "bot\0"], "", True),
@@ -247,7 +291,10 @@ def test_a_folder_of_pythonpath_inside_the_programs_counts(modules: Path) -> Non
 def test_what_cannot_be_followed_is_told_unless_files_are_named(
     tmp_path: Path, command: list[str], code: str, is_unread: bool
 ) -> None:
-    (tmp_path / "bot.py").write_text(code)
+    for name in ("bot.py", "bot"):
+        (tmp_path / name).write_text(code)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").write_text("import pathlib; __all__ = [*names()]")
     imports = command_imports(command, tmp_path, {})
     assert bool(unseen_warnings("targets.bot", imports, [])) is is_unread
     assert not unseen_warnings("targets.bot", imports, ["prompt.md"])

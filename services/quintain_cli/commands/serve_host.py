@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from quintain.config.fingerprint import module_digests, unseen_warnings
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.values import TARGET_NAME_PATTERN
 from quintain.errors import ConfigError
@@ -87,6 +88,11 @@ class HostOptions:
         """Import the factory, and read its fingerprint. Raises `ConfigError`."""
         factory = load_factory(self.factory_reference, Path.cwd())
         return factory, factory_fingerprint(self.factory_reference, Path.cwd(), self.depends_on)
+
+    def unseen_imports(self) -> list[str]:
+        """Say what of the factory's module is not followed, unless ``--depends-on`` names files."""
+        imports = module_digests(self.factory_reference, Path.cwd())[1]
+        return unseen_warnings(self.factory_reference, imports, self.depends_on, option="--depends-on")
 
     def choose_isolation(self, factory: InstanceFactory) -> Isolation:
         """Return where instances run; variables and a use are for processes. Raises `ConfigError`."""
@@ -201,6 +207,8 @@ async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_js
     settings = read_settings(environment())
     settings.require_broker_url()
     factory, fingerprint = host_options.load_factory()
+    for unseen in host_options.unseen_imports():
+        log.warning("%s", unseen)
     isolation = host_options.choose_isolation(factory)
     serve_slots = _serve_in_processes if isolation is Isolation.PROCESS else _serve_in_threads
     metrics = HostMetrics()

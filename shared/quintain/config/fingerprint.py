@@ -102,12 +102,14 @@ def import_digests(files: Mapping[str, Path]) -> list[dict[str, str]]:
     return [{name: file_digest(path) for name, path in files.items()}] if files else []
 
 
-def unseen_warnings(place: str, imports: PythonImports, depends_on: Sequence[str]) -> list[str]:
-    """Say what of a program or module is not followed, unless ``depends_on`` names files."""
+def unseen_warnings(
+    place: str, imports: PythonImports, depends_on: Sequence[str], *, option: str = "depends_on"
+) -> list[str]:
+    """Say what of a program or module is not followed, unless ``depends_on`` names files; ``option`` is how it does."""
     if depends_on or not imports.unread:
         return []
     unread = "; ".join(imports.unread)
-    return [f"{place}: {unread}: if a file that it imports or reads changes, nobody sees it; name it in depends_on"]
+    return [f"{place}: {unread}: if a file that it imports or reads changes, nobody sees it; name it in {option}"]
 
 
 def target_fingerprints(

@@ -51,6 +51,16 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
+#: The endings of modules that have no source.
+_COMPILED = (*importlib.machinery.EXTENSION_SUFFIXES, *importlib.machinery.BYTECODE_SUFFIXES)
+
+#: Functions that import the module of a name, and those that import a file or add a folder to look in.
+_BY_NAME = frozenset({"__import__", "import_module", "run_module"})
+_BY_PATH = frozenset({"spec_from_file_location", "SourceFileLoader", "run_path", "addsitedir"})
+
+#: What of ``sys`` says where modules are looked for.
+_SEARCHES = frozenset({"path", "meta_path", "path_hooks"})
+
 
 @dataclass(slots=True)
 class PythonImports:
@@ -68,11 +78,13 @@ class PythonImports:
 class _Source:
     """The modules that one file may import, each with whether only its functions do, and why others are not known.
 
-    A relative name begins with its dots.
+    A relative name begins with its dots; one that ends with ``.*`` is of all that a package lists in ``__all__``.
+    ``exports`` is that list of this file, None if it is made as it runs.
     """
 
     imports: tuple[tuple[str, bool], ...] = ()
     unread: str | None = None
+    exports: tuple[str, ...] | None = ()
 
 
 def module_file(name: str, folders: Iterable[Path]) -> tuple[Path, Path] | None:
@@ -97,10 +109,13 @@ def module_imports(name: str, folder: Path, found: tuple[Path, Path] | None) -> 
         return PythonImports(unread=[f"the module {name} has no file here"])
     file, base = found
     is_installed = any(part in _INSTALLED for part in base.parts)
-    folders = [folder] if is_installed else [folder, base]
-    imports = _followed(_source_of(file), folders, name, _package(name, file))
     if is_installed:
+        imports = _followed(_source_of(file), [folder], name, _package(name, file))
         imports.unread.append(f"{file} is an installed package's")
+    else:
+        # By its name, because its packages are imported before it.
+        imports = _followed(_Source(((name, False),)), [folder, base])
+        imports.files.pop(name, None)
     return imports
 
 
@@ -108,11 +123,11 @@ def command_imports(command: Sequence[str], folder: Path, env: Mapping[str, str]
     """What a command imports that runs Python: a script, ``-m`` with a module, or ``-c``. It runs in ``folder``.
 
     The module of ``-m`` is among its files. The folders are the script's own, or else that in which it runs, and those
-    of ``PYTHONPATH`` which are inside that one.
+    of ``PYTHONPATH`` in which no packages are installed.
     """
     program, *arguments = command
     folders = [folder / entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    folders = [path for path in folders if path.resolve().is_relative_to(folder.resolve())]
+    folders = [path for path in folders if path.is_dir() and _INSTALLED.isdisjoint(path.parts)]
     script = _python_script(program, arguments, folder)
     if script is not None:
         return _followed(_source_of(script), [script.resolve().parent, *folders])
@@ -149,7 +164,7 @@ def _followed(source: _Source, folders: Sequence[Path], module: str = _SCRIPT, p
             here.update(file.name.partition(".")[0] for file in folder.iterdir())
         except OSError:
             imports.unread.append(f"{folder} cannot be read")
-    find = functools.cache(lambda name: tuple(_module_and_its_packages(name, folders)))
+    find = functools.cache(lambda name: tuple(_files_of(name, folders, imports.unread)))
     at_import, in_functions = list[tuple[str, Path]](), list[tuple[str, Path]]()
 
     def follow(importer: str, package: str, source: _Source, *, is_late: bool) -> None:
@@ -173,6 +188,20 @@ def _followed(source: _Source, folders: Sequence[Path], module: str = _SCRIPT, p
     return imports
 
 
+def _files_of(imported: str, folders: Sequence[Path], unread: list[str]) -> Iterator[tuple[str, Path]]:
+    """The files of a module and of its packages; of ``package.*``, also those that the package lists."""
+    package = imported.removesuffix(".*")
+    for name, file in _module_and_its_packages(package, folders):
+        yield name, file
+        if package == imported or name != package or _package(name, file) != package:
+            continue
+        exports = _source_of(file).exports
+        if exports is None:
+            unread.append(f"{package}: it makes its __all__ as it runs")
+        for export in exports or ():
+            yield from _module_and_its_packages(f"{package}.{export}", folders)
+
+
 def _package(name: str, file: Path) -> str:
     """The package that relative names of a module begin at."""
     return name if file.name.startswith("__init__.") else name.rpartition(".")[0]
@@ -190,7 +219,7 @@ def _module_and_its_packages(name: str, folders: Sequence[Path]) -> Iterator[tup
 
 
 def _source_of(file: Path) -> _Source:
-    if file.suffix != ".py":
+    if file.name.endswith(_COMPILED):
         return _Source(unread=f"{file.name} is compiled")
     try:
         status = file.stat()
@@ -212,6 +241,7 @@ def _source_in(text: str | bytes) -> _Source:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return _Source(unread="it is no Python that this interpreter can parse")
     imports: list[tuple[str, bool]] = []
+    exports: list[str] | None = []
     unread: str | None = None
     # Not by recursion: an expression may be nested more deeply than Python's stack allows.
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
@@ -221,9 +251,13 @@ def _source_in(text: str | bytes) -> _Source:
         if names is None:
             unread = "it imports by names or folders that are made as it runs"
         imports.extend((name, in_function) for name in names or ())
+        if (listed := _exports_in(node)) is not None:
+            exports = None if exports is None or not listed else [*exports, *listed]
         in_function = in_function or isinstance(node, _FUNCTIONS)
-        waiting.extend((child, in_function) for child in ast.iter_child_nodes(node))
-    return _Source(tuple(dict.fromkeys(imports)), unread)
+        # The function of a call that was read is not what is called by another name.
+        read = node.func if isinstance(node, ast.Call) and names else None
+        waiting.extend((child, in_function) for child in ast.iter_child_nodes(node) if child is not read)
+    return _Source(tuple(dict.fromkeys(imports)), unread, None if exports is None else tuple(exports))
 
 
 def _names_imported(node: ast.AST) -> list[str] | None:
@@ -232,16 +266,51 @@ def _names_imported(node: ast.AST) -> list[str] | None:
         case ast.Import():
             return [alias.name for alias in node.names]
         case ast.ImportFrom():
-            base = "." * node.level + (node.module or "")
-            joint = "" if base.endswith(".") else "."
-            return [base, *(f"{base}{joint}{alias.name}" for alias in node.names if alias.name != "*")]
-        case ast.Call(
-            func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"), args=[name, *others]
-        ):
-            match name:
-                case ast.Constant(value=str() as literal) if not others or not literal.startswith("."):
-                    return [literal]
+            return _names_from(node)
+        case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in _BY_NAME:
+            return _names_called(called, node)
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _BY_NAME | _BY_PATH:
             return None
-        case ast.Attribute(value=ast.Name(id="sys"), attr="path"):
+        case ast.Attribute(value=ast.Name(id="sys" | "_sys"), attr=name) if name in _SEARCHES:
             return None
     return []
+
+
+def _names_from(node: ast.ImportFrom) -> list[str] | None:
+    """The modules that ``from … import …`` may import; None if it names a function that imports, or its folders."""
+    if node.module == "sys" and any(alias.name in _SEARCHES for alias in node.names):
+        return None
+    # By another name, what is done with it is not seen.
+    if any(alias.name in _BY_NAME | _BY_PATH and alias.asname for alias in node.names):
+        return None
+    base = "." * node.level + (node.module or "")
+    joint = "" if base.endswith(".") else "."
+    return [base, *(f"{base}{joint}{alias.name}" for alias in node.names)]
+
+
+def _names_called(function: str, call: ast.Call) -> list[str] | None:
+    """The modules that a call of this function imports; None if that is known only as it runs."""
+    options = {option.arg: option.value for option in call.keywords}
+    name, others = options.pop("name", None) or options.pop("mod_name", None), call.args
+    if name is None and others:
+        name, *others = others
+    if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+        return None
+    if function == "run_module":
+        return [name.value, f"{name.value}.__main__"]
+    # A second argument says what a relative name begins at, or which modules of a package are imported.
+    return None if options or (others and (function == "__import__" or name.value.startswith("."))) else [name.value]
+
+
+def _exports_in(node: ast.AST) -> list[str] | None:
+    """What a statement adds to ``__all__``: nothing if that is known only as it runs; None if it is another one."""
+    match node:
+        case (
+            ast.Assign(targets=[ast.Name(id="__all__")], value=value)
+            | ast.AugAssign(target=ast.Name(id="__all__"), value=value)
+            | ast.AnnAssign(target=ast.Name(id="__all__"), value=value)
+        ):
+            names = value.elts if isinstance(value, ast.List | ast.Tuple) else []
+            literals = [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+            return literals if len(literals) == len(names) else []
+    return None
