@@ -93,10 +93,11 @@ def check_url(field: str, url: str, *, allows_urls: bool) -> None:
 
 
 #: The last names of hosts of one's own network.
-_PRIVATE_NAMES = frozenset({"localhost", "local", "internal", "lan", "home", "corp", "intranet", "arpa"})
+_PRIVATE_NAMES = frozenset({"localhost", "localdomain", "local", "internal", "lan", "home", "corp", "intranet", "arpa"})
 
-#: IPv6 addresses in which any IPv4 address may be written.
-_EMBEDDING = tuple(ipaddress.ip_network(block) for block in ("2002::/16", "64:ff9b::/96", "2001::/32"))
+#: The only block of IPv6 with public addresses; in parts of it any IPv4 address may be written.
+_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC = tuple(ipaddress.ip_network(block) for block in ("2002::/16", "2001::/32", "192.0.0.0/24"))
 
 
 def is_public_host(host: str) -> bool:
@@ -112,4 +113,5 @@ def is_public_host(host: str) -> bool:
         # Numbers that some resolvers read as an address (2130706433, 0x7f.1) are names of no host.
         last = name.rpartition(".")[2]
         return "." in name and last not in _PRIVATE_NAMES and not last[:1].isdigit()
-    return address.is_global and not address.is_multicast and not any(address in block for block in _EMBEDDING)
+    is_public = address.is_global and not address.is_multicast and not any(address in block for block in _NOT_PUBLIC)
+    return is_public and (address.version == 4 or address in _PUBLIC_IPV6)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from quintain.apis.parts import IMAGE_TYPES, check_data_url, check_url
-from quintain.apis.translation import Json, invalid, objects
+from quintain.apis.translation import Json, invalid
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.values import shorten
 from quintain.errors import UnsupportedParameter
@@ -65,12 +65,10 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "extra_body": "its fields stand in the request itself, where OpenAI's client puts them",
     "unsupported": "the session or the target says it (`quintain session open --unsupported ignore`)",
     **dict.fromkeys(
-        ("models", "fallbacks", "fallback", "context_window_fallbacks", "content_policy_fallbacks", "route", "router",
-         "provider", "providers", "preset", "plugins", "engine", "deployment", "deployment_id", "model_list",
-         "model_id", "model_name", "draft_model", "custom_llm_provider", "api_base", "base_url", "api_key", "api_type",
-         "api_version", "organization", "project", "headers", "proxy", "proxies", "user_config", "litellm_params",
-         "litellm_metadata", "mock_response", "callbacks", "success_callback", "failure_callback", "guardrails",
-         "kv_transfer_params", "webhook", "webhook_url", "callback_url", "workspace_id"),
+        ("route", "router", "provider", "providers", "preset", "plugins", "engine", "deployment", "deployment_id",
+         "custom_llm_provider", "api_type", "api_version", "endpoint", "region", "organization", "project", "headers",
+         "proxies", "user_config", "mock_response", "callbacks", "success_callback", "failure_callback", "guardrails",
+         "kv_transfer_params", "webhook", "workspace_id"),
         _ELSEWHERE,
     ),
     **dict.fromkeys(
@@ -91,9 +89,11 @@ _OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {
     "messages": frozenset({"messages", "system"}),
 }
 
-#: Names that secrets and addresses have in requests to proxies and clouds, whatever stands before them.
-_ADDRESS_OR_KEY = re.compile(
-    r"^(aws|azure|vertex|watsonx|bedrock|litellm)_|(api_key|api_base|base_url|_secret|_token_id)$"
+#: Names that models, secrets and addresses have in requests to proxies, clouds and servers, and what stands in them.
+_ELSEWHERE_NAMES = re.compile(
+    r"^(aws|azure|vertex|watsonx|bedrock|litellm|lora|adapter|bootstrap)_|"
+    r"(^|_)models?(_|$)|(^|_)(api_key|api_base|api_token|url|secret|token_id|access_token|auth_token|hf_token|proxy|"
+    r"authorization|credentials?|password|fallbacks?)$"
 )
 
 #: Fields that let the provider run a tool on its own side → the name by which a target may allow it.
@@ -105,17 +105,31 @@ _CALLERS_TOOLS = re.compile(
     r"computer_toolset|browser_toolset)(_\d{8})?"
 )
 
+#: Where tools stand in a request, at any depth: some are added in the middle of a conversation.
+_TOOL_KEYS = frozenset({"tools", "definition"})
+
 #: Keys of messages and parts that refer to what is stored at a provider.
-_REFERENCES = frozenset({"file_id", "vector_store_ids", "container", "container_id", "image_file", "connector_id"})
+_REFERENCES = frozenset(
+    {"file_id", "file_ids", "vector_store_ids", "container", "container_id", "image_file", "connector_id", "skill_id",
+     "tunnel_id", "previous_message_id", "comparison_response_id"}
+)  # fmt: skip
 
 #: Parts of a request that are a caller's own words or schemas, in which any key may stand.
 _OPAQUE = frozenset(
-    {"parameters", "input_schema", "schema", "arguments", "metadata", "chat_template_kwargs", "logit_bias"}
-)
+    {"parameters", "input_schema", "output_schema", "input_examples", "schema", "arguments", "metadata",
+     "chat_template_kwargs", "logit_bias", "guided_json", "structured_outputs", "env", "attributes"}
+)  # fmt: skip
 
+#: Keys whose values are URLs that a provider fetches.
+_URL_KEY = re.compile(r"(image|file|audio|video|document|server)_?ur[il]s?", re.IGNORECASE)
 
-#: Keys whose values are URLs that a provider fetches, written as text or as ``{"url": …}``.
-_URL_KEYS = frozenset({"image_url", "file_url", "audio_url", "video_url", "server_url", "file_data"})
+#: Types of parts with a medium, which they hold, or have a URL of, under one of these keys.
+_MEDIA_TYPE = re.compile(r"url|(input_)?(image|video|audio|document|file)(_url)?")
+_MEDIA_KEYS = frozenset({"url", "image", "video", "audio", "document", "file"})
+
+#: Keys of content in base64, in place of which some servers take a URL.
+_DATA_KEYS = frozenset({"data", "file_data"})
+_URL = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 #: Types of objects that refer to what is stored at a provider.
 _STORED_TYPES = ("item_reference", "container_upload", "file_search_call", "mcp_list_tools")
@@ -135,27 +149,28 @@ def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: s
         # A field that is switched off asks for nothing.
         if value is not None and value is not False:
             _check_field(api, path, name, policy)
-    for index, tool in enumerate(objects(body.get("tools"))):
-        kind = str(tool.get("type") or "function")
-        if _CALLERS_TOOLS.fullmatch(kind) is None:
-            _check_allowed(f"{path}tools[{index}].type", kind, policy)
     for field, key, value in _nested(body, path):
         if key in _REFERENCES and value is not None:
             raise invalid(field, _STORED)
-        if key in _URL_KEYS:
-            _check_url_of(field, key, value, policy)
         if isinstance(value, dict):
+            kind = str(value.get("type") or "function")
+            if key in _TOOL_KEYS and _CALLERS_TOOLS.fullmatch(kind) is None:
+                _check_allowed(f"{field}.type", kind, policy)
             _check_object(field, value, policy)
+
+
+#: Where a word begins in a name that is written as ``apiKey``.
+_CAMEL_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
     if name in _TOOL_FIELDS and (name != "image" or api == "responses"):
         _check_allowed(f"{path}{name}", _TOOL_FIELDS[name], policy)
         return
-    known = name.lower().replace("-", "_")
+    known = _CAMEL_HUMP.sub("_", name).lower().replace("-", "_")
     if known in REFUSED_FIELDS and (path or name not in _OWN_FIELDS[api]):
         raise invalid(f"{path}{name}", REFUSED_FIELDS[known])
-    if _ADDRESS_OR_KEY.search(known):
+    if _ELSEWHERE_NAMES.search(known):
         raise invalid(f"{path}{name}", _ELSEWHERE)
     if policy.is_vendor and name not in PUBLISHED_FIELDS[api]:
         nearest = get_close_matches(name, PUBLISHED_FIELDS[api], n=1)
@@ -173,19 +188,33 @@ def _check_allowed(field: str, tool: str, policy: Policy) -> None:
 
 
 def _check_object(field: str, value: Json, policy: Policy) -> None:
-    if value.get("type") in _STORED_TYPES:
+    kind = value.get("type")
+    if kind in _STORED_TYPES or (kind == "image_generation_call" and value.get("result") is None):
         raise invalid(f"{field}.type", _STORED)
-    audio = value.get("audio")
-    if value.get("role") == "assistant" and isinstance(audio, dict) and audio.get("id") is not None:
-        raise invalid(f"{field}.audio.id", _STORED)
-    if value.get("type") in ("url", "file") and isinstance(value.get("url"), str):
-        _check_url_of(f"{field}.url", "url", value["url"], policy)
+    if kind is None and value.get("id") is not None and value.keys() <= {"type", "id"}:
+        # Nothing but an id: of an item, a voice, an answer's audio.
+        raise invalid(f"{field}.id", _STORED)
+    is_media = isinstance(kind, str) and _MEDIA_TYPE.fullmatch(kind) is not None
+    for key, member in value.items():
+        is_url = _URL_KEY.fullmatch(key) is not None or (is_media and key == "url")
+        if is_url or (is_media and key in _MEDIA_KEYS) or (key in _DATA_KEYS and kind != "text"):
+            for place, url in _texts_of(f"{field}.{key}", member):
+                if is_url or _URL.match(url):
+                    _check_url(place, key, url, policy)
 
 
-def _check_url_of(field: str, key: str, value: object, policy: Policy) -> None:
-    url, field = (value.get("url"), f"{field}.url") if isinstance(value, dict) else (value, field)
-    if not isinstance(url, str) or (key == "file_data" and "://" not in url):
-        return
+def _texts_of(field: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the texts that are written as such, in lists, or as ``{"url": …}``, with their places."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts_of(f"{field}[{index}]", item)
+    elif isinstance(value, dict) and "url" in value:
+        yield from _texts_of(f"{field}.url", value["url"])
+
+
+def _check_url(field: str, key: str, url: str, policy: Policy) -> None:
     if url[:5].lower() != "data:":
         if policy.image_urls != "any":
             check_url(field, url, allows_urls=policy.image_urls != "refuse")
@@ -194,18 +223,15 @@ def _check_url_of(field: str, key: str, value: object, policy: Policy) -> None:
 
 
 def _nested(body: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield the path, the key (empty in a list) and the value of everything in a request's objects and lists."""
-    remaining: list[tuple[str, Any]] = [(f"{path}{name}", item) for name, item in body.items() if name not in _OPAQUE]
+    """Yield the path, the key and the value of everything in a request; items of a list have the list's key."""
+    remaining: list[tuple[str, str, Any]] = [(f"{path}{name}", name, item) for name, item in body.items()]
     while remaining:
-        field, item = remaining.pop()
-        if isinstance(item, dict):
-            members = [(f"{field}.{key}", key, member) for key, member in item.items()]
-        elif isinstance(item, list):
-            members = [(f"{field}[{index}]", "", member) for index, member in enumerate(item)]
-        else:
+        field, key, value = remaining.pop()
+        if key in _OPAQUE:
             continue
-        for place, key, member in members:
-            yield place, key, member
+        yield field, key, value
+        if isinstance(value, dict):
             # The ``input`` of a request is its messages; that of a tool's call is the model's words.
-            if isinstance(member, dict | list) and key not in _OPAQUE and key != "input":
-                remaining.append((place, member))
+            remaining += [(f"{field}.{name}", name, member) for name, member in value.items() if name != "input"]
+        elif isinstance(value, list):
+            remaining += [(f"{field}[{index}]", key, item) for index, item in enumerate(value)]

@@ -14,9 +14,12 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import anthropic.types.beta.beta_tool_union_param
+import anthropic.types.beta.message_create_params
 import anthropic.types.message_create_params
 import openai.types.chat.completion_create_params
 import openai.types.responses.response_create_params
+import openai.types.responses.tool_param
 import pytest
 import typing_extensions
 
@@ -247,3 +250,46 @@ def test_a_refusal_names_the_message_of_the_callers_own_request(
     with pytest.raises(BadRequest) as refused:
         translated(api, own, {**QUESTIONS[api], **body})
     assert refused.value.message.partition(": ")[0] == refused.value.parameter == field
+
+
+#: What Anthropic's beta endpoint takes: the same path, with more fields.
+BETA = anthropic.types.beta.message_create_params.MessageCreateParamsNonStreaming
+
+#: Tools whose calls the caller answers itself.
+OF_THE_CALLER = re.compile(
+    r"function|custom|namespace|apply_patch|local_shell|(computer|bash|text_editor|memory)(_.*)?|browser_toolset_.*"
+)
+
+
+def types_of_tools() -> set[str]:
+    """The types of the tools that the vendors run themselves."""
+    kinds: list[Any] = [
+        *typing.get_args(openai.types.responses.tool_param.ToolParam),
+        *typing.get_args(anthropic.types.beta.beta_tool_union_param.BetaToolUnionParam),
+    ]
+    named = itertools.chain(*(samples_of(typing.get_type_hints(kind).get("type", None), "type") for kind in kinds))
+    return {name for name in named if isinstance(name, str) and OF_THE_CALLER.fullmatch(name) is None}
+
+
+@pytest.mark.parametrize(("api", "hint"), [*REQUESTS.items(), ("messages", BETA)])
+def test_a_tool_of_the_vendors_is_refused_wherever_it_may_stand(api: ApiName, hint: Any) -> None:
+    tools, places, passed = types_of_tools(), set[tuple[object, ...]](), set[str]()
+    for name, field in typing_extensions.get_type_hints(hint).items():
+        for sample in samples_of(field, name) if name not in {"model", "tool_choice"} else ():
+            body = {**QUESTIONS[api], name: sample}
+            found = [path for path in paths_in(sample) if path[-1] == "type" and is_tool(sample, path, tools)]
+            places |= {tuple(step for step in path if isinstance(step, str)) for path in found}
+            if found:
+                try:
+                    BUILDERS[api].check(ApiRequest(api, json_text(body)))
+                except BadRequest:
+                    continue
+                passed.add(f"{name}.{'.'.join(map(str, found[0]))} = {at(sample, found[0])}")
+    assert not passed
+    assert places or api == "chat"
+
+
+def is_tool(sample: Any, path: Path, tools: set[str]) -> bool:
+    # A block may say which tool of the provider called another one: that tool must be offered elsewhere.
+    kind = at(sample, path)
+    return isinstance(kind, str) and kind in tools and "caller" not in path
