@@ -127,8 +127,20 @@ class InstrumentedTransport:
         return result
 
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
-        """Same as `Transport.invoke_batch`; counts nothing, because the gateway makes a batch's calls one by one."""
-        return await self._transport.invoke_batch(items, deadline_seconds=deadline_seconds)
+        """Same as `Transport.invoke_batch`; counts each call by how it ended, or all as cancelled with the batch."""
+        try:
+            ended = await self._transport.invoke_batch(items, deadline_seconds=deadline_seconds)
+        except asyncio.CancelledError:
+            self._count_batch(items, [BatchItem(None, Cancelled())] * len(items))
+            raise
+        self._count_batch(items, ended)
+        return ended
+
+    def _count_batch(self, items: Sequence[InvokeRequest | Fault], ended: Sequence[BatchItem]) -> None:
+        for request, item in zip(items, ended, strict=True):
+            if isinstance(request, InvokeRequest):
+                code = CODE_OK if item.fault is None else item.fault.code
+                self._metrics.count_call(request, code, served_by=None if item.result is None else item.result.target)
 
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
         """Same as `Transport.call_route`; passes each `Info` reply to ``on_info``."""

@@ -7,10 +7,7 @@ intentional differences from AgentV; the error messages are AgentV's.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,13 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quintain.client.client import Client
-from quintain.client.transport import BatchItem, may_be_uncharged
+from quintain.client.transport import BatchItem
 from quintain.contracts.invoke import FaultReply, InvokeRequest, OutputMessage, Result
 from quintain.contracts.json_text import parse_json
 from quintain.contracts.message import Message, describe_validation_error
 from quintain.contracts.session import Info
-from quintain.errors import BadRequest, BusError, Fault, PayloadTooLarge
-from quintain.rpc.server import log_defect
+from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
 from quintain_gateway.endpoint import (
     HTTP_METHODS,
@@ -34,7 +30,6 @@ from quintain_gateway.endpoint import (
     Api,
     cancel_on_disconnect,
     context_of,
-    unreachable_fault,
 )
 from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
 from quintain_gateway.idempotency import read_deadline_seconds, read_request_id
@@ -183,8 +178,6 @@ def agentv_status(fault: Fault) -> int:
     return 500 if fault.code in PROVIDER_FAILURES else fault.status
 
 
-log = logging.getLogger(__name__)
-
 CORS_HEADERS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -292,50 +285,11 @@ class AgentVEndpoints:
         if not items:
             await client.get_info()
             return JSONResponse({"responses": []})
-        results = await cancel_on_disconnect(request, _invoke_batch(client, items, deadline_seconds))
+        results = await cancel_on_disconnect(request, client.invoke_batch(items, deadline_seconds=deadline_seconds))
         ignored = set().union(*map(ignored_keys, body["requests"])) if isinstance(body, dict) else set()
         ignored.update(name for item in results if item.result is not None for name in item.result.ignored or ())
         responses = {"responses": [_write_item(item) for item in results]}
         return JSONResponse(responses, headers=ignored_header(ignored))
-
-
-async def _invoke_batch(
-    client: Client, items: Sequence[InvokeRequest | Fault], deadline_seconds: float
-) -> list[BatchItem]:
-    """Reserve the budget, make all calls, and release unused reservations, also if the request is cancelled."""
-    request_ids = await client.reserve(len(items), deadline_seconds=deadline_seconds)
-    results: dict[str, BatchItem] = {}
-
-    async def invoke_one(item: InvokeRequest | Fault, request_id: str) -> BatchItem:
-        results[request_id] = await _invoke_item(client, item, request_id, deadline_seconds)
-        return results[request_id]
-
-    try:
-        return await asyncio.gather(*(invoke_one(item, name) for item, name in zip(items, request_ids, strict=True)))
-    finally:
-        try:
-            await client.release([name for name, item in results.items() if may_be_uncharged(item)])
-        except (Fault, BusError) as error:
-            log.warning(
-                "Unused reservations of a batch were not released and expire at their deadline: %s", error.message
-            )
-
-
-async def _invoke_item(
-    client: Client, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float
-) -> BatchItem:
-    """Make the call of one batch item; a fault, or any other exception, becomes the fault of that item."""
-    if isinstance(item, Fault):
-        return BatchItem(None, item)
-    try:
-        call = client.send(item, request_id=request_id, deadline_seconds=deadline_seconds, cancel_with_task=True)
-        return BatchItem(await call, None)
-    except Fault as fault:
-        return BatchItem(None, fault)
-    except BusError as bus_error:
-        return BatchItem(None, unreachable_fault(bus_error))
-    except Exception as error:
-        return BatchItem(None, log_defect(error, "calling the target of a batch item"))
 
 
 def _write_item(item: BatchItem) -> dict[str, object]:

@@ -65,6 +65,7 @@ from quintain.routes import (
     Route,
 )
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
+from quintain.rpc.server import log_defect
 
 log = logging.getLogger(__name__)
 
@@ -184,8 +185,10 @@ class AmqpTransport:
         except Fault as fault:
             return BatchItem(None, fault)
         except BusError as error:
-            # A transport error of one item must lose neither the other items nor their reservations.
+            # An error of one item must lose neither the other items nor their reservations.
             return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
+        except Exception as error:
+            return BatchItem(None, log_defect(error, "calling the target of a batch item"))
 
     async def _invoke(self, call: InvokeCall, request_id: str) -> Result:
         """Send a call; one that names no target goes to its session's default, without passing the metadata service.

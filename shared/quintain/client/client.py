@@ -39,7 +39,7 @@ from quintain.rpc.requests import RpcClient
 from quintain.settings import environment, read_settings
 
 #: One item of a batch: a request, its fields, or only its question.
-BatchRequest = InvokeRequest | Mapping[str, object] | str
+BatchRequest = InvokeRequest | Fault | Mapping[str, object] | str
 
 
 class Client:
@@ -147,9 +147,9 @@ class Client:
 
         The budget for all of them is reserved first, all or nothing (`BudgetExhausted`). After that a failing item does
         not affect the others, and calls that were not charged are released. An item is a request, its fields as a
-        mapping, or only its question; an invalid one gets a `BadRequest` as its fault. If the task is cancelled,
-        running calls and reservations are cancelled in the fleet. Over HTTP the batch is one request of at most 1 MiB
-        (`PayloadTooLarge`).
+        mapping, or only its question; an invalid one gets a `BadRequest` as its fault, and a `Fault` is its own. If the
+        task is cancelled, running calls and reservations are cancelled in the fleet. Over HTTP the batch is one request
+        of at most 1 MiB (`PayloadTooLarge`).
 
         Example::
 
@@ -273,7 +273,7 @@ class Client:
 
 def _parse_item(item: object) -> InvokeRequest | Fault:
     """Return a batch item as a request, or the fault that describes why it is invalid."""
-    if isinstance(item, InvokeRequest):
+    if isinstance(item, InvokeRequest | Fault):
         return item
     fields = {"question": item} if isinstance(item, str) else item
     try:
