@@ -3,20 +3,15 @@ the ledger comes first."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.schema import SCHEMA_VERSION
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.servers.postgres_admin import PostgresUnderTest
-from support.servers.postgres_sql import fresh_database, run_sql
+from support.servers.postgres_sql import fresh_database
 
 
 @pytest.fixture
@@ -56,31 +51,6 @@ def test_a_service_that_waits_for_its_ledger_stops_when_told(shell: CommandLine)
     ended = metadata.stop()
     assert ended.code == 0
     assert "se-cret" not in ended.stderr
-
-
-def test_a_ledger_whose_schema_is_newer_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:
-    async def made() -> None:
-        await (await open_ledger(fresh_postgres_url)).close()
-
-    asyncio.run(made())
-    run_sql(fresh_postgres_url, f"UPDATE ledger_version SET version = {SCHEMA_VERSION + 1}")
-    ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": fresh_postgres_url})
-    assert f"has schema {SCHEMA_VERSION + 1}, and this release knows {SCHEMA_VERSION}: upgrade quintain" in ended.stderr
-    assert "waiting" not in ended.stderr
-
-
-def test_a_file_whose_schema_is_newer_ends_the_start_and_is_left_as_it_is(shell: CommandLine, tmp_path: Path) -> None:
-    path, newer = tmp_path / "ledger.sqlite3", SCHEMA_VERSION + 1
-
-    async def made() -> None:
-        await (await open_ledger(f"sqlite://{path}")).close()
-
-    asyncio.run(made())
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {newer}")
-        ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": f"sqlite://{path}"})
-        assert f"has schema {newer}, and this release knows {SCHEMA_VERSION}: upgrade quintain" in ended.stderr
-        assert connection.execute("PRAGMA user_version").fetchall() == [(newer,)]
 
 
 def test_a_login_that_is_refused_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:

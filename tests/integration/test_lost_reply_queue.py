@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
-from aiormq.exceptions import ChannelNotFoundEntity
 
-import quintain
 from quintain.bus.base import Delivery
 from quintain.bus.rabbit import RabbitBus
 from quintain.contracts.session import CallsReleased, ReleaseCalls
@@ -19,21 +17,8 @@ from quintain.routes import RELEASE
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY
-from support.process_fleet import ProcessFleet, delete_protocol_queues, process_fleet
+from support.process_fleet import delete_protocol_queues
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
-
-CONFIG = """
-targets:
-  second: {provider: command, max_concurrency: 30, command: [/bin/sh, -c, 'echo asked >> asked; sleep 1; cat']}
-"""
-
-
-@pytest.fixture
-def fleet(broker_url: str) -> Iterator[ProcessFleet]:
-    with process_fleet(broker_url, CONFIG, targets=["second"]) as fleet:
-        fleet.start_service("metadata")
-        fleet.start_service("worker")
-        yield fleet
 
 
 @pytest.fixture
@@ -43,49 +28,8 @@ async def raw_channel(broker_url: str) -> AsyncIterator[AbstractChannel]:
         yield await connection.channel()
 
 
-async def queue_exists(broker_url: str, queue: str) -> bool:
-    async with await aio_pika.connect(broker_url) as connection:
-        channel = await connection.channel()
-        try:
-            await channel.declare_queue(queue, passive=True)
-        except ChannelNotFoundEntity:
-            return False
-    return True
-
-
 def reply_queue_of(caller: RpcClient) -> str:
     return f"quintain.reply.{caller.reply_key}"
-
-
-async def test_calls_under_way_when_the_reply_queue_is_deleted_are_answered_and_asked_once(
-    fleet: ProcessFleet, raw_channel: AbstractChannel, broker_url: str
-) -> None:
-    session, tasks = fleet.open_session("second", 50), asyncio.all_tasks()
-    asked = fleet.folder / "asked"
-    async with quintain.connect(broker_url, session.token) as client:
-        caller = client._transport._rpc_client
-        calls = [asyncio.create_task(client.invoke(f"q{number}")) for number in range(20)]
-        async with asyncio.timeout(30):
-            while not asked.exists() or asked.read_text().count("\n") < 10:
-                await asyncio.sleep(0.02)
-        lost = reply_queue_of(caller)
-        await raw_channel.queue_delete(lost)  # with it goes whatever was in it
-        async with asyncio.timeout(60):
-            answers = await asyncio.gather(*calls)
-        assert [answer.raw_text for answer in answers] == [f"q{number}" for number in range(20)]
-        assert sorted(answer.call_count for answer in answers) == list(range(1, 21))
-        info = await client.get_info()
-        assert (info.call_count, info.committed, info.running) == (20, 20, 0)
-        moved_to = reply_queue_of(caller)
-        assert moved_to != lost
-        assert (caller.in_flight, caller.unmatched_replies) == (0, 0)
-    assert asked.read_text().count("\n") == 20
-    assert not await queue_exists(broker_url, lost)
-    assert not await queue_exists(broker_url, moved_to)
-    # The library ends a connection's writer in a task of its own, which outlives the connection by a moment.
-    async with asyncio.timeout(5):
-        while asyncio.all_tasks() != tasks:
-            await asyncio.sleep(0.01)
 
 
 class ProxiedClient:

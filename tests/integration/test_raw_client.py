@@ -89,14 +89,6 @@ def test_an_unknown_target_is_a_fault_with_the_list(
     )
 
 
-def test_after_max_calls_the_budget_is_exhausted(fleet: ProcessFleet, raw_client: RawAmqpClient) -> None:
-    for number in (1, 2, 3):
-        assert raw_client.call({"question": "x"}, key="parrot")[1]["callCount"] == number
-    kind, fault = raw_client.call({"question": "x"}, key="parrot")
-    assert (kind, fault["code"], fault["error"]) == ("fault", "budget_exhausted", "Max calls exceeded (limit: 3)")
-    assert (fault["status"], fault["retryable"], fault["charged"]) == (429, False, False)
-
-
 @pytest.mark.parametrize(
     ("body", "key", "headers", "code", "names"),
     [
@@ -124,17 +116,6 @@ def test_bad_input_is_a_typed_fault_and_costs_nothing(
     assert (kind, fault["code"], fault["charged"]) == ("fault", code, False), fault
     assert names in str(fault["error"])
     assert raw_client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"] == 0
-
-
-def test_the_same_request_id_is_one_call_and_another_body_a_conflict(raw_client: RawAmqpClient) -> None:
-    same = {"x-quintain-request-id": "mine"}
-    first = raw_client.call({"question": "x"}, key="sage", headers=same)[1]
-    again = raw_client.call({"question": "x"}, key="sage", headers=same)[1]
-    assert (first["replayed"], again["replayed"]) == (False, True)
-    assert {**again, "replayed": False} == first
-    other = raw_client.call({"question": "y"}, key="sage", headers=same)[1]
-    assert (other["code"], other["status"]) == ("request_conflict", 409)
-    assert raw_client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"] == 1
 
 
 def test_the_operations_of_the_metadata_exchange(fleet: ProcessFleet, raw_client: RawAmqpClient) -> None:

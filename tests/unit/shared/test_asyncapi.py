@@ -11,7 +11,6 @@ import pytest
 from quintain import routes
 from quintain.asyncapi import asyncapi_document
 from quintain.routes import ROUTES, Route
-from quintain.topology import METADATA_TOPOLOGY
 
 Node = dict[str, object]
 
@@ -53,15 +52,6 @@ def test_no_route_is_left_out() -> None:
         assert isinstance(channel, dict)
         assert channel["bindings"]["amqp"]["exchange"]["name"] == route.exchange.name
         assert ("reply" in operation) == (route.name not in {"settle", "heartbeat_probe"})
-
-
-def test_every_queue_is_there_as_it_is_declared() -> None:
-    for queue in METADATA_TOPOLOGY.queues:
-        node = DOCUMENT["channels"][f"queue.{queue.name}"]
-        assert (node["address"], node["x-arguments"]) == (queue.name, queue.arguments)
-    waiting = DOCUMENT["channels"]["queue.quintain.target.target"]
-    assert waiting["x-bound-to"] == [{"exchange": "quintain.invoke", "routingKey": "{target}"}]
-    assert waiting["x-arguments"]["x-delivery-limit"] == 100
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENT["components"]["messages"]))

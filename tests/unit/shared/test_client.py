@@ -19,7 +19,7 @@ from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client, connect
 from quintain.client.transport import BatchItem, invoke_routing_key, may_be_uncharged
 from quintain.clock import Clock
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import (
@@ -29,7 +29,6 @@ from quintain.contracts.session import (
     CancelCalls,
     GetInfo,
     Info,
-    OpenSession,
     ReleaseCalls,
     ReserveCalls,
     SessionState,
@@ -44,7 +43,6 @@ from quintain.errors import (
     ForbiddenTarget,
     Overloaded,
     ProviderFailed,
-    RequestConflict,
     Unauthorized,
     UnknownTarget,
 )
@@ -170,25 +168,6 @@ async def lone_client() -> AsyncIterator[LoneClient]:
     alone.memory.close()
 
 
-async def test_an_invoke_is_answered_and_counted(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo", max_calls=3) as client:
-        first = await client.invoke("what?")
-        assert (first.raw_text, first.target, first.call_count, first.max_calls) == ("what?", "echo", 1, 3)
-        assert first.output[0].content == "what?"
-        assert (first.attempts, first.replayed, first.cached) == (1, False, False)
-        assert (await client.invoke("again", target="echo")).call_count == 2
-        info = await client.get_info()
-    assert (info.call_count, info.committed, info.max_calls) == (2, 2, 3)
-    assert info.available_targets == ["echo", "broken"]
-
-
-async def test_a_conversation_and_settings_reach_the_target(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo") as client:
-        turns = [ChatMessage(role="user", content="a"), ChatMessage(role="user", content="b")]
-        result = await client.invoke(messages=turns, system_prompt="p", settings=InvokeSettings(temperature=0))
-    assert result.raw_text == "b"
-
-
 @pytest.mark.parametrize(
     "ask", [{}, {"question": ""}, {"question": "x", "messages": [ChatMessage(role="user", content="y")]}]
 )
@@ -221,63 +200,6 @@ async def test_an_invoke_has_a_deadline_and_settings_of_a_mapping(lone_client: L
     assert settings.temperature == 0.5
 
 
-async def test_a_fault_is_raised_as_what_it_is(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo") as client:
-        with pytest.raises(UnknownTarget, match="Unknown target 'nope'. Available: echo, broken") as unknown:
-            await client.invoke("x", target="nope")
-        assert unknown.value.available_targets == ("echo", "broken")
-        with pytest.raises(ProviderFailed) as failed:
-            await client.invoke("x", target="broken")
-        assert failed.value.charged
-        assert (await client.get_info()).call_count == 1
-
-
-async def test_the_same_request_id_is_the_same_call(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo", max_calls=1) as client:
-        first = await client.send(InvokeRequest(question="x"), request_id="mine")
-        again = await client.invoke("x", request_id="mine")
-        assert (first.replayed, again.replayed) == (False, True)
-        assert again.raw_text == first.raw_text
-        with pytest.raises(RequestConflict):
-            await client.send(InvokeRequest(question="y"), request_id="mine")
-        assert (await client.get_info()).call_count == 1
-
-
-async def test_a_batch_is_answered_in_order_and_a_failing_item_loses_no_other(fleet: MemoryFleet) -> None:
-    asks = [
-        InvokeRequest(question="a"),
-        InvokeRequest(question="b", target="broken"),
-        InvokeRequest(question="c", target="nope"),
-        InvokeRequest(question="d", target="echo"),
-    ]
-    async with fleet.client("echo", max_calls=4) as client:
-        items = await client.invoke_batch(asks)
-        assert [item.result.raw_text if item.result else type(item.fault) for item in items] == [
-            "a",
-            ProviderFailed,
-            UnknownTarget,
-            "d",
-        ]
-        info = await client.get_info()
-    # The unknown target cost nothing, and its reservation is given back; the provider that failed was called.
-    assert (info.call_count, info.committed, info.reserved, info.running) == (3, 3, 0, 0)
-
-
-async def test_a_batch_over_the_budget_calls_nobody(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo", max_calls=3) as client:
-        await client.invoke("x")
-        with pytest.raises(BudgetExhausted, match=r"current: 1, batch: 3, limit: 3"):
-            await client.invoke_batch([InvokeRequest(question=str(number)) for number in range(3)])
-        assert (await client.get_info()).call_count == 1
-        items = await client.invoke_batch([InvokeRequest(question=str(number)) for number in range(2)])
-        assert [item.result.raw_text for item in items if item.result] == ["0", "1"]
-
-
-async def test_an_empty_batch_is_no_call(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo", max_calls=0) as client:
-        assert await client.invoke_batch([]) == []
-
-
 async def test_what_is_reserved_counts_until_it_is_released(fleet: MemoryFleet) -> None:
     async with fleet.client("echo", max_calls=2) as client:
         ids = await client.reserve(2)
@@ -298,16 +220,6 @@ async def test_a_refused_item_ends_its_reservation_whoever_refuses_it(fleet: Mem
                 await client.send(InvokeRequest(question="x", target=target), request_id=name)
         info = await client.get_info()
     assert (info.reserved, info.call_count) == (0, 0)
-
-
-async def test_a_child_draws_on_its_parent(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo", max_calls=2) as parent:
-        child = await parent.open_child(OpenSession(default_target="echo", max_calls=1))
-        async with connect("memory://", child.token, memory=fleet.running.memory) as client:
-            await client.invoke("x")
-            with pytest.raises(BudgetExhausted, match="limit: 1"):
-                await client.invoke("y")
-        assert (await parent.get_info()).call_count == 1
 
 
 async def test_nobody_in_time_is_expired_and_may_have_been_charged(
@@ -413,12 +325,6 @@ def test_a_reservation_is_given_back_where_nothing_was_charged(item: BatchItem, 
     assert may_be_uncharged(item) is free
 
 
-async def test_connecting_proves_the_token_and_takes_the_fleets_clock(fleet: MemoryFleet) -> None:
-    with pytest.raises(Unauthorized):
-        async with connect("memory://", SessionToken.mint().text, memory=fleet.running.memory):
-            pytest.fail("a token that opens nothing connects to nothing")
-
-
 async def test_connecting_without_a_token_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUINTAIN_SESSION_TOKEN", raising=False)
     with pytest.raises(ConfigError, match=r"QUINTAIN_SESSION_TOKEN is not set: .*session open"):
@@ -451,14 +357,6 @@ async def test_who_is_cancelled_while_it_waits_takes_its_call_back(lone_client: 
     ids = await lone_client.next_request_ids(1)
     await cancel_and_wait(asking)
     assert await lone_client.metadata.next_cancelled() == ids
-
-
-async def test_a_timeout_of_the_callers_own_takes_the_call_back(lone_client: LoneClient) -> None:
-    await lone_client.consume_target_queue()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await lone_client.client.send(InvokeRequest(question="x", target="a"))
-    assert await lone_client.metadata.next_cancelled() == await lone_client.next_request_ids(1)
 
 
 async def test_calls_that_end_together_are_taken_back_together(lone_client: LoneClient) -> None:
@@ -558,12 +456,6 @@ async def test_a_batch_takes_requests_mappings_and_plain_questions(lone_client: 
     await serving
 
 
-async def test_a_text_is_no_batch_of_letters(lone_client: LoneClient) -> None:
-    with pytest.raises(BadRequest, match="a list of requests"):
-        await lone_client.client.invoke_batch("what?")
-    assert lone_client.metadata.requests.empty()
-
-
 async def test_answers_are_not_lost_where_a_reservation_cannot_be_given_back(
     lone_client: LoneClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -633,43 +525,6 @@ async def test_two_hundred_calls_a_lost_reply_queue_and_the_end_leave_nothing_be
     assert len(await lone_client.metadata.next_cancelled()) == 60
     assert set(lone_client.memory._queues) == queues
     assert asyncio.all_tasks() == tasks
-
-
-SLOW = "targets: {slow: {provider: mock, delay_ms: 60000, max_concurrency: 2}}"
-
-
-@pytest.fixture
-async def slow_fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
-    async with memory_fleet(tmp_path, SLOW) as fleet:
-        yield fleet
-
-
-async def wait_for_counters(client: Client, condition: Callable[[Info], bool]) -> Info:
-    """The session's counters, when they have come this far."""
-    async with asyncio.timeout(10):
-        while not condition(info := await client.get_info()):
-            await asyncio.sleep(0.02)
-    return info
-
-
-async def test_a_client_that_leaves_does_not_leave_the_provider_working(slow_fleet: MemoryFleet) -> None:
-    session = await slow_fleet.open_session("slow")
-    async with connect("memory://", session.token, memory=slow_fleet.running.memory) as client:
-        asking = [start(client.invoke(str(number))) for number in range(5)]
-        await wait_for_counters(client, lambda info: info.running == 2)
-        await cancel_and_wait(*asking)
-    async with connect("memory://", session.token, memory=slow_fleet.running.memory) as client:
-        info = await wait_for_counters(client, lambda info: info.running == 0)
-        # What waited cost nothing; of what ran the ledger has the word.
-        assert info.call_count <= 2
-
-
-async def test_a_batch_that_is_left_gives_back_what_it_had_reserved(slow_fleet: MemoryFleet) -> None:
-    async with slow_fleet.client("slow", max_calls=5) as client:
-        batch = start(client.invoke_batch([str(number) for number in range(5)]))
-        await wait_for_counters(client, lambda info: (info.running, info.reserved) == (2, 3))
-        await cancel_and_wait(batch)
-        assert (await wait_for_counters(client, lambda info: info.running == 0)).reserved == 0
 
 
 async def test_info_names_the_calls_that_were_answered_since_the_last_one(lone_client: LoneClient) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,9 +16,6 @@ from quintain.client.transport import REPLY_GRACE_SECONDS, InvokeCall
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.session import GetInfo, Info
 from quintain.routes import INFO
-from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server import serve_app
-from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import open_gateway_client
 from support.memory_fleet import memory_fleet
 
@@ -158,24 +154,6 @@ async def test_an_address_with_a_password_is_refused_without_showing_it() -> Non
     with pytest.raises(quintain.ConfigError) as refused:
         await call("http://me:hunter2@127.0.0.1:1")
     assert "hunter2" not in refused.value.message
-
-
-async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
-        capture_output=True, check=True, timeout=30,
-    )  # fmt: skip
-
-    async def app(scope: object, receive: object, send: object) -> None:
-        pytest.fail("it was asked all the same")
-
-    async with serve_app(
-        app, BindAddress(tls_cert=cert, tls_key=key), GatewayLimits(grace_seconds=0), GatewayMetrics()
-    ) as url:
-        with pytest.raises(quintain.GatewayUnavailable, match="its certificate is not trusted"):
-            await call(url)
 
 
 async def test_calls_share_a_connection(tmp_path: Path) -> None:

@@ -13,11 +13,6 @@ def test_no_name_comes_twice_also_from_block_to_block() -> None:
     assert {len(name) for name in names} == {2 * NAME_BYTES}
 
 
-def test_two_givers_of_names_have_none_in_common() -> None:
-    first, second = RandomIds(), RandomIds()
-    assert not {first.next() for _ in range(300)} & {second.next() for _ in range(300)}
-
-
 def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
     fields = {
         "token": "qtn_x",
