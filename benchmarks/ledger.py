@@ -18,11 +18,11 @@ import statistics
 import time
 from functools import partial
 
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, Settle, TargetCard
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import calls, leases, sessions
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.opening import open_ledger

@@ -20,6 +20,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import (
     Admission,
@@ -32,9 +34,7 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import leases, sessions
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.calls import SettleOperation

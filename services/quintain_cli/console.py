@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from quintain import observe
+from quintain.contracts.credentials import SessionToken, mask_tokens
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.proof import SessionToken, mask_tokens
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
 from quintain.observe import logs
 from quintain.settings import environment, read_log_settings, read_trace_settings

@@ -13,9 +13,10 @@ from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quintain.contracts.headers import TRACEPARENT_HEADER
 from quintain.observe import logs
 from quintain.observe.semconv import http_response_attributes, http_server_span
-from quintain.observe.spans import TRACEPARENT_HEADER, Span, span
+from quintain.observe.spans import Span, span
 from quintain.rpc.server import log_defect
 from quintain_gateway.endpoint import HTTP_METHODS, RequestContext, error_response_of, header_in_scope, valid_or_new_id
 from quintain_gateway.errors import GatewayStopping, HeadersTooLarge

@@ -17,7 +17,7 @@ from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
 from quintain.clock import Clock
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, BudgetExhausted, PayloadTooLarge, Unauthorized
 from quintain.rpc.requests import RpcClient

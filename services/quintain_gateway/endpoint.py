@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BudgetUnavailable, BusError, Cancelled, Fault, NoAnswer, Unauthorized
 from quintain.rpc.server import log_defect
 from quintain_gateway.errors import MethodNotAllowed, anthropic_response, fault_response, openai_response

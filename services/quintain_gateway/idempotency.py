@@ -14,9 +14,9 @@ from starlette.requests import Request
 
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.clock import Clock
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.values import RequestId
 from quintain.errors import BadRequest, Expired
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.rpc.server import integer_header
 from quintain_gateway.endpoint import context_of
 

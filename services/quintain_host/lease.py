@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery
+from quintain.contracts.headers import TRACEPARENT_HEADER
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     RUN_INPUT_TYPE,
@@ -34,7 +35,7 @@ from quintain.contracts.remote_target import (
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.observe.semconv import lease_request_span
-from quintain.observe.spans import TRACEPARENT_HEADER, Span, span_in_trace
+from quintain.observe.spans import Span, span_in_trace
 from quintain.remote.timeouts import SilenceMeter
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
 from quintain.rpc.private_queues import PrivateQueue

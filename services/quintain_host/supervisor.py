@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
 from quintain.contracts.remote_target import ProcessStatus, WatchProcess
 from quintain.errors import BadRequest, BusError
 from quintain.programs.processes import ProcessMark, end_process, start_process

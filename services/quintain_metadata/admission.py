@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from quintain.clock import Clock
+from quintain.contracts.credentials import public_id
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch
-from quintain.contracts.proof import public_id
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_admit_span

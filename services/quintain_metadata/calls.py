@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
+from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.contracts.proof import CallProof, SessionToken
 from quintain.errors import Fault
 from quintain_metadata import attempts, call_rows, replies, session_rows, targets
 from quintain_metadata.call_rows import CallKey, CallRow

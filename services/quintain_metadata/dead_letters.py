@@ -12,9 +12,10 @@ import secrets
 import time
 
 from quintain.bus.base import Bus, Delivery, Envelope, Handler, HeaderValue, earlier_deliveries, may_be_delivered_again
+from quintain.contracts.credentials import SessionToken, mask_tokens, public_id
+from quintain.contracts.headers import PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.proof import SessionToken, mask_tokens, public_id
 from quintain.contracts.values import sanitize_request_id
 from quintain.dlq import (
     DEAD_LETTERED_AT_HEADER,
@@ -25,7 +26,6 @@ from quintain.dlq import (
 )
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
 from quintain.observe.semconv import process_span
-from quintain.routes import PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.server import call_credential, delivery_context, request_id_of, result_or_fault, send_reply
 from quintain.timings import Timings
 from quintain.topology import DEAD, DEAD_QUEUE, DELIVERY_LIMIT, POISON

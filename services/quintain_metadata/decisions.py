@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.contracts.proof import CallProof, SessionToken
 from quintain.errors import Cancelled, Expired, Fault, Unauthorized
 from quintain_metadata import attempts, call_rows, replies, sessions
 from quintain_metadata.attempts import AttemptRow, WorkerRow

@@ -11,9 +11,10 @@ from typing import TypeVar
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts import fleet
 from quintain.contracts import session as session_messages
+from quintain.contracts.credentials import SessionToken, same_secret
+from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
-from quintain.contracts.proof import SessionToken, same_secret
 from quintain.contracts.session import (
     DrainWorker,
     ListWorkers,
@@ -43,7 +44,6 @@ from quintain.routes import (
     RESUME,
     SHOW,
     TARGETS,
-    TOKEN_HEADER,
     WORKERS,
     ReplyT,
     RequestT,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.api_request import read_request
+from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.contracts.values import is_target_name, sanitize_request_id, shorten
@@ -23,7 +24,6 @@ from quintain.errors import (
     QueueFull,
 )
 from quintain.observe.semconv import process_span
-from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
 from quintain.rpc.server import (
     call_credential,
     copyable_headers,

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.contracts.credentials import SessionToken, digest
 from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import AdmitBatch, OpenChild, Register
 from quintain.contracts.message import CLIENT_QUEUE_PREFETCH, Message
-from quintain.contracts.proof import SessionToken, digest
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
 from quintain.fleet.announce import ServiceIdentity, announce
-from quintain.routes import ADMIT, OPEN_CHILD, PROTOCOL_VERSION, REGISTER
+from quintain.routes import ADMIT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from quintain.contracts.proof import CallProof, SessionToken
+from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetExhausted, Unauthorized
 from quintain_metadata.store import LockRows, SqlProgram, Statement, fetch_one, filled_up, values_table

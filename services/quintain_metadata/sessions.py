@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Admit
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
-from quintain.contracts.proof import CallProof, SessionToken
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,

@@ -18,7 +18,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect_admin
 from quintain.config import Config, card_of, find_config, load_config, target_fingerprints
 from quintain.config.prices import target_price
-from quintain.contracts.proof import digest
+from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import BudgetUnavailable, ConfigError
 from quintain.fleet.announce import announce

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GroupItem, count_fitting
+from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import AttemptOutcome, Settle, encode_settle_batch
 from quintain.contracts.message import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES, Message
 from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
 from quintain.observe.spans import current_traceparent
-from quintain.routes import REQUEST_ID_HEADER, SETTLE
+from quintain.routes import SETTLE
 from quintain.rpc.groups import GroupedReply, ReplyGroups
 from quintain.rpc.server import send_reply, truncate_echo
 from quintain.runtime.concurrency import BatchSender

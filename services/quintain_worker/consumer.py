@@ -18,8 +18,9 @@ from functools import partial
 from quintain.bus.base import Consumer, Delivery, Envelope, earlier_deliveries
 from quintain.contracts.fleet import ServedTarget
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
+from quintain.contracts.headers import CALL_HEADERS, DEADLINE_HEADER, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
 from quintain.errors import BadRequest, BusError, Fault
-from quintain.routes import CALL_HEADERS, DEADLINE_HEADER, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
+from quintain.routes import INVOKE
 from quintain.rpc.groups import (
     GroupedDelivery,
     handle_each,

@@ -14,14 +14,15 @@ from functools import partial
 
 from quintain.bus.base import Delivery
 from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, TRACEPARENT_HEADER
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES, Message
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, OUTCOME, QUEUE_WAIT, SETTLE, process_span, reply_span
-from quintain.observe.spans import TRACEPARENT_HEADER, Span, current_traceparent, record_finished_span, span, start_span
-from quintain.routes import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, INVOKE
+from quintain.observe.spans import Span, current_traceparent, record_finished_span, span, start_span
+from quintain.routes import INVOKE
 from quintain.rpc.server import request_id_of
 from quintain.topology import REPLY, target_queue
 from quintain_worker.admissions import admission_attributes

@@ -10,12 +10,7 @@ from typing import NamedTuple
 
 from quintain.bus.base import Delivery
 from quintain.contracts.api_request import ApiRequest, read_request
-from quintain.contracts.invoke import FaultReply, InvokeRequest
-from quintain.contracts.ledger import Admit
-from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.contracts.values import sanitize_request_id, shorten
-from quintain.errors import BadRequest, Fault, PayloadTooLarge
-from quintain.routes import (
+from quintain.contracts.headers import (
     ACCEPT_HEADER,
     DEADLINE_HEADER,
     PROTOCOL_HEADER,
@@ -23,6 +18,11 @@ from quintain.routes import (
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
 )
+from quintain.contracts.invoke import FaultReply, InvokeRequest
+from quintain.contracts.ledger import Admit
+from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.contracts.values import sanitize_request_id, shorten
+from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.rpc.server import Credential, admit_fields, call_credential, integer_header, request_id_of
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and

@@ -13,11 +13,11 @@ from typing import Any
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GroupItem
+from quintain.contracts.headers import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
 from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
 from quintain.contracts.message import Message
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError
-from quintain.routes import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
 from quintain.rpc.groups import GroupedReply, ReplyGroups
 from quintain.rpc.server import truncate_echo
 from quintain.topology import REPLY

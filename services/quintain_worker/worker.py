@@ -15,10 +15,10 @@ from functools import partial
 from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.clock import Clock
 from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
 from quintain.errors import Fault
 from quintain.fleet.announce import ServiceIdentity
-from quintain.routes import PROTOCOL_VERSION
 from quintain.rpc.requests import RpcClient
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, cancel_topology, target_queue

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
-from quintain import routes, topology
+from quintain import topology
+from quintain.contracts import headers
 from quintain.contracts.api_request import API_NAMES
 from quintain.contracts.fleet import FleetChanged, SessionChanged, TargetChanged, WorkerChanged
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE
@@ -24,7 +25,6 @@ from quintain.contracts.invoke import Chunk, FaultReply, Progress
 from quintain.contracts.ledger import CancelBroadcast
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import RUN_INPUT_TYPE, RUN_OUTPUT_TYPE, RunInput, RunOutput
-from quintain.observe.spans import TRACEPARENT_HEADER
 from quintain.routes import DESCRIBE_HOST, INVOKE, LEASE, ROUTES, Route
 
 Node = dict[str, Any]
@@ -45,15 +45,15 @@ _NUMBER: Node = {"oneOf": [_INTEGER, {"type": "string", "pattern": "^[0-9]{1,18}
 _HEADERS: Node = {
     "reply_to": {**_TEXT, "description": "AMQP property: the routing key of the client's reply queue"},
     "correlation_id": {**_TEXT, "description": "AMQP property: the same in request and reply"},
-    routes.TOKEN_HEADER: {**_TEXT, "description": "The session's token, or the admin token; with a proof the session"},
-    routes.PROOF_HEADER: {**_TEXT, "pattern": "^[0-9a-f]{64}$", "description": "Proves this call; needs a deadline"},
-    routes.REQUEST_ID_HEADER: {**_TEXT, "maxLength": 128, "description": "The idempotency key, or correlation_id"},
-    routes.DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 25 minutes ahead"},
-    routes.PROTOCOL_HEADER: {**_NUMBER, "description": "The protocol version"},
-    routes.ACCEPT_HEADER: {**_TEXT, "description": "Replies it reads besides single ones: chunk, progress, group"},
-    routes.PUBLISHED_AT_HEADER: {**_INTEGER, "description": "Publish time, in milliseconds since the epoch"},
-    routes.ROUTED_HEADER: {**_INTEGER, "description": "Present if the metadata service has routed the request"},
-    TRACEPARENT_HEADER: {**_TEXT, "description": "W3C trace context; a malformed one is ignored"},
+    headers.TOKEN_HEADER: {**_TEXT, "description": "The session's token, or the admin token; with a proof the session"},
+    headers.PROOF_HEADER: {**_TEXT, "pattern": "^[0-9a-f]{64}$", "description": "Proves this call; needs a deadline"},
+    headers.REQUEST_ID_HEADER: {**_TEXT, "maxLength": 128, "description": "The idempotency key, or correlation_id"},
+    headers.DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 25 minutes ahead"},
+    headers.PROTOCOL_HEADER: {**_NUMBER, "description": "The protocol version"},
+    headers.ACCEPT_HEADER: {**_TEXT, "description": "Replies it reads besides single ones: chunk, progress, group"},
+    headers.PUBLISHED_AT_HEADER: {**_INTEGER, "description": "Publish time, in milliseconds since the epoch"},
+    headers.ROUTED_HEADER: {**_INTEGER, "description": "Present if the metadata service has routed the request"},
+    headers.TRACEPARENT_HEADER: {**_TEXT, "description": "W3C trace context; a malformed one is ignored"},
 }
 
 
@@ -62,11 +62,11 @@ def _headers(*required: str, optional: Iterable[str] = ()) -> Node:
     return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
 
 
-_CALL = _headers("reply_to", "correlation_id", routes.TOKEN_HEADER, optional=_HEADERS)
-_OPERATION = _headers("reply_to", "correlation_id", routes.TOKEN_HEADER, optional=[TRACEPARENT_HEADER])
+_CALL = _headers("reply_to", "correlation_id", headers.TOKEN_HEADER, optional=_HEADERS)
+_OPERATION = _headers("reply_to", "correlation_id", headers.TOKEN_HEADER, optional=[headers.TRACEPARENT_HEADER])
 #: Requests between services are authorized by the broker's permissions alone.
-_SERVICE_REQUEST = _headers("reply_to", "correlation_id", optional=[TRACEPARENT_HEADER])
-_REPLY = _headers("correlation_id", optional=[routes.REQUEST_ID_HEADER])
+_SERVICE_REQUEST = _headers("reply_to", "correlation_id", optional=[headers.TRACEPARENT_HEADER])
+_REPLY = _headers("correlation_id", optional=[headers.REQUEST_ID_HEADER])
 _ONE_WAY = _headers()
 
 
@@ -111,8 +111,8 @@ _INVOKE_FORMS = (
     _Message(INVOKE_GROUP_TYPE, INVOKE_GROUP_TYPE, _GROUP, _CALL),
 )
 _INVOKE_REPLIES = (
-    _Message("chunk", routes.CHUNK_TYPE, Chunk, _REPLY),
-    _Message("progress", routes.PROGRESS_TYPE, Progress, _REPLY),
+    _Message("chunk", headers.CHUNK_TYPE, Chunk, _REPLY),
+    _Message("progress", headers.PROGRESS_TYPE, Progress, _REPLY),
     _Message(REPLY_GROUP_TYPE, REPLY_GROUP_TYPE, _GROUP, _ONE_WAY),
 )
 
@@ -195,11 +195,11 @@ def asyncapi_document() -> Node:
 
 def _request(route: Route[Any, Any], *, has_reply: bool) -> _Message:
     """The request of a route; its AMQP type is the routing key, or the route's name if that varies."""
-    headers = _ONE_WAY
+    request_headers = _ONE_WAY
     if has_reply:
-        headers = _OPERATION if route.exchange is topology.METADATA else _SERVICE_REQUEST
+        request_headers = _OPERATION if route.exchange is topology.METADATA else _SERVICE_REQUEST
     return _Message(
-        f"{route.name}.ask", route.key or route.name, route.request_type, _CALL if route is INVOKE else headers
+        f"{route.name}.ask", route.key or route.name, route.request_type, _CALL if route is INVOKE else request_headers
     )
 
 

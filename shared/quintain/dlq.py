@@ -16,9 +16,9 @@ import secrets
 from collections.abc import Callable, Collection
 
 from quintain.bus.base import Bus, Consumer, Delivery, QueueCount
+from quintain.contracts.headers import DELIVERY_COUNT_HEADERS
 from quintain.contracts.message import Message
 from quintain.errors import BusError
-from quintain.routes import DELIVERY_COUNT_HEADERS
 from quintain.topology import POISON_QUEUE, POISON_TOPOLOGY
 
 #: Prefix of all headers of this module; headers with this prefix in the original message are not copied.

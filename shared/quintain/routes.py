@@ -1,4 +1,4 @@
-"""The routes: the exchange, routing key, request type and reply type of every operation, and the names of headers.
+"""The routes: the exchange, routing key, request type and reply type of every operation.
 
 An invoke request goes to the exchange ``quintain.invoke`` with the target's name as routing key, or an empty one for
 the session's default. Requests on ``quintain.host`` have a target's name as routing key for a lease or a description
@@ -16,7 +16,6 @@ from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
-from quintain.observe.spans import TRACEPARENT_HEADER
 from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, PROBE, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
 
@@ -81,44 +80,6 @@ RESET = Route("reset", HOST, "reset", remote_target.BareLeaseRequest, remote_tar
 TEARDOWN = Route("teardown", HOST, "teardown", remote_target.Teardown, remote_target.LeaseResult)
 WATCH_PROCESS = Route("watch_process", HOST, "watch_process", remote_target.WatchProcess, remote_target.ProcessStatus)
 RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_target.LeaseResult)
-
-# Header names (``docs/protocol.md``).
-TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
-#: The proof of a call, beside the id of its session in `TOKEN_HEADER`.
-PROOF_HEADER = "x-quintain-proof"
-REQUEST_ID_HEADER = "x-quintain-request-id"
-DEADLINE_HEADER = "x-quintain-deadline"
-PROTOCOL_HEADER = "x-quintain-protocol"
-ACCEPT_HEADER = "x-quintain-accept"
-ROUTED_HEADER = "x-quintain-routed"
-#: Present on a call that a worker without a free slot has put back into its queue.
-RETURNED_HEADER = "x-quintain-returned"
-
-#: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's own
-#: message interceptor writes the same header; without it the time in the queue is unknown.
-PUBLISHED_AT_HEADER = "timestamp_in_ms"
-
-#: Values of `ACCEPT_HEADER`: partial messages wanted before the final one, pieces of the answer and notifications that
-#: the call is running; and that the caller reads groups of replies.
-ACCEPT_CHUNKS = "chunk"
-ACCEPT_PROGRESS = "progress"
-ACCEPT_GROUPS = "group"
-
-#: The AMQP types of partial messages.
-CHUNK_TYPE = "chunk"
-PROGRESS_TYPE = "progress"
-
-#: The version of the protocol. A request and a worker with another one are refused with ``bad_request``.
-PROTOCOL_VERSION = 1
-
-#: The headers of one call. In a group they stand in the head of its item; all others are the message's.
-CALL_HEADERS = frozenset(
-    {PROOF_HEADER, REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER, TRACEPARENT_HEADER}
-)
-
-#: Headers that RabbitMQ adds to a message that it delivers again, and that are not part of it: how often it delivered
-#: it before.
-DELIVERY_COUNT_HEADERS = ("x-delivery-count", "x-acquired-count")
 
 #: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from support.command_line import CommandLine
 from support.evaluations import rows_of, totals_of, write_files
 

@@ -14,7 +14,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from support.command_line import CommandLine, command_line, quintain_command
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.quick import lease_variable

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clients.tool_session import PROGRAMS, ToolSession, assert_sent
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.settings import environment
 from support.client_tools import ClientTool, cache_folder
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import (
     Admission,
@@ -15,10 +17,8 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, OpenSession, SessionOpened
 from quintain.errors import Fault, ProviderFailed
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
 from quintain_metadata.cancellation import CancelResult
 from quintain_metadata.decisions import Deferred

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, OpenChild
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionOpened, SessionState
 from quintain.errors import ForbiddenTarget, Unauthorized
 from quintain_metadata import handlers, sessions

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info, SessionState
 from quintain.errors import (
     BadRequest,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import AttemptOutcome, DrainState, Heartbeat, LeaseRenewed, Register, TargetCard
 from quintain.contracts.session import PauseTarget, ResumeTarget, TargetPause, WorkerList
 from quintain.errors import BadRequest, UnknownTarget
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import leases, targets
 from quintain_metadata.decisions import Deferred
 

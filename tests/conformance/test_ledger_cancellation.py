@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Cancelled, ForbiddenTarget, RequestConflict, Throttled, Unauthorized
 from quintain_metadata.cancellation import CancelResult

@@ -22,6 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import (
     Admission,
@@ -33,10 +35,8 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
-from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
 from quintain_metadata.attempts import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.credentials import digest, make_proof
 from quintain.contracts.ledger import Admission, Admit
-from quintain.contracts.proof import digest, make_proof
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Fault, Unauthorized
 from quintain_metadata.calls import AdmitOperation

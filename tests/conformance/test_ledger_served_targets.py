@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.fleet import RegisteredTarget
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import DrainState, Heartbeat, Register, TargetCard
-from quintain.routes import PROTOCOL_VERSION
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata import leases, targets
 

@@ -15,10 +15,11 @@ from quintain.bus.base import Bus, Delivery, HeaderValue
 from quintain.bus.connect import connect_bus
 from quintain.client.amqp_transport import Authorization
 from quintain.contracts.group import INVOKE_GROUP_TYPE
+from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.session import GetInfo, OpenSession, SessionOpened
 from quintain.errors import Fault, RequestConflict, Unauthorized
-from quintain.routes import DEADLINE_HEADER, INFO, OPEN, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.routes import INFO, OPEN
 from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.rpc.server import copyable_headers

@@ -23,10 +23,10 @@ import pytest
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.connect import connect_bus
 from quintain.client.client import Client, connect
+from quintain.contracts.credentials import SessionToken, digest
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
-from quintain.contracts.proof import SessionToken, digest
+from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.topology import (
     DEAD,
     DEAD_QUEUE,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.contracts.headers import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, LEDGER, METADATA
 from support import valid_messages
 from support.delivery_checks import deliver, deliver_and_check

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quintain.contracts.proof import public_id
+from quintain.contracts.credentials import public_id
 from support.command_line import command_line
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
 from support.raw_client import RawAmqpClient

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome, Register, TargetCard
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import calls, leases, postgres, targets
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.decisions import Deferred

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from quintain.contracts.proof import public_id
+from quintain.contracts.credentials import public_id
 from support.command_line import command_line
 from support.evaluations import write_files
 from support.otlp_receiver import OtlpReceiver, ReceivedSpan, format_tree, otlp_receiver

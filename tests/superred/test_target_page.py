@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from support.command_line import command_line
 from support.pages import python_blocks, shell_blocks
 from support.superred_environment import SuperredEnvironment

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from quintain.bus.base import Delivery, Envelope, HeaderValue
 from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.ledger import (
     Admission,
     Admit,
@@ -24,8 +26,6 @@ from quintain.contracts.ledger import (
     Settle,
     SettleBatch,
 )
-from quintain.contracts.proof import SessionToken
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.server import send_reply
 from quintain.topology import (
     ADMIT_QUEUE,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from quintain.bus.base import Envelope
-from quintain.routes import (
+from quintain.contracts.headers import (
     DEADLINE_HEADER,
     PROTOCOL_HEADER,
     PUBLISHED_AT_HEADER,

@@ -8,12 +8,12 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result
 from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbeat, Register, Settle, TargetCard
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
 from quintain.errors import ProviderFailed
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import calls, cancellation, leases, reservations, sessions
 from quintain_metadata.cancellation import CancelResult
 from quintain_metadata.sqlite import SqliteLedger

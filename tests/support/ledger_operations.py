@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register, Settle, TargetCard
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, OpenSession, SessionOpened
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import audit, cancellation, leases, reservations, sessions
 from quintain_metadata.calls import AdmitOperation, SettleOperation
 from quintain_metadata.cancellation import CancelResult

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.bus.memory import MemoryBroker
+from quintain.contracts.credentials import digest
+from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.proof import digest
-from quintain.routes import TOKEN_HEADER
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue

@@ -19,11 +19,11 @@ from pamqp.commands import Basic
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Delivery, Envelope, Handler
 from quintain.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
 from quintain.bus.rabbit_consumer import to_amqp_properties
+from quintain.contracts.credentials import digest
+from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.ledger import TargetCard
-from quintain.contracts.proof import digest
 from quintain.contracts.session import Info, SessionOpened
-from quintain.routes import TOKEN_HEADER
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.topology import INVOKE, METADATA, POISON_QUEUE, REPLY, Exchange, Queue, reply_topology
 from quintain_metadata.opening import open_ledger

@@ -10,9 +10,9 @@ from quintain.apis.streams import translate_answer
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.api_request import ApiName, ApiRequest, read_request
+from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_HEADER, CHUNK_TYPE
 from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault
-from quintain.routes import ACCEPT_CHUNKS, ACCEPT_HEADER, CHUNK_TYPE
 from quintain.rpc.server import send_reply
 from quintain.topology import REPLY, target_queue, target_topology
 from support.model_wires import chat_answer, chat_calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 
 QUESTION: dict[str, object] = {
     "question": "why?",

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quintain.bus.base import Envelope
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, encode_item
+from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.proof import SessionToken
 from quintain.errors import Fault
-from quintain.routes import CALL_HEADERS, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.requests import RpcRequest, parse_reply
 from quintain.topology import CANCEL, DEAD, INVOKE, LEDGER, METADATA, REPLY, Exchange
 from support import valid_messages

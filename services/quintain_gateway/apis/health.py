@@ -12,11 +12,12 @@ import contextlib
 
 from starlette.routing import Route
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.session import GetInfo
 from quintain.errors import BusError, Fault, NoAnswer, Unauthorized
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthEndpoints, Live, Readiness
-from quintain.routes import INFO, TOKEN_HEADER
+from quintain.routes import INFO
 from quintain.rpc.requests import RpcClient
 from quintain_gateway.auth import FleetGateway
 from quintain_gateway.endpoint import PLAIN, method_route

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.client.admin import Admin
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.message import (
     BodyBytes,
     Message,
@@ -20,7 +21,6 @@ from quintain.contracts.message import (
     describe_validation_error,
     unknown_keys_message,
 )
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import (
     AmendSession,
     Info,

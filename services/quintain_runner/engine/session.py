@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from quintain.client.client import Client
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_metadata import CallRecord, export_page, open_snapshot

@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from pydantic import BaseModel
 
 import quintain
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
 from quintain.graders import Grader, GraderInput
 from quintain.observe import semconv
 from quintain.observe.spans import span_in_trace

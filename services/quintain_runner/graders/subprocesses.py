@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
 from quintain.programs.processes import DRAIN_SECONDS, STDERR_BYTES, run_program, running_program
 from quintain.programs.program import (
     CannotStart,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.processes import run_to_file

@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from quintain.contracts.headers import DELIVERY_COUNT_HEADERS
 from quintain.errors import BrokerUnavailable
-from quintain.routes import DELIVERY_COUNT_HEADERS
 from quintain.topology import DELIVERY_LIMIT, Exchange, Queue, Topology
 
 HeaderValue = str | int | float | bool | None

@@ -27,7 +27,7 @@ from pamqp import common, decode
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.broker_url import node_urls, round_robin, without_password
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
 
 #: The value of a timestamp that cannot be represented as a date.

@@ -19,7 +19,7 @@ from aiormq import exceptions as amqp
 
 from quintain.bus.base import EXCHANGE_WAIT_SECONDS, QueueCount
 from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, translate_errors
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
 

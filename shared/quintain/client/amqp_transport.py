@@ -28,9 +28,19 @@ from quintain.client.transport import (
 )
 from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.credentials import digest, make_proof, public_id
+from quintain.contracts.headers import (
+    ACCEPT_HEADER,
+    DEADLINE_HEADER,
+    PROOF_HEADER,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    PUBLISHED_AT_HEADER,
+    REQUEST_ID_HEADER,
+    TOKEN_HEADER,
+)
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.contracts.proof import digest, make_proof, public_id
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
 from quintain.errors import (
     BudgetUnavailable,
@@ -46,24 +56,7 @@ from quintain.errors import (
 )
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
-from quintain.routes import (
-    ACCEPT_HEADER,
-    CANCEL,
-    DEADLINE_HEADER,
-    INFO,
-    INVOKE,
-    PROOF_HEADER,
-    PROTOCOL_HEADER,
-    PROTOCOL_VERSION,
-    PUBLISHED_AT_HEADER,
-    RELEASE,
-    REQUEST_ID_HEADER,
-    RESERVE,
-    TOKEN_HEADER,
-    ReplyT,
-    RequestT,
-    Route,
-)
+from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import log_defect
 

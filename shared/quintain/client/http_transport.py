@@ -18,9 +18,10 @@ from pydantic import JsonValue
 from quintain.client.transport import REPLY_GRACE_SECONDS, BatchItem, InvokeCall, expired_fault
 from quintain.clock import Clock
 from quintain.contracts import session as session_messages
+from quintain.contracts.credentials import public_id
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, InvokeRequest, JsonObject, Result
 from quintain.contracts.message import Message
-from quintain.contracts.proof import public_id
 from quintain.errors import (
     FAULTS,
     BadRequest,
@@ -34,7 +35,7 @@ from quintain.errors import (
 from quintain.http_client import ConnectionLost, HttpClient, NotSent
 from quintain.observe.semconv import http_client_span
 from quintain.observe.spans import context_headers, current_traceparent, span
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ReplyT, RequestT, Route
+from quintain.routes import ReplyT, RequestT, Route
 from quintain.settings import environment
 
 #: Maximum number of connections; further calls wait for a free one. A gateway accepts 1000 in total.

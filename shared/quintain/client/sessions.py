@@ -11,10 +11,10 @@ from functools import partial
 
 from quintain.bus.base import Delivery, HeaderValue
 from quintain.contracts.group import MAX_DEADLINE_SPREAD_MS, MAX_GROUP_ITEMS, count_fitting
+from quintain.contracts.headers import ACCEPT_HEADER, DEADLINE_HEADER, TOKEN_HEADER
 from quintain.contracts.session import MAX_ANSWERED_IDS, Info
 from quintain.contracts.values import sanitize_request_id
 from quintain.errors import BusError, Fault, NoAnswer
-from quintain.routes import ACCEPT_HEADER, DEADLINE_HEADER, TOKEN_HEADER
 from quintain.rpc.requests import GroupedRequest, PublishLater, RpcClient, RpcRequest
 from quintain.runtime.concurrency import BatchSender
 

@@ -19,9 +19,9 @@ from typing import Annotated
 from pydantic import Base64Bytes, Field
 from pydantic_core import to_json
 
+from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.proof import CallProof, SessionToken, parse_proof
 from quintain.contracts.values import Id, RequestId, TargetName, Text
 
 #: Upper bound of a target's ``max_concurrency``.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from quintain.contracts.headers import TRACEPARENT_HEADER
 from quintain.errors import Fault
 from quintain.observe.semconv import ERROR_TYPE, AttributeValue, SpanKind, SpanStart
 
@@ -26,9 +27,6 @@ except ImportError:
     _INSTALLED = False
 else:
     _INSTALLED = True
-
-#: The header's name, over AMQP and HTTP.
-TRACEPARENT_HEADER = "traceparent"
 
 #: The environment variable with the trace context of the parent process, as OpenTelemetry defines it.
 TRACEPARENT_VARIABLE = "TRACEPARENT"

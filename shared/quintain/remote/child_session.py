@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from quintain.contracts.proof import mask_tokens
+from quintain.contracts.credentials import mask_tokens
+from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.session import CloseSession, GetInfo, OpenSession, SessionOpened
 from quintain.errors import QuintainError
-from quintain.routes import CLOSE, INFO, OPEN, TOKEN_HEADER
+from quintain.routes import CLOSE, INFO, OPEN
 from quintain.rpc.requests import RpcClient
 
 log = logging.getLogger(__name__)

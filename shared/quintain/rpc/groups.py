@@ -21,8 +21,9 @@ from quintain.contracts.group import (
     decode_group,
     encode_item,
 )
+from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, REQUEST_ID_HEADER
 from quintain.errors import BadRequest, Fault
-from quintain.routes import CALL_HEADERS, INVOKE, PROTOCOL_HEADER, PROTOCOL_VERSION, REQUEST_ID_HEADER
+from quintain.routes import INVOKE
 from quintain.rpc.server import integer_header, request_id_of, send_reply
 from quintain.runtime.concurrency import BatchSender
 from quintain.topology import REPLY

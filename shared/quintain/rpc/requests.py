@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE, GroupItem, encode_item
+from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.message import Message
 from quintain.errors import (
     BadRequest,
     BrokerRefused,
@@ -29,16 +29,13 @@ from quintain.errors import (
     Unroutable,
 )
 from quintain.observe.spans import context_headers
-from quintain.routes import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, Route
+from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.groups import split_replies
 from quintain.rpc.private_queues import ReplyQueue
 from quintain.runtime.concurrency import RandomIds, Timeouts
 from quintain.topology import Exchange
 
 log = logging.getLogger(__name__)
-
-RequestT = TypeVar("RequestT", bound=Message)
-ReplyT = TypeVar("ReplyT", bound=Message)
 
 #: Pause before a request that was unroutable is sent again, in seconds.
 UNROUTABLE_RETRY_SECONDS = 0.2

@@ -9,14 +9,20 @@ from collections.abc import Awaitable, Iterator, Mapping
 from typing import TypeAlias, TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.contracts.credentials import CallProof, SessionToken, parse_proof, public_id
+from quintain.contracts.headers import (
+    DEADLINE_HEADER,
+    PROOF_HEADER,
+    REQUEST_ID_HEADER,
+    TOKEN_HEADER,
+    TRACEPARENT_HEADER,
+)
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.proof import CallProof, SessionToken, parse_proof, public_id
 from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFull, Unroutable
 from quintain.observe import logs
 from quintain.observe.semconv import SpanStart
-from quintain.observe.spans import TRACEPARENT_HEADER, span_in_trace
-from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.observe.spans import span_in_trace
 from quintain.topology import REPLY, Topology
 
 log = logging.getLogger(__name__)

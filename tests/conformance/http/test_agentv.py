@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.settings import MEMORY_URL
 from support.gateway_client import GatewayClient, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet

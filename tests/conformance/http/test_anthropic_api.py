@@ -10,7 +10,7 @@ import anthropic
 import pytest
 import pytest_asyncio
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse

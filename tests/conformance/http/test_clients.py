@@ -13,7 +13,7 @@ import pytest
 import quintain
 from quintain.client.admin import Admin
 from quintain.client.client import Client, connect, connect_admin
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import AmendSession, ListSessions, OpenSession, SessionState
 from quintain_gateway.settings import GatewayLimits
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet

@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse

@@ -7,7 +7,7 @@ import base64
 import pytest
 import typer
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.errors import Unauthorized
 from quintain_cli import console
 from quintain_cli.console import MAX_DUMPED_BYTES, body_to_json, body_to_text, hex_dump

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quintain.bus.base import Envelope
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.topology import REPLY
 from quintain_gateway.apis import agentv
 from quintain_gateway.endpoint import valid_or_new_id

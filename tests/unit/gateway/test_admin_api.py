@@ -9,7 +9,7 @@ import pytest
 
 from quintain.client.client import Client
 from quintain.client.http_transport import open_http_transport
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import OpenSession, SessionState
 from quintain.errors import BudgetExhausted, Unauthorized
 from quintain_metadata.sessions import PAGE_SIZE

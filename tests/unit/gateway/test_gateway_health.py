@@ -13,7 +13,7 @@ import pytest
 
 from quintain.bus.memory import MemoryBroker
 from quintain.clock import Clock
-from quintain.contracts.proof import digest
+from quintain.contracts.credentials import digest
 from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
 from quintain.rpc.requests import RpcClient, RpcRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
 from quintain_gateway import run_gateway
 from quintain_gateway.metrics import GatewayMetrics

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BrokerUnavailable
 from quintain_metadata import calls

@@ -8,8 +8,8 @@ from pathlib import Path
 import apsw
 import pytest
 
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Heartbeat, Settle
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import OpenSession
 from quintain.errors import ConfigError
 from quintain_metadata import audit, calls, leases, sessions

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admit, AttemptOutcome, Register, Settle, TargetCard
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.errors import Fault, ProviderFailed
-from quintain.routes import PROTOCOL_VERSION
 from quintain_metadata import cancellation, leases, replies, reservations, sessions
 from quintain_metadata.calls import AdmitOperation, SettleOperation
 from quintain_metadata.decisions import Deferred

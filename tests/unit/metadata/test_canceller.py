@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.bus.base import Delivery
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, AdmitBatch, CallKey, CancelBroadcast, Heartbeat, LeaseRenewed
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Unauthorized
 from quintain.topology import CANCEL, Exchange, cancel_topology

@@ -10,8 +10,9 @@ import pytest
 
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.memory import MemoryBus
+from quintain.contracts.credentials import SessionToken, digest, make_proof
+from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.ledger import Admit, AttemptOutcome
-from quintain.contracts.proof import SessionToken, digest, make_proof
 from quintain.contracts.session import SessionOpened
 from quintain.dlq import REASON_HEADER
 from quintain.errors import (
@@ -24,7 +25,6 @@ from quintain.errors import (
     TimedOut,
     Unauthorized,
 )
-from quintain.routes import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import (
     DEAD,
     DEAD_QUEUE,

@@ -9,7 +9,7 @@ import pytest
 
 from quintain.bus.base import Delivery, Envelope, HeaderValue
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
-from quintain.routes import PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.contracts.headers import PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, Exchange, target_queue, target_topology
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 

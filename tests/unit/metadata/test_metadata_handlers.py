@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget, Overloaded, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology

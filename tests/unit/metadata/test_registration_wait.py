@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from quintain.contracts.credentials import digest
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.message import CLIENT_QUEUE_PREFETCH
-from quintain.contracts.proof import digest
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BudgetUnavailable, UnknownTarget
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, UNROUTED_QUEUE, target_queue, target_topology
 from quintain_metadata import routing
 from quintain_metadata.routing import WAIT_ENDS_HEADER

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.bus.base import Delivery, HeaderValue
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BusError, Overloaded, Unauthorized, UnknownTarget
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.topology import INVOKE, Binding, Topology, target_queue, target_topology
 from support.ledger_driver import admit_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service

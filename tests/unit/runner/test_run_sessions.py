@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quintain.client.client import Client, connect, connect_admin
-from quintain.contracts.proof import SessionToken
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import AmendSession, Info
 from quintain.errors import (
     BadRequest,

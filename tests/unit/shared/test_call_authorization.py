@@ -8,10 +8,10 @@ from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import PROOF_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import OutputMessage, Result
-from quintain.contracts.proof import SessionToken
 from quintain.errors import Unauthorized
-from quintain.routes import PROOF_HEADER, TOKEN_HEADER
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import call_credential, send_reply
 from quintain.topology import METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology

@@ -15,9 +15,9 @@ from quintain.client.client import Client
 from quintain.client.sessions import CallGroups
 from quintain.client.transport import OnChunk
 from quintain.clock import Clock
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionState
 from quintain.errors import BadRequest
 from quintain.rpc.groups import split_group

@@ -19,9 +19,10 @@ from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client, connect
 from quintain.client.transport import BatchItem, invoke_routing_key, may_be_uncharged
 from quintain.clock import Clock
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import (
     CallsCancelled,
     CallsReleased,
@@ -46,7 +47,6 @@ from quintain.errors import (
     Unauthorized,
     UnknownTarget,
 )
-from quintain.routes import REQUEST_ID_HEADER
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import (

@@ -13,10 +13,10 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import MAX_SESSIONS, DefaultTargets
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.proof import SessionToken
 from quintain.contracts.session import Info, SessionState
 from quintain.errors import Fault, RequestConflict, Unauthorized, UnknownTarget
 from quintain.rpc.groups import split_group

@@ -84,7 +84,7 @@ def test_a_fault_on_the_wire_has_the_protocols_keys_and_no_absent_ones() -> None
 
 
 @pytest.mark.parametrize("code", list(FAULTS))
-def test_an_unknown_charge_is_a_charge_to_readers_of_version_1_1(code: str) -> None:
+def test_an_unknown_charge_is_a_charge_to_who_reads_only_charged(code: str) -> None:
     sent = FAULTS[code](charge_unknown=True)
     assert sent.charged is None
     body = json.loads(FaultReply.from_fault(sent).to_wire())

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quintain.contracts.credentials import CallProof, SessionToken, digest, make_proof
 from quintain.contracts.ledger import Admit
-from quintain.contracts.proof import CallProof, SessionToken, digest, make_proof
 from quintain.errors import Unauthorized
 
 TOKEN = SessionToken.mint()

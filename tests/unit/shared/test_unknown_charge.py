@@ -13,11 +13,11 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client import amqp_transport
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result
 from quintain.contracts.message import Message
-from quintain.contracts.proof import SessionToken
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, Overloaded
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.topology import target_queue, target_topology

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.bus.base import Envelope
+from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle
 from quintain.errors import ProviderFailed
-from quintain.routes import REQUEST_ID_HEADER
 from quintain.topology import CANCEL, target_queue
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.errors import ProviderFailed
-from quintain.routes import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import target_queue
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item

@@ -9,10 +9,10 @@ import pytest
 
 from quintain.bus.base import Consumer, Handler
 from quintain.bus.memory import MemoryBus
+from quintain.contracts.headers import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import AttemptOutcome, Heartbeat
 from quintain.errors import BrokerUnavailable, Throttled
-from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import Queue, target_queue
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item

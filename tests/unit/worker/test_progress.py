@@ -10,9 +10,9 @@ import pytest
 
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
+from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import ACCEPT_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import InvokeRequest, Progress
-from quintain.contracts.proof import SessionToken
-from quintain.routes import ACCEPT_HEADER, REQUEST_ID_HEADER
 from quintain.rpc.requests import RpcClient
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
 from support.running_worker import GatedProvider, next_result, running_worker

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from quintain.contracts.headers import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import Cancelled
-from quintain.routes import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.timings import Timings
 from quintain.topology import target_queue
 from quintain_worker.target import WorkerTarget

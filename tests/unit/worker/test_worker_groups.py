@@ -20,8 +20,8 @@ from quintain.contracts.group import (
     decode_group,
     encode_group,
 )
+from quintain.contracts.headers import ACCEPT_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.ledger import Admission, Admit
-from quintain.routes import ACCEPT_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.rpc.groups import ReplyGroups, split_replies
 from quintain.topology import INVOKE, Exchange, target_queue
 from quintain_worker.providers.provider import JOIN_SECONDS

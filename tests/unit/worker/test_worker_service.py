@@ -12,11 +12,11 @@ import pytest
 from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.group import MAX_GROUP_BYTES
+from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
-from quintain.routes import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.topology import DEAD_QUEUE, HEARTBEAT_QUEUE, target_queue
 from quintain_worker import attempt as response
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure

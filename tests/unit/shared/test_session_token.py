@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.contracts.proof import SessionToken, digest, mask_tokens, same_secret
+from quintain.contracts.credentials import SessionToken, digest, mask_tokens, same_secret
 from quintain.errors import Unauthorized
 
 DIGITS = string.digits + string.ascii_letters
