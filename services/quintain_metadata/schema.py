@@ -66,8 +66,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             updated_at bigint NOT NULL,
             PRIMARY KEY (session_id, request_id)
         )""",
-        # Committed calls, nearly all of them, have no entry by their state.
-        "CREATE INDEX call_by_state ON call (session_id, state) WHERE state <> 'committed'",
+        # Answered calls, nearly all of them, have no entry by their state.
+        "CREATE INDEX call_by_state ON call (session_id, state) WHERE state <> 'committed' OR fault IS NOT NULL",
         "CREATE INDEX call_unfinished ON call (deadline) WHERE state IN ('reserved', 'running')",
         "CREATE INDEX call_taken_back ON call (incarnation) WHERE state = 'running' AND cancelled_at IS NOT NULL",
         # The number of running calls of each target at each worker.

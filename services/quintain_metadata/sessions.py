@@ -20,7 +20,16 @@ from quintain.contracts.session import (
     SessionState,
     TargetUsage,
 )
-from quintain.errors import BadRequest, ForbiddenTarget, Overloaded, PayloadTooLarge, RequestConflict, Unauthorized
+from quintain.errors import (
+    BadRequest,
+    ForbiddenTarget,
+    Overloaded,
+    PayloadTooLarge,
+    Rejected,
+    ReplyTooLarge,
+    RequestConflict,
+    Unauthorized,
+)
 from quintain_metadata.attempts import HOLDER_WITHOUT_ROW
 from quintain_metadata.call_counter import charge
 from quintain_metadata.call_rows import CallRow, resolved_target
@@ -38,8 +47,17 @@ MAX_SAFE_INTEGER = 2**53 - 1
 #: The longest lifetime of a session that has one, in seconds: a hundred years.
 MAX_LIFETIME_SECONDS = 100 * 366 * 24 * 3600
 
-#: The condition of the index of a session's calls by state, which has no entries of committed calls.
+#: A part of the condition of the index of a session's calls by state, which has no entries of answered calls.
 IS_NOT_COMMITTED = "call.state <> 'committed'"
+
+#: A committed call whose fault says that the provider has answered, with what is of no use.
+_IS_ANSWERED = (
+    "call.state = 'committed' AND ("
+    + " OR ".join(
+        f"""call.fault LIKE '%"code":"{fault.code}","status":{fault.status},%'""" for fault in (Rejected, ReplyTooLarge)
+    )
+    + ")"
+)
 
 #: Begins a query over a session (its one parameter) and all its descendants.
 FAMILY_CTE = (
@@ -243,6 +261,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         committed=counts.committed,
         refunded=counts.refunded,
         in_doubt=counts.in_doubt,
+        charged_faults=counts.charged_faults,
         token_usage=TokenUsage(
             input=session.tokens_input,
             output=session.tokens_output,
@@ -264,7 +283,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
 class _CallCounts:
     """The calls of a session and its descendants, by state; ``used`` is the session's counter.
 
-    ``reserved`` includes what descendants reserved and have not used.
+    ``reserved`` includes what descendants reserved and have not used; ``charged_faults`` are among the committed.
     """
 
     used: int
@@ -272,6 +291,7 @@ class _CallCounts:
     running: int
     refunded: int
     in_doubt: int
+    charged_faults: int
 
     @property
     def committed(self) -> int:
@@ -283,7 +303,7 @@ def _count_calls(session_id: str) -> SqlProgram[_CallCounts]:
     """Count by one statement, so that the counter and the calls are those of one moment."""
     rows = yield from execute(
         f"{FAMILY_CTE} SELECT call.state, count(*) FROM call WHERE call.session_id IN (SELECT id FROM family)"
-        f" AND {IS_NOT_COMMITTED} GROUP BY call.state"
+        f" AND ({IS_NOT_COMMITTED} OR call.fault IS NOT NULL) AND NOT ({_IS_ANSWERED}) GROUP BY call.state"
         " UNION ALL SELECT 'unused', coalesce(sum(session.reserved - session.used), 0) FROM session JOIN family"
         " USING (id) WHERE session.reserved > session.used AND id <> ?"
         " UNION ALL SELECT 'used', used FROM session WHERE id = ?",
@@ -296,6 +316,7 @@ def _count_calls(session_id: str) -> SqlProgram[_CallCounts]:
         running=found.get(CallState.RUNNING, 0),
         refunded=found.get(CallState.REFUNDED, 0),
         in_doubt=found.get(CallState.IN_DOUBT, 0),
+        charged_faults=found.get(CallState.COMMITTED, 0),
     )
 
 

@@ -20,8 +20,12 @@ from quintain.errors import (
     Expired,
     ForbiddenTarget,
     PayloadTooLarge,
+    ProviderFailed,
+    Rejected,
     ReplyExpired,
+    ReplyTooLarge,
     RequestConflict,
+    TimedOut,
     Unauthorized,
 )
 from quintain_metadata import reservations, sessions
@@ -230,6 +234,25 @@ async def test_a_charged_fault_and_a_doubt_are_kept_and_told_again(
     assert isinstance(again, Admission)
     assert again.fault is not None
     assert (again.fault.error, again.fault.charged) == ("it broke", True)
+
+
+async def test_charged_faults_are_counted_without_what_the_provider_answered(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    session = await ledger_driver.open_session()
+    faults = [
+        ProviderFailed('"code":"rejected","status":422,', charged=True),
+        TimedOut(),
+        Rejected("too long"),
+        ReplyTooLarge(),
+        None,
+    ]
+    for number, fault in enumerate(faults):
+        grant = await ledger_driver.admit_granted(session, f"r{number}")
+        outcome = AttemptOutcome.RESULT if fault is None else AttemptOutcome.CHARGED
+        await ledger_driver.settle(session, f"r{number}", grant.attempt_id, outcome, fault=fault)
+    info = await ledger_driver.info(session)
+    assert (info.committed, info.charged_faults, info.in_doubt) == (5, 2, 0)
 
 
 async def test_an_attempt_given_up_before_its_grant_never_runs(ledger_driver: ClockedLedgerDriver) -> None:

@@ -276,7 +276,7 @@ class GraderRunner(Protocol):
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Grade one answer of a target.
 
-        A failure of the grader is returned in the row. Raises a `Fault` if its session cannot be opened or read.
+        A failure of the grader is returned in the row. Raises a `Fault` if its session cannot be opened.
         """
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.errors import Fault
 from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
 from quintain_runner.graders.base import (
@@ -115,15 +116,21 @@ class ProgramGraderRunner:
         if session is None:
             return GradingResult(row, NO_TOKENS)
         token = session.token
-        # Counters that cannot be read are an error, never zero: this may raise.
-        session_info = await call_with_retry(lambda: context.read_session_info(token))
+        try:
+            session_info = await call_with_retry(lambda: context.read_session_info(token))
+        except Fault as fault:
+            # Counters that cannot be read are an error, never zero, and what it spent is not known.
+            unread = f"its counters cannot be read, so what it spent is not known: {fault.message}"
+            row = GraderRow(error=unread, session_id=session.session_id)
+            return GradingResult(row, NO_TOKENS, error_code=fault.code, in_doubt=True)
         calls, own_limit = session_info.call_count, self.spec.target.max_calls
         row = row.model_copy(update={"calls": calls, "session_id": session.session_id})
         if row.error is not None and calls >= own_limit:
             limit_note = f"(it made all calls of its own limit, target: {{max_calls: {own_limit}}})"
             row = row.model_copy(update={"error": f"{row.error} {limit_note}"})
         # Those that still run have nobody left who waits for their answer.
-        in_doubt = row.error is not None and bool(session_info.in_doubt or session_info.running)
+        unanswered_calls = session_info.in_doubt + session_info.running + session_info.charged_faults
+        in_doubt = row.error is not None and unanswered_calls > 0
         may_lack_budget = row.error is not None and (0 if reserved is None else reserved.calls) <= calls < own_limit
         return GradingResult(row, session_info.token_usage, in_doubt=in_doubt, may_lack_budget=may_lack_budget)
 

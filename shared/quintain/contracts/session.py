@@ -55,8 +55,10 @@ class TargetUsage(Message):
 class Info(Message):
     """A session and its counters, which include its children's.
 
-    ``call_count`` = reserved + running + committed + in doubt. ``now`` and ``expires_at`` are milliseconds since the
-    epoch on the metadata service's clock. ``per_target`` is set if it was requested.
+    ``call_count`` = reserved + running + committed + in doubt. ``charged_faults`` are the committed calls that ended
+    with a fault, without those that the provider answered (``rejected``, ``reply_too_large``).
+    ``now`` and ``expires_at`` are milliseconds since the epoch on the metadata service's clock. ``per_target`` is set
+    if it was requested.
     ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     ``different_since`` are the times since when the live workers of some of them have reported different ones.
@@ -75,6 +77,7 @@ class Info(Message):
     committed: int = 0
     refunded: int = 0
     in_doubt: int = 0
+    charged_faults: int = 0
     token_usage: TokenUsage
     expires_at: int | None = None
     state: SessionState

@@ -176,6 +176,7 @@ async def test_a_fault_is_an_error_or_in_doubt_with_its_code(
     [
         ("raise SystemExit('its judge is gone')", {"in_doubt": 1}, RowStatus.IN_DOUBT),
         ("raise SystemExit('it did not wait')", {"running": 1}, RowStatus.IN_DOUBT),
+        ("raise SystemExit('its judge failed')", {"charged_faults": 1}, RowStatus.IN_DOUBT),
         ("raise SystemExit('a bug')", {}, RowStatus.ERROR),
         ("print('{\"score\": 1}')", {"in_doubt": 1}, RowStatus.GRADED),
     ],
@@ -245,7 +246,11 @@ async def test_a_grader_that_fails_while_the_ledger_cannot_be_read_keeps_its_own
     assert (outcome.row.error.code, outcome.budget_spent) == ("grader_failed", False)
 
 
-async def test_a_counter_that_cannot_be_read_is_an_error_never_zero(tmp_path: Path) -> None:
+async def test_a_grader_whose_counters_cannot_be_read_has_spent_what_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "MAX_RETRIES", {})
+
     class Unreadable(FakeClient):
         async def read_session_info(self, token: str) -> object:  # type: ignore[override]
             raise BudgetUnavailable("no ledger")
@@ -254,7 +259,7 @@ async def test_a_counter_that_cannot_be_read_is_an_error_never_zero(tmp_path: Pa
         TRIAL, grading_context_of(Unreadable(), script_grader(tmp_path, "print('{\"score\": 1}')"))
     )
     assert outcome.row is not None
-    assert outcome.row.status is RowStatus.ERROR
+    assert (outcome.row.status, outcome.row.output) == (RowStatus.IN_DOUBT, "Paris")
     assert outcome.row.error is not None
     assert outcome.row.error.code == "budget_unavailable"
 
