@@ -45,12 +45,12 @@ def parse_verdict(stdout: bytes) -> Verdict:
 def verdict_from_fields(fields: Mapping[str, object]) -> Verdict:
     """The verdict in a grader's JSON object, in any of AgentV's three formats.
 
-    Raises `GraderError`, also if the object is ``{"error": "…"}``, with which a grader reports that it failed on a
-    case.
+    Raises `GraderError`, also if the object has an ``error``, with which a grader reports that it failed on a case.
     """
-    error = _parse_text(fields.get("error"))
-    if error is not None:
-        raise GraderError(f"It reported an error: {error[:_MAX_ERROR_CHARACTERS]}")
+    error = fields.get("error")
+    if error is not None and error is not False:
+        text = _parse_text(error) or json.dumps(error)
+        raise GraderError(f"It reported an error: {text[:_MAX_ERROR_CHARACTERS]}")
     checks = tuple(_parse_checks(fields))
     score, passed = _parse_score(fields.get("score"), "score"), _parse_pass(fields, "")
     if score is None:

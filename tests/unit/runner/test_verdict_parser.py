@@ -142,6 +142,13 @@ def test_a_key_that_is_given_twice_is_an_error(stdout: bytes) -> None:
         parse_verdict(stdout)
 
 
+@pytest.mark.parametrize("error", ["it failed", {"message": "it failed"}, ["it failed"], True, 5, ""])
+def test_an_error_of_any_kind_is_no_score(error: object) -> None:
+    with pytest.raises(GraderError, match="It reported an error: "):
+        parse({"score": 0, "error": error})
+    assert parse({"score": 1, "error": None}).score == parse({"score": 1, "error": False}).score == 1
+
+
 def test_half_a_surrogate_pair_does_not_reach_the_results() -> None:
     verdict = parse_verdict(b'{"score": 1, "reason": "\\ud800 broken", "hits": ["\\udfff"]}')
     assert verdict.reason == "? broken"
