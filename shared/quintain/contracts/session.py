@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
@@ -112,7 +112,7 @@ class OpenSession(StrictMessage):
     unsupported: Unsupported | None = None
     max_body_bytes: BodyBytes | None = None
     label: Id | None = None
-    reserve: bool | Count | None = None
+    reserve: StrictBool | Count | None = None
 
 
 class SessionOpened(Message):

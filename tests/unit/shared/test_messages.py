@@ -314,6 +314,15 @@ def test_a_session_of_true_calls_is_refused_and_other_forms_of_a_number_are_not(
         assert session_messages.OpenSession.from_wire(body).max_calls == 5
 
 
+def test_a_number_in_another_form_does_not_reserve_all_calls() -> None:
+    for reserve, expected in {'"1"': 1, "1.0": 1, "1": 1, "0": 0, "true": True, "false": False}.items():
+        body = f'{{"defaultTarget": "a", "maxCalls": 7, "reserve": {reserve}}}'.encode()
+        read = session_messages.OpenSession.from_wire(body).reserve
+        assert (read, type(read)) == (expected, type(expected))
+    with pytest.raises(BadRequest, match="reserve"):
+        session_messages.OpenSession.from_wire(b'{"defaultTarget": "a", "reserve": "yes"}')
+
+
 def test_a_number_that_became_nan_later_is_not_sent_as_null() -> None:
     request = InvokeRequest(question="x", settings=InvokeSettings(tools=[{"a": 1}]))
     assert request.settings is not None
