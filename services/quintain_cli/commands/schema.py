@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue
 
-from quintain.asyncapi import asyncapi_document
 from quintain.config.parser import config_schema
+from quintain_cli.asyncapi import asyncapi_document
 from quintain_runner.spec.evaluation import evaluation_schema
 
 AsJson = Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON.")]

@@ -15,7 +15,7 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
-from quintain.http_client import ConnectionLost, HttpClient, NotSent
+from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
 from quintain_worker.providers.model_answers import ProviderReply, join_texts
 from quintain_worker.providers.model_failures import (
     CONNECTION_LOST,

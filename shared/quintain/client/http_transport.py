@@ -32,10 +32,10 @@ from quintain.errors import (
     InternalFault,
     NoAnswer,
 )
-from quintain.http_client import ConnectionLost, HttpClient, NotSent
 from quintain.observe.semconv import http_client_span
 from quintain.observe.spans import context_headers, current_traceparent, span
 from quintain.routes import ReplyT, RequestT, Route
+from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
 from quintain.settings import environment
 
 #: Maximum number of connections; further calls wait for a free one. A gateway accepts 1000 in total.

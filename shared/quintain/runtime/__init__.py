@@ -1,1 +1,1 @@
-"""Process-wide helpers: garbage collection, HTTP server start, random ids, batching."""
+"""Process-wide helpers: batches and time limits, the HTTP client, start of HTTP servers, garbage collection."""

@@ -18,7 +18,6 @@ import pytest
 import typer.main
 
 from quintain import errors, topology
-from quintain.asyncapi import asyncapi_document
 from quintain.config.parser import config_schema
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.invoke import FaultReply, Result
@@ -30,6 +29,7 @@ from quintain.settings import read_log_settings, read_settings, read_trace_setti
 from quintain.topology import Topology
 from quintain_cli import console
 from quintain_cli.__main__ import LazyCommand, app
+from quintain_cli.asyncapi import asyncapi_document
 from quintain_cli.commands.doctor import DoctorReport
 from quintain_gateway import errors as http_errors
 from quintain_gateway.app import OPERATIONS

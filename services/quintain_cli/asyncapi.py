@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Iterable
-from functools import reduce
-from operator import add
 from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
@@ -127,26 +125,10 @@ _ONE_WAY_MESSAGES = (
     ("send", topology.EVENTS, "session.{id}.{event}", _Message("session.changed", "session", SessionChanged, _ONE_WAY)),
 )
 
-_QUEUES: topology.Topology = reduce(
-    add,
-    (
-        topology.METADATA_TOPOLOGY,
-        topology.target_topology("{target}"),
-        topology.reply_topology("quintain.reply.{user}.{reply}", "{reply}"),
-        topology.cancel_topology("{worker}"),
-        topology.discovery_topology("{service}"),
-        topology.events_topology("{listener}"),
-        topology.host_topology("{target}"),
-        topology.lease_topology("{lease}"),
-        topology.admit_topology("{service}"),
-        topology.run_topology("{run}"),
-    ),
-)
-
 
 def asyncapi_document() -> Node:
     """Return the AsyncAPI 3 document of this release."""
-    channels: Node = {_name("queue", queue.name): _queue(queue) for queue in _QUEUES.queues}
+    channels: Node = {}
     messages: dict[str, _Message] = {}
 
     def sent(exchange: topology.Exchange, address: str | None, *parts: _Message) -> Node:
@@ -218,18 +200,6 @@ def _exchange(exchange: topology.Exchange, address: str | None) -> Node:
         **_parameters(address or ""),
         "bindings": {"amqp": {"is": "routingKey", "exchange": binding, **_BINDING}},
         **({"x-arguments": exchange.arguments} if exchange.arguments else {}),
-    }
-
-
-def _queue(queue: topology.Queue) -> Node:
-    binding = {"name": queue.name, "durable": not queue.exclusive, "exclusive": queue.exclusive, "autoDelete": False}
-    bound = [one for one in _QUEUES.bindings if one.queue.name == queue.name]
-    return {
-        "address": queue.name,
-        **_parameters(queue.name),
-        "bindings": {"amqp": {"is": "queue", "queue": binding, **_BINDING}},
-        "x-arguments": queue.arguments,
-        "x-bound-to": [{"exchange": one.exchange.name, "routingKey": one.key} for one in bound],
     }
 
 

@@ -9,8 +9,8 @@ import jsonschema_rs
 import pytest
 
 from quintain import routes
-from quintain.asyncapi import asyncapi_document
 from quintain.routes import ROUTES, Route
+from quintain_cli.asyncapi import asyncapi_document
 
 Node = dict[str, object]
 
