@@ -28,11 +28,11 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.running_fleet import missing_workers, print_missing
-from quintain_runner.engine.execution import RunListener, execute_run
-from quintain_runner.engine.inspection import CheckedEvaluation
+from quintain_runner.engine.execution import execute_run
 from quintain_runner.engine.rerun_plan import RerunPlan
-from quintain_runner.engine.run_setup import RunOptions
-from quintain_runner.engine.session import NewSession, RunBudget
+from quintain_runner.engine.run import RunListener
+from quintain_runner.engine.run_settings import RunOptions, RunSettings
+from quintain_runner.engine.session import NewSession
 from quintain_runner.graders.base import unconfined_programs
 from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
@@ -92,10 +92,10 @@ class _Terminal(RunListener):
         """Say where the earlier results are."""
         print_stderr(f"fresh    the earlier results are in {previous}")
 
-    def on_checked(self, found: CheckedEvaluation, budget: RunBudget, location: str, *, cases: int) -> None:
+    def on_checked(self, run: RunSettings, location: str) -> None:
         """Print what is run, with which budget, and where."""
         if not self._is_quiet:
-            _print_settings(self._options, found, budget, location, cases=cases)
+            _print_settings(run, location)
 
     def on_new_session(self, session: NewSession) -> None:
         """Say why there is a new session, and its limit."""
@@ -130,21 +130,20 @@ def _print_plan(plan: RerunPlan) -> None:
     print_stderr(f"calls    {answers:,}" + (f" to {most:,}" if most > answers else ""))
 
 
-def _print_settings(
-    options: RunOptions, found: CheckedEvaluation, budget: RunBudget, location: str, *, cases: int
-) -> None:
-    evaluation = found.evaluation
+def _print_settings(run: RunSettings, location: str) -> None:
+    evaluation, options = run.evaluation, run.options
     names = ", ".join(grader.name for grader in evaluation.spec.graders)
-    size_text = format_size(cases, evaluation.prompt_names, found.targets, evaluation.spec.repeats)
-    trials_text = format_count(evaluation.trials_of(cases, targets=len(found.targets)), "trial")
+    size_text = format_size(run.cases, evaluation.prompt_names, run.targets, evaluation.spec.repeats)
+    trials_text = format_count(evaluation.trials_of(run.cases, targets=len(run.targets)), "trial")
     print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))
-    budget_text = format_count(budget.max_calls, "call") if budget.is_explicit else "what the trials can need"
+    own = run.own_max_calls
+    budget_text = "what the trials can need" if own is None else format_count(own, "call")
     print_stderr(f"budget   {budget_text}, graders included")
     print_stderr(
         f"where    {location}; {options.concurrency} trials at once per target, {options.grader_concurrency} graders"
     )
     print_stderr(f"results  {options.folder}")
-    for warning in found.warnings:
+    for warning in run.warnings:
         print_stderr(escape_for_terminal(f"warning  {warning}"))
     if programs := unconfined_programs(evaluation):
         print_stderr(
@@ -292,6 +291,4 @@ def print_table(text_table: TextTable) -> None:
 
 def report_to_json(report: RunReport) -> dict[str, object]:
     """Return a report as a JSON object: totals, statistics and cost."""
-    cost = None if report.cost is None else report.cost.model_dump(by_alias=True, exclude_none=True, mode="json")
-    statistics = report.analysis.model_dump(by_alias=True, exclude_none=True, mode="json")
-    return {**report.summary.to_wire(), "statistics": statistics, "cost": cost}
+    return report.run.with_summary(report.summary).with_fields(statistics=report.analysis).counts_to_json()

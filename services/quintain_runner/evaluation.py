@@ -29,7 +29,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case, Grader
 from quintain.settings import environment
 from quintain_runner.engine.execution import execute_run
-from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.engine.run_settings import RunOptions
 from quintain_runner.files import atomic_write
 from quintain_runner.report.report_files import flat_rows
 from quintain_runner.report.run_report import RunReport

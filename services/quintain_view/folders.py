@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quintain.errors import ConfigError, QuintainError
-from quintain_runner.report.run_report import RunFile, read_run
+from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_view.index_writer import IndexProgress, update_index_step
 from quintain_view.run_list import RunSource

@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, visible
 from quintain_runner.files import atomic_write
-from quintain_runner.report.run_report import RunFile, read_recorded_report, read_run
+from quintain_runner.report.run_file import RunFile, read_run
+from quintain_runner.report.run_report import read_recorded_report
 from quintain_view.case_page import CasePage
 from quintain_view.filters import SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import CaseEntry, IndexReader, RowMoved, open_index, rows_of_case

@@ -18,7 +18,7 @@ import apsw
 from pydantic import ValidationError
 
 from quintain.errors import QuintainError
-from quintain_runner.report.run_report import RunFile
+from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_view.index_schema import (

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from quintain.web import visible
-from quintain_runner.report.run_report import RunFile, read_recorded_report, read_run
+from quintain_runner.report.run_file import RunFile, read_run
+from quintain_runner.report.run_report import read_recorded_report
 from quintain_runner.results.row import Row
 from quintain_view.case_page import CasePage, JudgeCall, case_page
 from quintain_view.comparison import ComparePage, PairChange, PairReader, column_choices, compared_trial

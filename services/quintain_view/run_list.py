@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from quintain.web import visible
-from quintain_runner.report.run_report import RunFile
+from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.counts import dollars
 from quintain_runner.statistics.analysis import format_share_interval
 

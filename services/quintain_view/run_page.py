@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quintain.web import visible
-from quintain_runner.report.run_report import RunFile, RunReport
+from quintain_runner.report.run_file import RunFile
+from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.tables import TextTable, cost_line, run_tables
 from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
 from quintain_runner.untrusted import plain_line
@@ -308,7 +309,7 @@ def _facts(run: RunFile) -> list[tuple[str, str]]:
         *((f"fingerprint of {name}", value or "unknown") for name, value in run.fingerprints.targets.items()),
         *((f"version of {name}", str(version)) for name, version in run.versions.items()),
     ]
-    revision = run.revision or {}
+    revision = {} if run.revision is None else run.revision.model_dump()
     return facts + [(f"revision, {name}", str(value)) for name, value in revision.items()]
 
 

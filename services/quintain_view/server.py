@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from quintain.errors import ConfigError, QuintainError
 from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
 from quintain.web import STATIC_TYPES, static_file, visible
-from quintain_runner.report.run_report import read_run
+from quintain_runner.report.run_file import read_run
 from quintain_view.access import AccessCheck, AccessKeys
 from quintain_view.filters import TrialFilter
 from quintain_view.folders import UNRECORDED_TEXT, IndexKeeper, RunFolders, is_unrecorded, results_state

@@ -42,7 +42,7 @@ def test_cases_are_evaluated_and_only_what_is_new_is_asked(folder: Path, monkeyp
     assert scores == {("a", "echo"): 1.0, ("b", "echo"): 0.0}
     assert (result.mean_score, result.exit_code, result.folder) == (0.5, 0, Path("runs/evaluate"))
     again = evaluate([*CASES, {"id": "c", "question": "y", "expected": "y"}], "echo", ["exact", own_graders.brief])
-    assert (len(again.rows), again.report.summary.calls) == (3, 3)
+    assert (len(again.rows), again.report.summary.total.calls) == (3, 3)
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows)))  # type: ignore[arg-type]
     columns, rows = again.to_pandas()
     first = dict(zip(columns, rows[0], strict=True))

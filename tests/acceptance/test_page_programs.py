@@ -33,7 +33,7 @@ asyncio.run(main())
 GRADED = """
 import block, quintain
 result = quintain.evaluate([{{'id': 'a', 'question': 'Well?'}}], 'helpful', [block.{grader}])
-print(result.mean_score, result.report.summary.calls)
+print(result.mean_score, result.report.summary.total.calls)
 """
 
 #: What a host does with a target: it sets the configuration, and runs it.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quintain_runner.engine.execution import execute_run
-from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.engine.run_settings import RunOptions
 from support.changing_evaluation import CHANGES, Calls, ChangingEvaluation
 from support.model_server import model_server
 from support.process_fleet import delete_protocol_queues
@@ -51,7 +51,7 @@ async def run(world: ChangingEvaluation, placement: Placement, monkeypatch: pyte
             environment.setenv(name, value)
         report = await execute_run(RunOptions(path=Path("eval.yaml"), command="quintain run eval.yaml"))
     total = report.summary.total
-    assert (total.graded, total.errors, report.summary.calls_without_row) == (2 * world.limit, 0, 0)
+    assert (total.graded, total.errors, report.summary.total.calls_without_row) == (2 * world.limit, 0, 0)
     plan = json.loads((world.output / "run.json").read_text())["history"][-1]["plan"]
     return tuple(plan[key] for key in PLAN_KEYS)
 

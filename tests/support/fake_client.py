@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from quintain.client.client import Client
@@ -79,6 +80,15 @@ class FakeClient(Client):
         self.children[token].reserved = 0
         return await self.read_session_info(token)
 
+    def child(self, token: str) -> Client:
+        """The client of a session that was opened from this one."""
+        return _ChildClient(self, token)
+
+    @contextlib.asynccontextmanager
+    async def connected(self, _: str) -> AsyncIterator[Client]:
+        """This client, whatever the token is."""
+        yield self
+
     async def reserve_ids(self, request_ids: Sequence[str], *, deadline_seconds: float = 600.0) -> int:
         new = {one for one in request_ids if one not in self._outcomes} - self.reserved_ids
         self._require_room(len(new))
@@ -147,3 +157,16 @@ class FakeClient(Client):
             state=SessionState.OPEN,
             now=0,
         )
+
+
+class _ChildClient(Client):
+    """The session of a grader."""
+
+    def __init__(self, parent: FakeClient, token: str) -> None:
+        self._parent, self._token = parent, token
+
+    async def get_info(self, *, per_target: bool = False) -> Info:
+        return await self._parent.read_session_info(self._token)
+
+    async def close_session(self) -> Info:
+        return await self._parent.close_child(self._token)

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from quintain.graders import Case
-from quintain_runner.graders.base import GraderEnvironment, GraderRunner, GradingContext
+from quintain_runner.graders.base import GraderRunner, GradingContext
 from quintain_runner.graders.program import ProgramGraderRunner, process_executor
 from quintain_runner.graders.subprocesses import GraderCommand
 from quintain_runner.plan.changes import RunFingerprints
@@ -23,9 +23,8 @@ def grading_context(client: FakeClient, *graders: GraderRunner) -> GradingContex
     return GradingContext(
         run_name="eval",
         session=client,
-        read_session_info=client.read_session_info,
-        close_session=client.close_child,
-        environment=GraderEnvironment("http://door"),
+        client_of=client.child,
+        gateway_url="http://door",
         graders=graders,
         judge_targets={"bot": "configured-judge"},
         max_calls=client.max_calls,

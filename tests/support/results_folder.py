@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.run_record import RunFindings, identity_of, open_record, write_record
+from quintain_runner.report.run_file import open_run, write_run
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.summary import summarize
 from quintain_runner.results.counts import Cost
@@ -61,12 +61,14 @@ def write_results(
     asked = MADE_OF.model_copy(update={"input": dataset})
     rows = [row.model_copy(update={"fingerprints": asked}) if row.fingerprints is MADE_OF else row for row in rows]
     evaluation = load_evaluation(write_evaluation(folder, cases(1), list(graders), repeats=repeats, threshold=0.5))
-    record = open_record(folder, evaluation, targets, identity_of(evaluation, dataset))
+    record = open_run(folder, evaluation, targets, dataset)
     (folder / "results.jsonl").write_text("".join(f"{row.model_dump_json(by_alias=True)}\n" for row in rows))
     count = len({row.case_id for row in rows})
     board = ProgressState(targets, cases=count, repeats=repeats, resume_state=read_resume_state(folder))
     board.budget.update(board.calls_in_rows, 100)
     summary = summarize(board, threshold=0.5, is_budget_spent=False, results=folder / "results.jsonl")
-    findings = RunFindings(analysis=analyse(build_frames(rows, targets, repeats=repeats)), cost=cost)
-    write_record(folder, record, summary, ended=ended, findings=findings if ended else None)
+    record = record.with_summary(summary)
+    if ended:
+        record = record.with_fields(statistics=analyse(build_frames(rows, targets, repeats=repeats)), cost=cost)
+    write_run(folder, record, ended=ended)
     return read_report(folder)

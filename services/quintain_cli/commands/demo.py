@@ -12,7 +12,7 @@ import typer
 from quintain.errors import ConfigError
 from quintain_cli.console import exit_with_error, print_stderr
 from quintain_cli.run_output import OutputFiles, run_and_report
-from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.engine.run_settings import RunOptions
 
 #: The example that ships with the package; ``examples/capitals`` of the repository is the same folder.
 EXAMPLE_NAME = "capitals"

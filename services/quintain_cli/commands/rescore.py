@@ -23,9 +23,9 @@ from quintain_cli.run_output import (
     OutputFiles,
     run_and_report,
 )
-from quintain_runner.engine.run_setup import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
+from quintain_runner.engine.run_settings import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
 from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.report.run_report import read_run
+from quintain_runner.report.run_file import read_run
 
 
 def rescore(

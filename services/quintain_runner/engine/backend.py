@@ -1,16 +1,12 @@
-"""The backend of a run: services in this process, or a fleet behind a broker or a gateway.
-
-Also finds the configuration and the targets of an evaluation.
-"""
+"""The backend of a run: services in this process, or a fleet behind a broker or a gateway."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import quintain_gateway
 from quintain.bus.broker_url import without_password
@@ -19,69 +15,17 @@ from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client, verified_client
 from quintain.client.http_transport import HttpTransport, open_http_connection, open_http_transport
-from quintain.config import Config
-from quintain.contracts.session import Info
+from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.errors import ConfigError
 from quintain.rpc.requests import RpcClient
-from quintain.settings import MEMORY_URL, Settings, environment
+from quintain.settings import MEMORY_URL, Settings
 from quintain_gateway import BindAddress, GatewayLimits
 from quintain_runner import services
-from quintain_runner.plan.trials import choose_targets
-from quintain_runner.services import FleetPlan, find_configuration, load_configuration, run_fleet
-from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.engine.run_settings import RunSettings
+from quintain_runner.services import FleetPlan, run_fleet
 
 #: How long a run waits for the broker when it starts, in seconds; as long as the other commands.
 BROKER_TIMEOUT_SECONDS = 10.0
-
-
-def is_on_fleet(settings: Settings) -> bool:
-    """Whether the environment names a fleet, by the URL of a broker or of a gateway."""
-    if settings.broker_url is None:
-        return settings.gateway_url is not None
-    return not settings.broker_url.startswith(MEMORY_URL)
-
-
-def load_evaluation_config(
-    settings: Settings, config_path: Path | None, evaluation_folder: Path, *, on_fleet: bool
-) -> Config | None:
-    """Load the configuration for an evaluation in ``evaluation_folder``.
-
-    On a fleet it may be missing, because the workers have it; then the result is None. If it exists it must be valid,
-    because graders must not see the variables that it names. Raises `ConfigError`.
-    """
-    if on_fleet and find_configuration(settings, config_path, start_folder=evaluation_folder) is None:
-        return None
-    return load_configuration(settings, config_path, start_folder=evaluation_folder)
-
-
-def select_targets(
-    evaluation: Evaluation, config: Config | None, only_targets: tuple[str, ...], *, on_fleet: bool
-) -> tuple[str, ...]:
-    """Return the targets under test: those of the evaluation, narrowed to ``only_targets``.
-
-    On a fleet any name is accepted here; the run checks it there before the first call. Raises `ConfigError`.
-    """
-    known_targets = [] if config is None else list(config.targets)
-    if on_fleet:
-        known_targets += [*(evaluation.spec.targets or ()), *only_targets]
-    return choose_targets(evaluation, list(dict.fromkeys(known_targets)), only_targets)
-
-
-def embedded_fleet_plan(
-    settings: Settings, config: Config, ledger_url: str, *, results_folder: Path | None = None
-) -> FleetPlan:
-    """Return the plan for running all services in this process with this ledger.
-
-    ``results_folder`` is used by only one fleet at a time, see `FleetPlan.exclusive_path`.
-    """
-    return FleetPlan(
-        config=config,
-        env=environment(),
-        broker_url=MEMORY_URL,
-        ledger_url=ledger_url,
-        admin_token=settings.admin_token or secrets.token_urlsafe(32),
-        exclusive_path=None if results_folder is None else str(results_folder.absolute()),
-        timings=settings.timings,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +33,8 @@ class Backend:
     """The connection of a run to its services.
 
     ``admin`` opens the run's session if there is an admin token; else the session is a child of that of
-    ``parent_token``. ``connect_session`` opens the client of a session by its token, and ``read_session_info`` returns
-    the counters of a session by its token; ``close_session`` closes it.
+    ``parent_token``. ``connect_session`` opens the client of a session by its token, after a check that it is valid;
+    ``client_of`` gives one for single calls.
     """
 
     #: Where the services run, to show to the user.
@@ -99,22 +43,57 @@ class Backend:
     admin: Admin | None
     parent_token: str | None
     connect_session: Callable[[str], AbstractAsyncContextManager[Client]]
-    read_session_info: Callable[[str], Awaitable[Info]]
-    close_session: Callable[[str], Awaitable[Info]]
+    client_of: Callable[[str], Client]
+
+    async def open_session(self, request: OpenSession, *, may_have_more: bool = True) -> SessionOpened:
+        """Open a session: with the admin token, else as a child of the user's, with that one's limit at most.
+
+        Raises `ConfigError` if there is neither, or if the limit is lower and ``may_have_more`` is False.
+        """
+        if self.admin is not None:
+            return await self.admin.open(request)
+        if self.parent_token is None:
+            raise ConfigError(
+                "A run or a probe on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or "
+                "QUINTAIN_SESSION_TOKEN to use the budget of yours"
+            )
+        async with self.connect_session(self.parent_token) as parent:
+            wanted = request.max_calls or 0
+            limit = min(wanted, (await parent.get_info()).max_calls)
+            if limit < wanted and not may_have_more:
+                raise ConfigError(
+                    f"The run's budget is {wanted} calls, the session of QUINTAIN_SESSION_TOKEN has {limit}: "
+                    "set max_calls or --max-calls to at most that, or open a session with more"
+                )
+            return await parent.open_child(request.model_copy(update={"max_calls": limit}))
 
 
 @contextlib.asynccontextmanager
-async def connect_backend(settings: Settings, plan: FleetPlan | None) -> AsyncIterator[Backend]:
-    """Start the services of the plan or, without a plan, connect to the environment's broker or gateway.
+async def connect_backend(
+    run: RunSettings, *, ledger_url: str, exclusive_path: str | None = None
+) -> AsyncIterator[Backend]:
+    """Connect to the environment's broker or gateway or, without either, start all services with this ledger.
 
-    Raises `ConfigError`, `BrokerUnavailable`, `BrokerRefused` or `GatewayUnavailable`.
+    ``exclusive_path`` is used by only one fleet at a time, see `FleetPlan`. Raises `ConfigError`, `BrokerUnavailable`,
+    `BrokerRefused` or `GatewayUnavailable`.
     """
-    if plan is None and settings.broker_url is None and settings.gateway_url is not None:
+    settings, plan = run.settings, None
+    if run.config is not None and not run.is_on_fleet:
+        plan = FleetPlan(
+            config=run.config,
+            env=run.env,
+            broker_url=MEMORY_URL,
+            ledger_url=ledger_url,
+            admin_token=settings.admin_token or secrets.token_urlsafe(32),
+            exclusive_path=exclusive_path,
+            timings=settings.timings,
+        )
+    elif settings.broker_url is None and settings.gateway_url is not None:
         async with _connect_http_backend(settings, settings.gateway_url) as backend:
             yield backend
-    else:
-        async with _connect_bus_backend(settings, plan) as backend:
-            yield backend
+        return
+    async with _connect_bus_backend(settings, plan) as backend:
+        yield backend
 
 
 @contextlib.asynccontextmanager
@@ -143,8 +122,7 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             admin=None if admin_token is None else Admin(AmqpTransport(rpc_client, admin_token)),
             parent_token=settings.session_token,
             connect_session=lambda token: verified_client(AmqpTransport(rpc_client, token)),
-            read_session_info=lambda token: Client(AmqpTransport(rpc_client, token)).get_info(),
-            close_session=lambda token: Client(AmqpTransport(rpc_client, token)).close_session(),
+            client_of=lambda token: Client(AmqpTransport(rpc_client, token)),
         )
 
 
@@ -168,6 +146,5 @@ async def _connect_http_backend(settings: Settings, url: str) -> AsyncIterator[B
             admin=admin,
             parent_token=settings.session_token,
             connect_session=connect_session,
-            read_session_info=lambda token: Client(HttpTransport(info_connection, token)).get_info(),
-            close_session=lambda token: Client(HttpTransport(info_connection, token)).close_session(),
+            client_of=lambda token: Client(HttpTransport(info_connection, token)),
         )

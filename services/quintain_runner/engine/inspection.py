@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,43 +15,32 @@ from quintain.config import Config
 from quintain.errors import ConfigError
 from quintain.programs.program import program_environment
 from quintain.settings import Settings, environment
-from quintain_runner.engine.backend import is_on_fleet, load_evaluation_config, select_targets
 from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
-from quintain_runner.engine.run_setup import RunOptions
-from quintain_runner.graders.base import judge_target_of, variable_warnings
+from quintain_runner.engine.run_settings import RunOptions, RunSettings, is_on_fleet, judge_targets_of
+from quintain_runner.graders.base import judge_references, variable_warnings
 from quintain_runner.graders.factory import UnavailableGraders, open_graders, unseen_files
 from quintain_runner.plan.dataset import DatasetStats, open_dataset
 from quintain_runner.plan.selection import feature_warnings
-from quintain_runner.plan.trials import check_targets_available
+from quintain_runner.plan.trials import check_targets_available, choose_targets
 from quintain_runner.results.store import read_resume_state
+from quintain_runner.services import find_configuration, load_configuration
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
-from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, JudgeGrader
 from quintain_worker import ProviderContext, check_program, check_provider
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedEvaluation:
-    """An evaluation in which nothing is wrong. ``config`` is None on a fleet whose workers have the configuration."""
-
-    on_fleet: bool
-    warnings: tuple[str, ...]
-    evaluation: Evaluation
-    config: Config | None
-    targets: tuple[str, ...]
-    dataset_stats: DatasetStats
 
 
 @dataclass(slots=True)
 class Inspection:
     """The result of an inspection; a part stays None or empty if an error prevented it from being read."""
 
-    on_fleet: bool
+    options: RunOptions
+    settings: Settings
+    env: Mapping[str, str]
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     evaluation: Evaluation | None = None
     config: Config | None = None
     targets: tuple[str, ...] = ()
-    dataset_stats: DatasetStats | None = None
+    dataset: DatasetStats | None = None
 
     @contextlib.contextmanager
     def collect_errors(self) -> Iterator[None]:
@@ -61,42 +50,37 @@ class Inspection:
         except ConfigError as error:
             self.problems.extend(line for line in error.message.splitlines() if line not in self.problems)
 
-    def checked(self) -> CheckedEvaluation:
-        """The evaluation. Raises `ConfigError` with all problems, a line each."""
-        if self.problems or self.evaluation is None or self.dataset_stats is None:
+    def checked(self) -> RunSettings:
+        """The settings of the run. Raises `ConfigError` with all problems, a line each."""
+        if self.problems or self.evaluation is None or self.dataset is None:
             raise ConfigError("\n".join(self.problems))
-        return CheckedEvaluation(
-            on_fleet=self.on_fleet,
-            warnings=tuple(self.warnings),
+        return RunSettings(
+            options=self.options,
+            settings=self.settings,
+            env=self.env,
             evaluation=self.evaluation,
             config=self.config,
             targets=self.targets,
-            dataset_stats=self.dataset_stats,
+            dataset=self.dataset,
+            warnings=tuple(self.warnings),
         )
 
     @property
-    def judge_targets(self) -> Mapping[str, str | None]:
-        """The configuration's ``judge_target`` by target."""
-        return {} if self.config is None else {name: each.judge_target for name, each in self.config.targets.items()}
+    def is_on_fleet(self) -> bool:
+        """Whether services elsewhere are used."""
+        return is_on_fleet(self.settings)
 
     @property
-    def graders(self) -> list[GraderSpec]:
-        """The graders of the evaluation file."""
-        return [] if self.evaluation is None else self.evaluation.spec.graders
+    def judge_references(self) -> list[tuple[int, str]]:
+        """Each grader's place in the file with each target that it calls by default."""
+        if self.evaluation is None:
+            return []
+        return list(judge_references(self.evaluation, self.targets, judge_targets_of(self.config)))
 
     @property
     def called_targets(self) -> tuple[str, ...]:
         """The targets under test, then those that graders call by default."""
-        judges = [judge for grader in self.graders for judge in self.targets_called_by(grader)]
-        return tuple(dict.fromkeys([*self.targets, *judges]))
-
-    def targets_called_by(self, grader: GraderSpec) -> list[str]:
-        """The default targets of a grader, for all targets under test; empty if it makes no calls."""
-        if self.evaluation is None or grader.name in self.evaluation.graders_without_session:
-            return []
-        if not isinstance(grader, CommandGrader | FunctionGrader | JudgeGrader):
-            return []
-        return list(dict.fromkeys(judge_target_of(grader, target, self.judge_targets) for target in self.targets))
+        return tuple(dict.fromkeys([*self.targets, *(target for _, target in self.judge_references)]))
 
 
 async def inspect_evaluation(
@@ -107,25 +91,23 @@ async def inspect_evaluation(
     ``results_folder`` is where the output of a dataset command is stored; if None, it is read and deleted. With
     ``keep_stale`` graders that cannot be run any more are no error if that folder has their verdicts.
     """
-    on_fleet = is_on_fleet(settings)
-    found = Inspection(on_fleet=on_fleet)
+    found = Inspection(options, settings, environment())
     with found.collect_errors():
         found.evaluation = load_evaluation(options.path)
-    folder = options.path.absolute().parent
     with found.collect_errors():
-        found.config = load_evaluation_config(settings, options.config, folder, on_fleet=on_fleet)
+        found.config = _load_config(found)
     resolved: Config | None = None
     with found.collect_errors():
-        if found.config is not None and not on_fleet:
-            resolved = found.config.resolve(environment())
+        if found.config is not None and not found.is_on_fleet:
+            resolved = found.config.resolve(found.env)
     if found.evaluation is not None:
         with found.collect_errors():
-            if found.config is not None or on_fleet:
-                found.targets = select_targets(found.evaluation, found.config, options.targets, on_fleet=on_fleet)
-        await _inspect_graders(found, found.evaluation, options, results_folder)
-        found.warnings += variable_warnings(found.evaluation, environment(), program_environment(environment()))
+            if found.config is not None or found.is_on_fleet:
+                found.targets = _choose_targets(found, found.evaluation)
+        await _inspect_graders(found, found.evaluation, results_folder)
+        found.warnings += variable_warnings(found.evaluation, found.env, program_environment(found.env))
         with found.collect_errors():
-            found.warnings += unseen_files(found.evaluation, environment())
+            found.warnings += unseen_files(found.evaluation, found.env)
     if resolved is not None:
         _inspect_providers(found, resolved)
     if found.evaluation is not None:
@@ -133,20 +115,41 @@ async def inspect_evaluation(
     return found
 
 
-async def _inspect_graders(
-    found: Inspection, evaluation: Evaluation, options: RunOptions, results_folder: Path | None
-) -> None:
-    env = environment()
+def _load_config(found: Inspection) -> Config | None:
+    """Load the configuration beside or above the evaluation file.
+
+    On a fleet it may be missing, because the workers have it; then the result is None. If it exists it must be valid,
+    because graders must not see the variables that it names. Raises `ConfigError`.
+    """
+    path, folder = found.options.config, found.options.path.absolute().parent
+    if found.is_on_fleet and find_configuration(found.settings, path, start_folder=folder) is None:
+        return None
+    return load_configuration(found.settings, path, start_folder=folder)
+
+
+def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...]:
+    """The targets under test: those of the evaluation, narrowed to those of the command. Raises `ConfigError`.
+
+    On a fleet any name is accepted here; the run checks it there before the first call.
+    """
+    known, only = [] if found.config is None else list(found.config.targets), found.options.targets
+    if found.is_on_fleet:
+        known += [*(evaluation.spec.targets or ()), *only]
+    return choose_targets(evaluation, list(dict.fromkeys(known)), only)
+
+
+async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:
     with found.collect_errors():
         try:
-            found.evaluation = await _with_built_graders(evaluation, env)
+            found.evaluation = await _with_built_graders(evaluation, found.env)
         except UnavailableGraders as error:
-            _check_kept(error, results_folder, keeps_stale=options.rerun_policy.keep_stale)
+            _check_kept(error, results_folder, keeps_stale=found.options.rerun_policy.keep_stale)
             kept = replace(evaluation, unavailable_graders=error.reasons)
-            found.evaluation = await _with_built_graders(kept, env)
-    if found.targets and found.config is not None and not found.on_fleet:
+            found.evaluation = await _with_built_graders(kept, found.env)
+    if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():
-            check_targets_available(_named_judge_targets(found, evaluation.path), list(found.config.targets))
+            named = ((f"{evaluation.path}: graders[{index}].judge_target", to) for index, to in found.judge_references)
+            check_targets_available(named, list(found.config.targets))
 
 
 async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) -> Evaluation:
@@ -165,20 +168,15 @@ def _check_kept(error: UnavailableGraders, folder: Path | None, *, keeps_stale: 
         raise ConfigError("\n".join(f"{why}{way_out}" for why in error.reasons.values()))
 
 
-def _named_judge_targets(found: Inspection, path: Path) -> Iterable[tuple[str, str]]:
-    for index, grader in enumerate(found.graders):
-        for judge_target in found.targets_called_by(grader):
-            yield f"{path}: graders[{index}].judge_target", judge_target
-
-
 def _inspect_providers(found: Inspection, config: Config) -> None:
     """Check the providers of all targets, as a worker in this process serves all, and the programs of those targets
     that are called."""
-    context = ProviderContext(folder=config.folder, env=environment())
+    context = ProviderContext(folder=config.folder, env=found.env)
+    called = found.called_targets
     for name, target in config.targets.items():
         with found.collect_errors(), _with_path(config.path):
             check_provider(name, target, context)
-            if name in found.called_targets:
+            if name in called:
                 found.warnings += check_program(name, target, context)
 
 
@@ -189,9 +187,9 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     requirements = case_requirements(evaluation, found.targets)
     with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder) if results_folder is None else results_folder
-        found.dataset_stats = open_dataset(evaluation, folder, environment(), requirements)
-        found.warnings += found.dataset_stats.warnings
-        counts, used = found.dataset_stats.feature_fields, fields_in_use(evaluation)
+        found.dataset = open_dataset(evaluation, folder, found.env, requirements)
+        found.warnings += found.dataset.warnings
+        counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
         found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from pydantic import Field
@@ -20,15 +19,14 @@ from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
 from quintain_metadata import IN_MEMORY_URL
-from quintain_runner.engine.backend import connect_backend, embedded_fleet_plan
-from quintain_runner.engine.inspection import CheckedEvaluation, Inspection, inspect_evaluation
+from quintain_runner.engine.backend import connect_backend
+from quintain_runner.engine.inspection import Inspection, inspect_evaluation
 from quintain_runner.engine.requirements import EstimateInput, RunEstimate, estimate_run
-from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.engine.run_settings import RunOptions, RunSettings, judge_targets_of
 from quintain_runner.files import read_text_file
-from quintain_runner.plan.dataset import read_cases
 from quintain_runner.plan.trials import max_grader_calls
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import GraderSpec, JudgeGrader, grader_kind
+from quintain_runner.spec.graders import JudgeGrader, grader_kind
 
 #: The deadline of a probe, in seconds.
 PROBE_TIMEOUT_SECONDS = 120.0
@@ -50,19 +48,19 @@ class ProbeResult(Message):
     usd: float | None = None
 
 
-async def probe_targets(found: CheckedEvaluation, targets: Sequence[str], settings: Settings) -> list[ProbeResult]:
+async def probe_targets(run: RunSettings, targets: Sequence[str]) -> list[ProbeResult]:
     """Call each of these targets once, concurrently, with the first case of the dataset under the first prompt.
 
     Raises `ConfigError` if no session may be opened, and `BusError` if there is no fleet.
     """
-    with closing(read_cases(found.dataset_stats.source)) as cases:
-        case = found.evaluation.prompts[0].apply(next(cases))
+    with run.open_cases() as cases:
+        case = run.evaluation.prompts[0].apply(next(cases))
     request = InvokeRequest(
         question=case.question, messages=case.messages, system_prompt=case.system_prompt, settings=case.settings
     )
-    async with _open_probe_session(found, targets, settings) as session:
+    async with _open_probe_session(run, targets) as session:
         available_targets = (await session.get_info()).available_targets
-        probes = [_probe_target(found.config, session, request, target, available_targets) for target in targets]
+        probes = [_probe_target(run.config, session, request, target, available_targets) for target in targets]
         return list(await asyncio.gather(*probes))
 
 
@@ -104,31 +102,17 @@ def _price_of_target(config: Config | None, target: str) -> Price | None:
 
 
 @contextlib.asynccontextmanager
-async def _open_probe_session(
-    found: CheckedEvaluation, targets: Sequence[str], settings: Settings
-) -> AsyncIterator[Client]:
+async def _open_probe_session(run: RunSettings, targets: Sequence[str]) -> AsyncIterator[Client]:
     """Open a session with one call per target; it is closed on exit if there is an admin token."""
-    fleet_plan = None
-    if found.config is not None and not found.on_fleet:
-        fleet_plan = embedded_fleet_plan(settings, found.config, IN_MEMORY_URL)
     request = OpenSession(
         default_target=targets[0],
         max_calls=len(targets),
-        label=f"check {found.evaluation.name}"[:200],
-        max_body_bytes=found.evaluation.spec.max_body_bytes,
+        label=f"check {run.evaluation.name}"[:200],
+        max_body_bytes=run.evaluation.spec.max_body_bytes,
         expires_in_seconds=10 * PROBE_TIMEOUT_SECONDS,
     )
-    async with connect_backend(settings, fleet_plan) as backend:
-        if backend.admin is not None:
-            opened = await backend.admin.open(request)
-        elif backend.parent_token is not None:
-            async with backend.connect_session(backend.parent_token) as parent:
-                opened = await parent.open_child(request)
-        else:
-            raise ConfigError(
-                "A probe on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN "
-                "to use the budget of yours"
-            )
+    async with connect_backend(run, ledger_url=IN_MEMORY_URL) as backend:
+        opened = await backend.open_session(request)
         async with backend.connect_session(opened.token) as session:
             yield session
         if backend.admin is not None:
@@ -177,7 +161,7 @@ async def check_evaluation(options: RunOptions, settings: Settings, *, probe: bo
     probes: list[ProbeResult] = []
     if probe and not found.problems:
         with found.collect_errors():
-            probes = await probe_targets(found.checked(), found.called_targets, settings)
+            probes = await probe_targets(found.checked(), found.called_targets)
     return _build_report(options.path, found, probes)
 
 
@@ -186,7 +170,7 @@ def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> C
         evaluation=str(path),
         problems=found.problems,
         warnings=found.warnings,
-        on_fleet=found.on_fleet,
+        on_fleet=found.is_on_fleet,
         not_checked=list(_not_checked(found, probed={probe.target for probe in probes})),
     )
     config, evaluation = found.config, found.evaluation
@@ -197,11 +181,11 @@ def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> C
     spec = evaluation.spec
     return report.model_copy(
         update={
-            "cases": None if found.dataset_stats is None else found.dataset_stats.cases,
+            "cases": None if found.dataset is None else found.dataset.cases,
             "repeats": spec.repeats,
             "targets": list(found.targets),
             "prompts": evaluation.prompt_names,
-            "graders": [_grader_summary(found, evaluation, grader) for grader in spec.graders],
+            "graders": list(_grader_summaries(found, evaluation)),
             "max_calls": spec.max_calls,
             "probes": probes,
             "estimate": _build_estimate(found, evaluation, probes),
@@ -211,7 +195,7 @@ def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> C
 
 def _not_checked(found: Inspection, *, probed: Collection[str]) -> Iterator[str]:
     """Yield what can only be known on other machines or by a call."""
-    if found.on_fleet:
+    if found.is_on_fleet:
         yield "the extras, programs and variables of the fleet's workers, which only their machines have"
     unprobed = [name for name in found.called_targets if name not in probed and not _is_mock(found, name)]
     if unprobed:
@@ -220,19 +204,19 @@ def _not_checked(found: Inspection, *, probed: Collection[str]) -> Iterator[str]
 
 def _is_mock(found: Inspection, name: str) -> bool:
     # On a fleet the configuration of the workers decides.
-    targets = {} if found.config is None or found.on_fleet else found.config.targets
+    targets = {} if found.config is None or found.is_on_fleet else found.config.targets
     return name in targets and targets[name].provider == "mock"
 
 
 def _build_estimate(found: Inspection, evaluation: Evaluation, probes: list[ProbeResult]) -> RunEstimate | None:
-    if found.dataset_stats is None or not found.targets:
+    if found.dataset is None or not found.targets:
         return None
     return estimate_run(
         EstimateInput(
             evaluation=evaluation,
-            dataset=found.dataset_stats,
+            dataset=found.dataset,
             targets=found.targets,
-            judge_targets=found.judge_targets,
+            judge_targets=judge_targets_of(found.config),
             judge_prompts=_prompts(evaluation),
             probed_usage={probe.target: probe.token_usage for probe in probes if probe.token_usage is not None},
             prices={} if found.config is None else known_prices(found.config.targets),
@@ -250,7 +234,8 @@ def _prompts(evaluation: Evaluation) -> dict[str, str]:
     return prompts
 
 
-def _grader_summary(found: Inspection, evaluation: Evaluation, grader: GraderSpec) -> GraderSummary:
-    called = found.targets_called_by(grader)
-    most_calls = max_grader_calls(evaluation, grader) if called else 0
-    return GraderSummary(name=grader.name, kind=grader_kind(grader), calls=called, most_calls=most_calls)
+def _grader_summaries(found: Inspection, evaluation: Evaluation) -> Iterator[GraderSummary]:
+    for index, grader in enumerate(evaluation.spec.graders):
+        called = [target for place, target in found.judge_references if place == index]
+        most_calls = max_grader_calls(evaluation, grader) if called else 0
+        yield GraderSummary(name=grader.name, kind=grader_kind(grader), calls=called, most_calls=most_calls)

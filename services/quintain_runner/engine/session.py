@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -19,11 +18,9 @@ from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUs
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_metadata import CallRecord, export_page, open_snapshot
 from quintain_runner.engine.backend import Backend
-from quintain_runner.engine.inspection import CheckedEvaluation
-from quintain_runner.engine.run_setup import PlanSession, RunOptions, SessionRequest
+from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.files import atomic_write
-from quintain_runner.plan.trials import CallsEstimate
-from quintain_runner.report.run_report import read_run
+from quintain_runner.report.run_file import read_run
 from quintain_runner.results.store import charged_calls
 
 CALLS_FILE_NAME = "calls.jsonl"
@@ -67,50 +64,27 @@ async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:
     return info.per_target
 
 
-async def read_current_usage(client: Client) -> Mapping[str, TargetUsage] | None:
-    """Return a session's usage per target now, while calls are running."""
-    return (await client.get_info(per_target=True)).per_target
-
-
 #: How long the session of a run is valid, so that what was answered is not asked again: 7 days, in seconds.
 SESSION_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunBudget:
-    """The call budget of a run's plan and how to open its session.
+class PlanSession:
+    """The session of a plan.
 
-    ``is_explicit`` means that the user set ``max_calls``; otherwise the limit is raised when more calls are needed.
-    ``max_body_bytes`` is the limit of its requests and answers, if the user set it.
-    ``token_path`` is the file with the session's token. ``count_spent_calls`` counts the calls charged for the
-    existing results, for the case that their session has ended. ``calls_location`` says where the calls of a session
-    are written, by its id.
+    ``session_id`` is None if there is nothing to call: then ``client`` is that of another session, which counts
+    nothing. ``calls_of_earlier_sessions`` were charged to other sessions of the run, ``calls_of_earlier_plans`` of them
+    before the plan changed. ``is_bounded`` says that the session's limit does not follow from what the plan needs.
+    ``ended_usage`` is the usage by target of a session that this one replaces, by its id.
     """
 
-    default_target: str
-    max_calls: int
-    is_explicit: bool
-    max_body_bytes: int | None
-    label: str
-    token_path: Path
-    count_spent_calls: Callable[[], int]
-    calls_location: Callable[[str], str]
-
-    @classmethod
-    def of(cls, options: RunOptions, found: CheckedEvaluation, calls: CallsEstimate) -> Self:
-        """The budget of a run: the one that was set, else the maximum that all answers and graders can need."""
-        spec, most = found.evaluation.spec, (calls.without_answers() if options.regrades else calls).most
-        explicit = options.max_calls if options.max_calls is not None else spec.max_calls
-        return cls(
-            default_target=found.targets[0],
-            max_calls=most if explicit is None else explicit,
-            is_explicit=explicit is not None,
-            max_body_bytes=spec.max_body_bytes,
-            label=f"run {found.evaluation.name}",
-            token_path=options.folder / "session-token",
-            count_spent_calls=lambda: charged_calls(options.folder),
-            calls_location=fleet_calls_note if found.on_fleet else lambda _: CALLS_FILE_NAME,
-        )
+    client: Client
+    session_id: str | None
+    calls_location: str = CALLS_FILE_NAME
+    calls_of_earlier_sessions: int = 0
+    calls_of_earlier_plans: int = 0
+    is_bounded: bool = True
+    ended_usage: Mapping[str, Mapping[str, TargetUsage]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,27 +127,28 @@ class RunSessions:
     """
 
     def __init__(
-        self, backend: Backend, budget: RunBudget, on_new_session: Callable[[NewSession], None] = lambda _: None
+        self, run: RunSettings, backend: Backend, on_new_session: Callable[[NewSession], None] = lambda _: None
     ) -> None:
-        self._backend, self._budget, self._on_new_session = backend, budget, on_new_session
+        self._run, self._backend, self._on_new_session = run, backend, on_new_session
+        self._path = run.options.folder / "session-token"
+        self._is_bounded = run.own_max_calls is not None
         self._stack = contextlib.AsyncExitStack()
         self._is_valid = True
 
     async def __aenter__(self) -> Self:
         """Connect the stored session; open the run's first one, or one without calls if the stored one has ended."""
-        path = self._budget.token_path
         async with contextlib.AsyncExitStack() as stack:
-            if (stored := _read_stored_session(path)) is None:
-                stored = _StoredSession(await self._open_session(self._budget.max_calls))
+            if (stored := _read_stored_session(self._path)) is None:
+                stored = _StoredSession(await self._open_session(self._run.max_calls))
                 # Stored before the first call, so that a resumed run continues in the same session.
-                _write_stored_session(path, stored)
+                _write_stored_session(self._path, stored)
             try:
                 self.client = await stack.enter_async_context(self._backend.connect_session(stored.token))
                 await _close_children(self.client)
             except Unauthorized:
                 self._is_valid = False
                 # The rows may hold calls that were made after the session's were counted.
-                own_calls = max(stored.own_calls, self._budget.count_spent_calls() - stored.earlier_calls)
+                own_calls = max(stored.own_calls, charged_calls(self._run.options.folder) - stored.earlier_calls)
                 stored = replace(stored, own_calls=own_calls)
                 token = await self._open_session(0)
                 self.client = await stack.enter_async_context(self._backend.connect_session(token))
@@ -187,16 +162,18 @@ class RunSessions:
                 with contextlib.suppress(Fault, BusError):
                     await self.client.close_session()
 
-    async def open(self, request: SessionRequest) -> PlanSession:
+    async def open(self, *, is_changed: bool, most_calls: int) -> PlanSession:
         """Give the session of a plan: the stored one, or a new one if that ended or the plan changed.
 
-        Raises `ConfigError` if another limit is requested and may not be set.
+        ``is_changed`` says whether an earlier plan had another identity: a changed plan has a budget of its own.
+        ``most_calls`` is the most calls that this command can need, and 0 if it has nothing to do. Raises `ConfigError`
+        if another limit is requested and may not be set.
         """
-        if not self._is_valid and not request.most_calls:
+        if not self._is_valid and not most_calls:
             return replace(self._plan_session(), session_id=None)
-        if self._is_valid and not (request.is_changed and request.most_calls):
-            return await self._set_limit(request)
-        return await self._replace(request)
+        if self._is_valid and not (is_changed and most_calls):
+            return await self._set_limit(most_calls)
+        return await self._replace(most_calls, is_changed=is_changed)
 
     async def spent_parent(self) -> str | None:
         """Return the id of the session on whose budget this run draws, if that has no more calls left than its own."""
@@ -213,18 +190,18 @@ class RunSessions:
         if not has_open_trials:
             await self.client.close_session()
 
-    async def _replace(self, request: SessionRequest) -> PlanSession:
+    async def _replace(self, most_calls: int, *, is_changed: bool) -> PlanSession:
         """Open a new session, and close the one before."""
         before, own_calls, ended_usage = self.client, self._stored.own_calls, {}
         if self._is_valid:
             info = await before.get_info(per_target=True)
             own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.per_target or {}}
-        stored = self._stored.followed_by("", own_calls, is_changed=request.is_changed)
-        limit = request.most_calls
-        if self._budget.is_explicit:
-            limit = max(0, self._budget.max_calls - stored.plan_calls)
+        stored = self._stored.followed_by("", own_calls, is_changed=is_changed)
+        limit = most_calls
+        if self._is_bounded:
+            limit = max(0, self._run.max_calls - stored.plan_calls)
         ended = "has too few calls" if self._is_valid else "is closed or expired"
-        self._on_new_session(NewSession(limit, ended=None if request.is_changed else ended))
+        self._on_new_session(NewSession(limit, ended=None if is_changed else ended))
         token = await self._open_session(limit)
         self._store(replace(stored, token=token))
         self.client = await self._stack.enter_async_context(self._backend.connect_session(token))
@@ -235,41 +212,40 @@ class RunSessions:
         return replace(self._plan_session(), ended_usage=ended_usage)
 
     def _plan_session(self) -> PlanSession:
-        stored, client = self._stored, self.client
+        stored = self._stored
         return PlanSession(
-            client=client,
+            client=self.client,
             session_id=_session_id(stored),
-            calls_location=self._budget.calls_location(_session_id(stored)),
+            calls_location=fleet_calls_note(_session_id(stored)) if self._run.is_on_fleet else CALLS_FILE_NAME,
             calls_of_earlier_sessions=stored.earlier_calls + (0 if self._is_valid else stored.own_calls),
             calls_of_earlier_plans=stored.earlier_plans_calls,
-            is_bounded=self._budget.is_explicit,
-            read_final_spending=partial(read_final_usage, client) if self._is_valid else None,
-            read_current_spending=partial(read_current_usage, client) if self._is_valid else None,
+            is_bounded=self._is_bounded,
         )
 
-    async def _set_limit(self, request: SessionRequest) -> PlanSession:
+    async def _set_limit(self, most_calls: int) -> PlanSession:
         """Set the session's limit to what is left of the plan's budget or, if the user named none, raise it to what the
         plan needs.
 
         Without an admin token another session takes its place, if the user's has more calls left; else the run stops at
         its limit.
         """
-        stored, budget, info = self._stored, self._budget, await self.client.get_info()
-        needed = info.call_count + request.most_calls
-        limit = max(0, budget.max_calls - stored.plan_calls) if budget.is_explicit else max(info.max_calls, needed)
-        is_size_unchanged = budget.max_body_bytes in {None, info.max_body_bytes}
-        if (limit == info.max_calls and is_size_unchanged) or not request.most_calls:
+        stored, info = self._stored, await self.client.get_info()
+        max_calls, max_body_bytes = self._run.max_calls, self._run.evaluation.spec.max_body_bytes
+        needed = info.call_count + most_calls
+        limit = max(0, max_calls - stored.plan_calls) if self._is_bounded else max(info.max_calls, needed)
+        is_size_unchanged = max_body_bytes in {None, info.max_body_bytes}
+        if (limit == info.max_calls and is_size_unchanged) or not most_calls:
             return self._plan_session()
         if self._backend.admin is not None:
-            amendment = AmendSession(session_id=info.session_id, max_calls=limit, max_body_bytes=budget.max_body_bytes)
+            amendment = AmendSession(session_id=info.session_id, max_calls=limit, max_body_bytes=max_body_bytes)
             await self._backend.admin.amend(amendment)
             return self._plan_session()
         own_left, parent_left = info.max_calls - info.call_count, await self._parent_calls_left(info)
         if limit > info.max_calls and parent_left is not None and parent_left > own_left:
-            return await self._replace(request)
-        if budget.is_explicit:
+            return await self._replace(most_calls, is_changed=False)
+        if self._is_bounded:
             raise ConfigError(
-                f"This plan's budget is {info.max_calls + stored.plan_calls} calls, and {budget.max_calls} are "
+                f"This plan's budget is {info.max_calls + stored.plan_calls} calls, and {max_calls} are "
                 "requested: changing it needs QUINTAIN_ADMIN_TOKEN"
             )
         return self._plan_session()
@@ -291,32 +267,19 @@ class RunSessions:
 
         Raises `ConfigError` if the user's limit is more than that, or if no session can be opened.
         """
+        evaluation = self._run.evaluation
         request = OpenSession(
-            default_target=self._budget.default_target,
+            default_target=self._run.targets[0],
             max_calls=max_calls,
-            label=self._budget.label,
-            max_body_bytes=self._budget.max_body_bytes,
+            label=f"run {evaluation.name}",
+            max_body_bytes=evaluation.spec.max_body_bytes,
             expires_in_seconds=SESSION_SECONDS,
         )
-        if self._backend.admin is not None:
-            return (await self._backend.admin.open(request)).token
-        if self._backend.parent_token is not None:
-            async with self._backend.connect_session(self._backend.parent_token) as parent:
-                limit = min(max_calls, (await parent.get_info()).max_calls)
-                if limit < max_calls and self._budget.is_explicit:
-                    raise ConfigError(
-                        f"The run's budget is {max_calls} calls, the session of QUINTAIN_SESSION_TOKEN has {limit}: "
-                        "set max_calls or --max-calls to at most that, or open a session with more"
-                    )
-                return (await parent.open_child(request.model_copy(update={"max_calls": limit}))).token
-        raise ConfigError(
-            "A run on a fleet needs a session: set QUINTAIN_ADMIN_TOKEN to open one, or QUINTAIN_SESSION_TOKEN to use "
-            "the budget of yours"
-        )
+        return (await self._backend.open_session(request, may_have_more=not self._is_bounded)).token
 
     def _store(self, stored: _StoredSession) -> None:
         self._stored = stored
-        _write_stored_session(self._budget.token_path, stored)
+        _write_stored_session(self._path, stored)
 
 
 async def _close_children(client: Client) -> None:

@@ -153,7 +153,7 @@ class TrialBudget:
         """Give back what was not used. What cannot be given back now ends with its deadline."""
         for reserved in reservation.sessions.values():
             with contextlib.suppress(Fault, BusError):
-                await self.context.close_session(reserved.opened.token)
+                await self.context.client_of(reserved.opened.token).close_session()
         with contextlib.suppress(Fault, BusError):
             await self.context.session.release(reservation.request_ids)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from quintain.client.client import Client
 from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
-from quintain.contracts.session import Info, OpenSession, SessionOpened
+from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import (
     BudgetUnavailable,
     Expired,
@@ -36,43 +36,36 @@ from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGra
 _PROXY_VARIABLES: Final = frozenset({"http_proxy", "all_proxy"})
 
 
-@dataclass(frozen=True, slots=True)
-class GraderEnvironment:
-    """Where a grader reaches its session: ``gateway_url`` is the base URL of a gateway; a trailing slash is ignored."""
+def session_variables(gateway_url: str, token: str) -> dict[str, str]:
+    """The environment variables by which clients find the session of this token (``docs/protocol/programs.md``).
 
-    gateway_url: str
-
-    def session_variables(self, token: str) -> dict[str, str]:
-        """The environment variables by which clients find the session of this token (``docs/protocol/programs.md``).
-
-        They cover Quintain's own SDK, AgentV's target proxy, and the OpenAI and Anthropic SDKs.
-        """
-        url = self.gateway_url.rstrip("/")
-        return {
-            "QUINTAIN_SESSION_TOKEN": token,
-            "QUINTAIN_GATEWAY_URL": url,
-            "AGENTV_TARGET_PROXY_URL": url,
-            "AGENTV_TARGET_PROXY_TOKEN": token,
-            "AGENTV_PROVIDER_PROXY_URL": url,
-            "AGENTV_PROVIDER_PROXY_TOKEN": token,
-            "OPENAI_BASE_URL": f"{url}/v1",
-            "OPENAI_API_KEY": token,
-            "ANTHROPIC_BASE_URL": url,
-            "ANTHROPIC_API_KEY": token,
-        }
+    They cover Quintain's own SDK, AgentV's target proxy, and the OpenAI and Anthropic SDKs.
+    """
+    url = gateway_url.rstrip("/")
+    return {
+        "QUINTAIN_SESSION_TOKEN": token,
+        "QUINTAIN_GATEWAY_URL": url,
+        "AGENTV_TARGET_PROXY_URL": url,
+        "AGENTV_TARGET_PROXY_TOKEN": token,
+        "AGENTV_PROVIDER_PROXY_URL": url,
+        "AGENTV_PROVIDER_PROXY_TOKEN": token,
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": token,
+    }
 
 
-def with_proxy_bypass(env: Mapping[str, str], grader_environment: GraderEnvironment) -> dict[str, str]:
+def with_proxy_bypass(env: Mapping[str, str], gateway_url: str) -> dict[str, str]:
     """A copy of ``env`` in which HTTP clients reach the gateway without a proxy.
 
     If a proxy variable is set, the gateway's host is appended to ``no_proxy`` and ``NO_PROXY``, because a proxy cannot
     reach this machine's loopback addresses.
     """
-    host = urlsplit(grader_environment.gateway_url).hostname or ""
     if not any(name.lower() in _PROXY_VARIABLES for name in env):
         return dict(env)
-    bypass = {name: ",".join(filter(None, (env.get(name), host))) for name in ("no_proxy", "NO_PROXY")}
-    return {**env, **bypass}
+    host = urlsplit(gateway_url).hostname or ""
+    return {**env, **{name: ",".join(filter(None, (env.get(name), host))) for name in ("no_proxy", "NO_PROXY")}}
 
 
 def unconfined_programs(evaluation: Evaluation) -> list[str]:
@@ -93,7 +86,7 @@ def variable_warnings(evaluation: Evaluation, env: Mapping[str, str], passed: Ma
 
     ``passed`` are the variables that every program gets.
     """
-    session = GraderEnvironment("").session_variables("")
+    session = session_variables("", "")
     dataset = evaluation.spec.dataset
     scripts: list[tuple[str, Path | None, set[str]]] = []
     for index, spec in enumerate(evaluation.spec.graders):
@@ -172,12 +165,6 @@ async def call_with_retry(
         await asyncio.sleep((retry_after_ms or 0) / 1000 + random.uniform(max_delay_seconds / 2, max_delay_seconds))  # noqa: S311 -- no secret
 
 
-#: Reads the counters of a session by that session's token.
-ReadSessionInfo = Callable[[str], Awaitable[Info]]
-
-#: Closes a session by its token, and returns its last counters.
-CloseSession = Callable[[str], Awaitable[Info]]
-
 #: How much longer a session that is opened before its trial begins lives than one that is opened for its grader, in
 #: seconds: the time for the answer, and for the graders before it.
 SESSION_LEAD_SECONDS = 1800.0
@@ -206,27 +193,23 @@ class ReservedSession:
         return cls(opened, calls, asyncio.get_running_loop().time() + SESSION_LEAD_SECONDS)
 
 
-async def _close_nothing(_: str) -> Info:
-    raise NotImplementedError("no grader's session was reserved")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradingContext:
     """What the graders of a run share.
 
-    ``session`` is the client of the run's session, and ``read_session_info`` reads the counters of a grader's child
-    session. ``judge_targets`` is the configured ``judge_target`` of each target. ``max_calls`` is the run's limit,
+    ``session`` is the client of the run's session, and ``client_of`` gives that of a grader's child session by its
+    token. ``judge_targets`` is the configured ``judge_target`` of each target. ``max_calls`` is the run's limit,
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
     ``scoring`` makes rows of verdicts. ``sessions`` are those that were opened for this trial's graders before it
-    began, by the grader's name, and ``close_session`` closes one.
+    began, by the grader's name.
     """
 
     run_name: str
     session: Client
-    read_session_info: ReadSessionInfo
-    environment: GraderEnvironment
+    client_of: Callable[[str], Client]
+    gateway_url: str
     graders: tuple[GraderRunner, ...]
     judge_targets: Mapping[str, str | None]
     max_calls: int
@@ -236,7 +219,6 @@ class GradingContext:
     fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
     scoring: Scoring = field(default_factory=Scoring)
     sessions: Mapping[str, ReservedSession] = field(default_factory=dict)
-    close_session: CloseSession = _close_nothing
 
     def reserved_session(self, grader: str) -> ReservedSession | None:
         """The session that was opened for a grader before its trial began; None if there is none, or not any more."""
@@ -285,3 +267,18 @@ def judge_target_of(grader: ProgramGrader | JudgeGrader, target: str, judge_targ
     ``target``.
     """
     return grader.judge_target or judge_targets.get(target) or target
+
+
+def judge_references(
+    evaluation: Evaluation, targets: Iterable[str], judge_targets: Mapping[str, str | None]
+) -> Iterator[tuple[int, str]]:
+    """Each grader that may make calls, by its place in the file, with each target that it calls by default for answers
+    of these targets.
+    """
+    targets = list(targets)
+    for index, grader in enumerate(evaluation.spec.graders):
+        if grader.name in evaluation.graders_without_session:
+            continue
+        if isinstance(grader, CommandGrader | FunctionGrader | JudgeGrader):
+            for judge in dict.fromkeys(judge_target_of(grader, target, judge_targets) for target in targets):
+                yield index, judge

@@ -18,7 +18,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -207,24 +206,19 @@ LONG_ANSWER_CHARACTERS = 50_000
 _UNKNOWN_FIELDS = ("file_changes", "workspace_path", "config")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerMetadata:
-    """Facts about an answer besides its content: when it arrived, and its target's token price; None if unknown."""
-
-    answered_at: datetime | None = None
-    price: Price | None = None
-
-
-def build_grader_input(case: Case, result: Result, answer_metadata: AnswerMetadata, save_file: SaveFile) -> JsonObject:
+def build_grader_input(
+    case: Case, result: Result, answered_at: datetime | None, price: Price | None, save_file: SaveFile
+) -> JsonObject:
     """Build the object that a command grader reads: the case, the target's answer and the expected answer.
 
-    ``save_file`` writes content that the grader reads as files: images in data URLs, and the JSON of a long answer.
+    ``answered_at`` is when the answer arrived, and ``price`` its target's token price; None if unknown. ``save_file``
+    writes content that the grader reads as files: images in data URLs, and the JSON of a long answer.
     """
     input_messages, answer_messages = _messages(_input_messages(case), save_file), _messages(result.output, save_file)
     input_json: list[JsonValue] = [*input_messages]
     answer_json: list[JsonValue] = [*answer_messages]
     expected = _expected_messages(case, save_file)
-    measurements = _measurements(result, answer_metadata)
+    measurements = _measurements(result, answered_at, price)
     known: JsonObject = {name: value for name, value in measurements.items() if value is not None}
     trace_fields: JsonObject = {**known, "metadata": {"target": result.target, "eval_case_id": case.id}}
     transcript = [*input_messages, *answer_messages]
@@ -263,14 +257,14 @@ def _save_long_answer(text: str, save_file: SaveFile) -> str | None:
     return save_file("output.json", json.dumps(text).encode("ascii"))
 
 
-def _measurements(result: Result, answer_metadata: AnswerMetadata) -> JsonObject:
+def _measurements(result: Result, answered_at: datetime | None, price: Price | None) -> JsonObject:
     """The tokens, duration, cost and times of an answer; unknown values are None."""
-    usage, price = result.token_usage, answer_metadata.price
+    usage = result.token_usage
     return {
         "token_usage": None if usage is None else usage.model_dump(by_alias=True, exclude_none=True),
         "duration_ms": result.duration_ms,
         "cost_usd": None if usage is None or price is None else float(price.of(usage)),
-        **_time_fields(result, answer_metadata.answered_at),
+        **_time_fields(result, answered_at),
     }
 
 

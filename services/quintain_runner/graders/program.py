@@ -21,9 +21,10 @@ from quintain_runner.graders.base import (
     ReservedSession,
     call_with_retry,
     judge_target_of,
+    session_variables,
 )
 from quintain_runner.graders.function_worker import FunctionRequest, SessionConnection
-from quintain_runner.graders.input import AnswerMetadata, JsonObject, build_grader_input, temporary_grader_files
+from quintain_runner.graders.input import JsonObject, build_grader_input, temporary_grader_files
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict import GraderError, parse_verdict
 from quintain_runner.plan.trials import Trial
@@ -66,11 +67,8 @@ class GraderInvocation:
         Raises `GraderError` if they cannot be written.
         """
         with temporary_grader_files(command.files_folder, command.confinement) as save_file:
-            answer_metadata = AnswerMetadata(answered_at=self.trial.answered_at, price=self.price)
-            yield {
-                **build_grader_input(self.trial.case, self.result, answer_metadata, save_file),
-                "config": self.spec.config,
-            }
+            fields = build_grader_input(self.trial.case, self.result, self.trial.answered_at, self.price, save_file)
+            yield {**fields, "config": self.spec.config}
 
 
 #: Executes a grader once and returns the verdict as JSON. Raises `GraderError`.
@@ -98,14 +96,14 @@ class ProgramGraderRunner:
         async with context.process_slots:
             reserved = context.reserved_session(self.name)
             session = await self._session(trial, context, reserved) if self.needs_session else None
-            session_variables = {} if session is None else context.environment.session_variables(session.token)
+            variables = {} if session is None else session_variables(context.gateway_url, session.token)
             try:
                 price = context.prices.get(trial.target)
                 invocation = GraderInvocation(
                     spec=self.spec,
                     trial=trial,
                     result=result,
-                    session_variables=session_variables,
+                    session_variables=variables,
                     price=price,
                     traceparent=current_traceparent(),
                 )
@@ -115,9 +113,8 @@ class ProgramGraderRunner:
                 row = GraderRow(error=error.message)
         if session is None:
             return GradingResult(row, NO_TOKENS)
-        token = session.token
         try:
-            session_info = await call_with_retry(lambda: context.read_session_info(token))
+            session_info = await call_with_retry(context.client_of(session.token).get_info)
         except Fault as fault:
             # Counters that cannot be read are an error, never zero, and what it spent is not known.
             unread = f"its counters cannot be read, so what it spent is not known: {fault.message}"
@@ -193,7 +190,7 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
     """
 
     async def execute(invocation: GraderInvocation) -> bytes:
-        result, session_variables = invocation.result, invocation.session_variables
+        result, variables = invocation.result, invocation.session_variables
         grader_input = GraderInput(
             case=invocation.trial.case,
             output=result.raw_text,
@@ -205,10 +202,8 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
             config=invocation.spec.config or {},
         )
         connection = (
-            SessionConnection(
-                url=session_variables["QUINTAIN_GATEWAY_URL"], token=session_variables["QUINTAIN_SESSION_TOKEN"]
-            )
-            if session_variables
+            SessionConnection(url=variables["QUINTAIN_GATEWAY_URL"], token=variables["QUINTAIN_SESSION_TOKEN"])
+            if variables
             else None
         )
         request = FunctionRequest(given=grader_input, session=connection, traceparent=invocation.traceparent)

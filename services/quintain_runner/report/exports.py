@@ -162,7 +162,7 @@ class _Summary:
             "eval_file": report.run.configuration.evaluation,
             "timestamp": report.run.ended_at or report.run.started_at,
             "targets": report.run.configuration.columns,
-            "planned_test_count": report.summary.cases * report.run.configuration.repeats,
+            "planned_test_count": report.summary.total.cases * report.run.configuration.repeats,
         }
         graders = _statistics_of(self._graders.items())
         return {"metadata": metadata, "run_summary": targets, "per_grader_summary": graders, "notes": []}
@@ -249,7 +249,7 @@ def _header(report: RunReport, column: str) -> JsonObject:
             "task_id": run.name,
             "eval_id": f"{session}-{column}",
             "run_id": session,
-            "dataset": {"name": run.name, "samples": report.summary.cases},
+            "dataset": {"name": run.name, "samples": report.summary.total.cases},
             "model": target,
             "config": {"epochs": run.configuration.repeats},
             "packages": {"quintain": importlib.metadata.version("quintain")},

@@ -10,17 +10,18 @@ from enum import IntEnum
 from fractions import Fraction
 from pathlib import Path
 
+from pydantic import Field, SerializerFunctionWrapHandler, computed_field, model_serializer
+
+from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.results.counts import RowTally
-from quintain_runner.results.row import TARGET_CHANGED, split_column
+from quintain_runner.results.row import TARGET_CHANGED, is_zero, split_column
 from quintain_runner.statistics.analysis import format_score
 from quintain_runner.untrusted import plain_line
 
 #: A mean at most this far below the threshold still passes: the difference is a rounding error.
 _ROUNDING = 1e-9
-
-JsonNumbers = dict[str, int | float | dict[str, int] | None]
 
 
 class ExitCode(IntEnum):
@@ -40,81 +41,85 @@ class ParkedTarget(Message):
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialCounts:
-    """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has."""
+class TrialCounts(Message):
+    """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has, and
+    ``stale`` of them count although what made them changed.
+    """
 
-    trials: int
-    graded: int
-    passed: int
-    errors: int
-    in_doubt: int
-    mean_score: float | None
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    #: The number of rows that count although what made them changed.
+    trials: int = 0
+    graded: int = 0
+    passed: int = 0
+    errors: int = 0
+    in_doubt: int = 0
     stale: int = 0
+    mean_score: float | None = None
+    calls: int = 0
+    token_usage: TokenUsage = NO_TOKENS
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def waiting(self) -> int:
         """The number of trials without a row."""
         return self.trials - self.graded - self.errors - self.in_doubt
 
-    def to_wire(self) -> JsonNumbers:
-        """The JSON form in ``run.json``."""
-        return {
-            "trials": self.trials,
-            "graded": self.graded,
-            "passed": self.passed,
-            "errors": self.errors,
-            "inDoubt": self.in_doubt,
-            "waiting": self.waiting,
-            "stale": self.stale,
-            "meanScore": self.mean_score,
-            "calls": self.calls,
-            "tokenUsage": {"input": self.input_tokens, "output": self.output_tokens},
-        }
+    @model_serializer(mode="wrap")
+    def _with_null_mean(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {"meanScore": None, **serialize(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The outcome of a run. ``calls`` are those of all its sessions in the ledger; ``max_calls`` bounds its plan, and
-    ``calls_of_earlier_plans`` of the calls are not counted against it.
+class ColumnTotals(TrialCounts):
+    """The counts of one column; ``target`` and ``prompt`` are None without prompts: its name is the target's then."""
 
-    ``per_target`` are the counts of each column: of each target, under each prompt.
-    ``calls_without_row`` of these calls are in no row, because a grader or the run was killed before its row was
-    written. ``calls_made_twice`` are calls that two workers were granted, because the first was lost before it had an
-    answer: their provider may have counted both. ``has_open_trials`` says whether the same command would execute any
-    trial. ``estimated_calls_left`` is the estimate for the trials that it would execute. ``parked_targets`` are the
-    targets of which no more trials were begun because of errors, each with the reason. ``unavailable_graders`` could
-    not be run, each with the reason: their verdicts are kept, and trials that need a new one wait.
-    ``spent_parent`` is the id of the session on whose budget the run draws, if its calls are what lacks.
-    ``different_seconds`` says of the targets that workers served differently when the command began, how long they had.
+    cases: int = 0
+    target: str | None = None
+    prompt: str | None = None
+
+
+class RunTotals(TrialCounts):
+    """The counts of a whole run. ``calls`` are those of all its sessions in the ledger; ``max_calls`` bounds its plan,
+    and ``calls_of_earlier_plans`` of the calls are not counted against it.
+
+    ``calls_without_row`` of the calls are in no row, because a grader or the run was killed before its row was written.
+    ``calls_made_twice`` are calls that two workers were granted, because the first was lost before it had an answer:
+    their provider may have counted both. ``calls_left`` is the estimate for the trials that the same command would
+    execute; ``run.json`` has it if the budget is spent.
     """
 
-    cases: int
-    per_target: dict[str, TrialCounts]
-    total: TrialCounts
-    calls: int
-    max_calls: int
-    calls_of_earlier_plans: int = 0
-    calls_without_row: int = 0
-    calls_made_twice: int = 0
-    has_open_trials: bool = False
-    estimated_calls_left: int = 0
-    threshold: float | None
-    is_budget_spent: bool
-    parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
-    unavailable_graders: Mapping[str, str] = field(default_factory=dict)
-    different_seconds: Mapping[str, float] = field(default_factory=dict)
-    spent_parent: str | None = None
-    results: Path
+    cases: int = 0
+    max_calls: int = 0
+    calls_of_earlier_plans: int = Field(default=0, exclude_if=is_zero)
+    calls_without_row: int = Field(default=0, exclude_if=is_zero)
+    calls_made_twice: int = Field(default=0, exclude_if=is_zero)
+    calls_left: int = Field(default=0, exclude_if=is_zero)
 
     @property
     def plan_calls(self) -> int:
         """The calls that are counted against ``max_calls``."""
         return self.calls - self.calls_of_earlier_plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The outcome of a run, from which all tables and files are made.
+
+    ``per_target`` are the counts of each column: of each target, under each prompt. ``has_open_trials`` says whether
+    the same command would execute any trial. ``parked_targets`` are the targets of which no more trials were begun
+    because of errors, each with the reason. ``unavailable_graders`` could not be run, each with the reason: their
+    verdicts are kept, and trials that need a new one wait. ``spent_parent`` is the id of the session on whose budget
+    the run draws, if its calls are what lacks. ``different_seconds`` says of the targets that workers served
+    differently when the command began, how long they had.
+    """
+
+    total: RunTotals
+    per_target: Mapping[str, ColumnTotals]
+    threshold: float | None
+    is_budget_spent: bool
+    results: Path
+    has_open_trials: bool = False
+    parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
+    unavailable_graders: Mapping[str, str] = field(default_factory=dict)
+    different_seconds: Mapping[str, float] = field(default_factory=dict)
+    spent_parent: str | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -128,34 +133,6 @@ class RunSummary:
         if self.threshold is not None and (mean is None or mean < self.threshold - _ROUNDING):
             return ExitCode.BELOW_THRESHOLD
         return ExitCode.PASSED
-
-    def to_wire(self) -> dict[str, object]:
-        """The JSON form in ``run.json`` and of ``--json``."""
-        totals = {"cases": self.cases, **self.total.to_wire(), "calls": self.calls, "maxCalls": self.max_calls}
-        optional_totals = {
-            "callsOfEarlierPlans": self.calls_of_earlier_plans,
-            "callsWithoutRow": self.calls_without_row,
-            "callsMadeTwice": self.calls_made_twice,
-        }
-        totals |= {name: count for name, count in optional_totals.items() if count}
-        if self.is_budget_spent:
-            totals["callsLeft"] = self.estimated_calls_left
-        targets = {
-            name: {**_names(name), "cases": self.cases, **counts.to_wire()} for name, counts in self.per_target.items()
-        }
-        parked = {name: target.model_dump(by_alias=True) for name, target in self.parked_targets.items()}
-        optional: dict[str, object] = {"parkedTargets": parked} if parked else {}
-        if self.different_seconds:
-            optional["differentSeconds"] = dict(self.different_seconds)
-        if self.unavailable_graders:
-            optional["unavailableGraders"] = dict(self.unavailable_graders)
-        return {"exitCode": int(self.exit_code), "totals": totals, "targets": targets, **optional}
-
-
-def _names(column: str) -> dict[str, str]:
-    """The target and the prompt of a column; nothing if there are no prompts, as its name is the target's then."""
-    target, prompt = split_column(column)
-    return {} if prompt is None else {"target": target, "prompt": prompt}
 
 
 def summarize(
@@ -172,18 +149,26 @@ def summarize(
     ``threshold`` is the lowest mean score that passes, ``is_budget_spent`` says whether the run stopped for lack of
     budget, ``calls_made_twice`` how many calls two workers were granted, and ``results`` is the path of the rows.
     """
-    tallies, budget = list(progress_state.tallies.values()), progress_state.budget
+    tallies, budget, cases = progress_state.tallies, progress_state.budget, progress_state.cases
     calls = budget.calls + budget.calls_of_earlier_plans
+    counts = {
+        **_counts(list(tallies.values())),
+        "cases": cases,
+        "calls": calls,
+        "max_calls": budget.max_calls,
+        "calls_of_earlier_plans": budget.calls_of_earlier_plans,
+        "calls_without_row": max(0, calls - progress_state.calls_in_rows),
+        "calls_made_twice": calls_made_twice,
+        "calls_left": progress_state.estimated_calls_left,
+    }
+    columns: dict[str, ColumnTotals] = {}
+    for name, tally in tallies.items():
+        target, prompt = split_column(name)
+        names = {} if prompt is None else {"target": target, "prompt": prompt}
+        columns[name] = ColumnTotals.model_validate({**_counts([tally]), **names, "cases": cases})
     return RunSummary(
-        cases=progress_state.cases,
-        per_target={name: _trial_counts([tally]) for name, tally in progress_state.tallies.items()},
-        total=_trial_counts(tallies),
-        calls=calls,
-        max_calls=budget.max_calls,
-        calls_of_earlier_plans=budget.calls_of_earlier_plans,
-        calls_without_row=max(0, calls - progress_state.calls_in_rows),
-        calls_made_twice=calls_made_twice,
-        estimated_calls_left=progress_state.estimated_calls_left,
+        total=RunTotals.model_validate(counts),
+        per_target=columns,
         threshold=threshold,
         is_budget_spent=is_budget_spent,
         parked_targets=parked_targets or {},
@@ -191,22 +176,15 @@ def summarize(
     )
 
 
-def _trial_counts(tallies: Sequence[RowTally]) -> TrialCounts:
-    """The sum of the counts of several targets."""
+def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
+    """The sum of the counts of several columns, by the names of `TrialCounts`."""
+    names = ("trials", "graded", "passed", "errors", "in_doubt", "stale", "calls")
+    counts: dict[str, object] = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
     graded = sum(tally.graded for tally in tallies)
     score = sum((tally.score_sum for tally in tallies), Fraction())
-    return TrialCounts(
-        trials=sum(tally.trials for tally in tallies),
-        graded=graded,
-        passed=sum(tally.passed for tally in tallies),
-        errors=sum(tally.errors for tally in tallies),
-        in_doubt=sum(tally.in_doubt for tally in tallies),
-        mean_score=float(score / graded) if graded else None,
-        calls=sum(tally.calls for tally in tallies),
-        input_tokens=sum(tally.input_tokens for tally in tallies),
-        output_tokens=sum(tally.output_tokens for tally in tallies),
-        stale=sum(tally.stale for tally in tallies),
-    )
+    tokens = (sum(tally.input_tokens for tally in tallies), sum(tally.output_tokens for tally in tallies))
+    usage = TokenUsage(input=tokens[0], output=tokens[1])
+    return {**counts, "mean_score": float(score / graded) if graded else None, "token_usage": usage}
 
 
 #: The budget option in a command, which is replaced by a larger one.
@@ -215,17 +193,18 @@ _MAX_CALLS_OPTION = re.compile(r" --max-calls[ =]\d+")
 
 def unaccounted_calls_note(summary: RunSummary) -> str | None:
     """A sentence about the calls that are in no row, or None if every call is in one."""
-    if not summary.calls_without_row:
+    total = summary.total
+    if not total.calls_without_row:
         return None
     return (
-        f"{summary.calls_without_row} of {summary.calls} calls are in no row: graders that were killed after a call "
+        f"{total.calls_without_row} of {total.calls} calls are in no row: graders that were killed after a call "
         "were started again, and calls that waited when the run ended may have been answered"
     )
 
 
 def calls_made_twice_note(summary: RunSummary) -> str | None:
     """A sentence about the calls that were made twice, or None if none is known."""
-    if not (count := summary.calls_made_twice):
+    if not (count := summary.total.calls_made_twice):
         return None
     calls = "1 call was" if count == 1 else f"{count} calls were"
     return (
@@ -268,7 +247,7 @@ def exit_line(summary: RunSummary, command: str) -> str:
 
 def budget_to_finish(summary: RunSummary) -> int:
     """The ``max_calls`` with which the remaining trials can be executed too."""
-    return summary.plan_calls + max(1, summary.estimated_calls_left)
+    return summary.total.plan_calls + max(1, summary.total.calls_left)
 
 
 def _open_trials_text(total: TrialCounts) -> str:
@@ -281,19 +260,20 @@ def _open_trials_text(total: TrialCounts) -> str:
 
 def _spent_text(summary: RunSummary, command: str) -> str:
     """The reason and the next command of a run whose budget is spent, or that of the session on which it draws."""
-    needed, spent = budget_to_finish(summary), f"{summary.plan_calls} of {summary.max_calls} calls"
-    kept = f"{_open_trials_text(summary.total)} and every row so far is kept."
-    how = "by what the graded ones took" if summary.total.graded else "at most"
+    total = summary.total
+    needed, spent = budget_to_finish(summary), f"{total.plan_calls} of {total.max_calls} calls"
+    kept = f"{_open_trials_text(total)} and every row so far is kept."
+    how = "by what the graded ones took" if total.graded else "at most"
     if (parent := summary.spent_parent) is None:
         return (
-            f"the budget is spent ({spent}), {kept} It takes {needed - summary.max_calls} calls more, {how}. "
+            f"the budget is spent ({spent}), {kept} It takes {needed - total.max_calls} calls more, {how}. "
             f"To finish: {command} --max-calls {needed}"
         )
     return (
         f"session {parent}, that of QUINTAIN_SESSION_TOKEN, has too few calls left (this run made {spent}), {kept} It "
-        f"takes {needed - summary.plan_calls} calls more, {how}. When whoever opened that session has raised its limit "
+        f"takes {needed - total.plan_calls} calls more, {how}. When whoever opened that session has raised its limit "
         f"(PATCH /sessions/{parent} with QUINTAIN_ADMIN_TOKEN), to finish: {command} --max-calls "
-        f"{max(needed, summary.max_calls)}"
+        f"{max(needed, total.max_calls)}"
     )
 
 

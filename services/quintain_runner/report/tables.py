@@ -120,7 +120,7 @@ def _targets_table(report: RunReport) -> TextTable:
     all_counts = [*summary.per_target.values(), summary.total]
     extra = {
         "in doubt": any(counts.in_doubt for counts in all_counts),
-        "tokens in/out": any(counts.input_tokens or counts.output_tokens for counts in all_counts),
+        "tokens in/out": any(counts.token_usage.input or counts.token_usage.output for counts in all_counts),
         "cost": cost is not None and cost.usd is not None,
     }
     shown = [name for name, is_shown in extra.items() if is_shown]
@@ -154,10 +154,10 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
     cost, the calls and tokens are those of the line's rows, graders included.
     """
     columns = report.summary.per_target
-    has_prompts = any(column not in report.run.configuration.targets for column in columns)
+    has_prompts = bool(report.run.configuration.prompts)
     called = {} if report.cost is None or report.cost.usd is None or has_prompts else report.cost.targets
     for name, counts in columns.items():
-        in_rows = LineUsage(counts.calls, counts.input_tokens, counts.output_tokens)
+        in_rows = LineUsage(counts.calls, counts.token_usage.input, counts.token_usage.output)
         yield _ReportLine(
             name=name,
             counts=counts,
@@ -220,9 +220,9 @@ def _tag_table(field: str, analysis: Analysis) -> TextTable:
 
 def _title(summary: RunSummary) -> str:
     """The number of cases and repeats, as the title of the table."""
-    repeats = max((counts.trials // max(1, summary.cases) for counts in summary.per_target.values()), default=1)
+    repeats = max((counts.trials // max(1, summary.total.cases) for counts in summary.per_target.values()), default=1)
     repeats_text = f", {repeats} times each" if repeats > 1 else ""
-    return f"{summary.cases:,} case{'s' if summary.cases != 1 else ''}{repeats_text}"
+    return f"{summary.total.cases:,} case{'s' if summary.total.cases != 1 else ''}{repeats_text}"
 
 
 def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.engine.run import run_evaluation
 from quintain_runner.plan.dataset import open_dataset, read_cases
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from support.evaluation_folder import EXACT, EvaluationFolder
@@ -67,11 +66,11 @@ def test_a_program_may_print_csv(tmp_path: Path) -> None:
 async def test_a_run_that_is_taken_up_has_the_cases_of_before(tmp_path: Path) -> None:
     evaluation(tmp_path)
     folder = EvaluationFolder(tmp_path, FakeClient(max_calls=2))
-    parked = await run_evaluation(folder.setup())
-    assert (parked.cases, parked.total.graded) == (3, 2)
+    parked = await folder.run()
+    assert (parked.total.cases, parked.total.graded) == (3, 2)
     folder.client.max_calls = 3
-    ended = await run_evaluation(folder.setup())
-    assert (ended.cases, ended.total.graded) == (3, 3)
+    ended = await folder.run()
+    assert (ended.total.cases, ended.total.graded) == (3, 3)
     assert {row.case_id for row in folder.rows()} == {"1-0", "1-1", "1-2"}
 
 

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import FAULTS, Fault, ProviderFailed, Rejected, TargetUnavailable, TimedOut
-from quintain_runner.engine.run import run_evaluation
 from quintain_runner.engine.scheduler import ErrorLimit, ErrorPolicy
 from quintain_runner.report.progress_display import Lines
 from quintain_runner.report.report_files import render_markdown
@@ -142,7 +141,7 @@ def prepared(folder: Path, count: int, client: FakeClient, *targets: str) -> Eva
 
 async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the_rest(tmp_path: Path) -> None:
     folder = prepared(tmp_path, 500, refusing("bot"))
-    parked = await run_evaluation(folder.setup())
+    parked = await folder.run()
     asked = len(folder.client.requests)
     assert 20 <= asked <= 20 + folder.concurrency
     assert (parked.exit_code, parked.total.errors, parked.total.waiting) == (ExitCode.ERRORS, asked, 500 - asked)
@@ -150,7 +149,7 @@ async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the
     assert len(folder.rows()) == asked
 
     folder.client.answer = echo
-    finished = await run_evaluation(folder.setup())
+    finished = await folder.run()
     assert (finished.exit_code, finished.total.passed, finished.parked_targets) == (ExitCode.PASSED, 500, {})
     assert len(folder.client.requests) == asked + 500
     assert "parkedTargets" not in json.loads((folder.output / "run.json").read_text())
@@ -165,10 +164,10 @@ async def test_what_was_graded_before_the_endpoint_died_is_kept(tmp_path: Path) 
         return request.question or ""
 
     folder = prepared(tmp_path, 500, FakeClient(dying))
-    parked = await run_evaluation(folder.setup())
+    parked = await folder.run()
     assert (parked.total.graded, parked.total.errors < 30) == (150, True)
     folder.client.answer, before = echo, len(folder.client.requests)
-    finished = await run_evaluation(folder.setup())
+    finished = await folder.run()
     assert (finished.total.passed, len(folder.client.requests) - before) == (500, 350)
 
 
@@ -176,7 +175,7 @@ async def test_the_other_target_finishes(tmp_path: Path) -> None:
     screen = io.StringIO()
     folder = prepared(tmp_path, 100, refusing("bot"), "bot", "other")
     folder.progress = Lines(Console(file=screen, width=200))
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert (summary.per_target["other"].passed, summary.per_target["other"].waiting) == (100, 0)
     assert summary.per_target["bot"].waiting >= 100 - 20 - folder.concurrency
     assert (list(summary.parked_targets), summary.exit_code) == (["bot"], ExitCode.ERRORS)
@@ -187,16 +186,15 @@ async def test_graders_that_fail_park_nobody(tmp_path: Path) -> None:
     argv = write_script(tmp_path, "judge.py", "raise SystemExit('bug')")
     write_evaluation(tmp_path, cases(6), [{"name": "judge", "command": argv}])
     folder = EvaluationFolder(tmp_path, FakeClient(), error_policy=ErrorPolicy(max_errors=1, fail_fast=True))
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert (summary.total.errors, summary.parked_targets) == (6, {})
 
 
 async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) -> None:
     folder = prepared(tmp_path, 100, refusing("bot"))
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     wire = {"bot": {"reason": "20 errors in a row", "code": "target_unavailable", "error": REFUSED}}
     assert json.loads((folder.output / "run.json").read_text())["parkedTargets"] == wire
-    assert summary.to_wire()["parkedTargets"] == wire
     from_folder = read_report(folder.output)
     assert from_folder.summary.parked_targets == summary.parked_targets
     note = f"parked bot after 20 errors in a row; the last: target_unavailable: {REFUSED}"
@@ -213,6 +211,6 @@ async def test_what_a_provider_says_steers_no_terminal(tmp_path: Path) -> None:
     async def hostile(request: InvokeRequest) -> str:
         raise TargetUnavailable("\x1b]8;;https://evil.example\x07\x1b[2Jno\r\nkey \u202eevil")
 
-    summary = await run_evaluation(prepared(tmp_path, 30, FakeClient(hostile)).setup())
+    summary = await prepared(tmp_path, 30, FakeClient(hostile)).run()
     (note,) = parked_target_notes(summary)
     assert note.endswith("target_unavailable: no key evil")

@@ -11,7 +11,7 @@ import pytest
 from quintain.config.prices import Price
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage, ToolCall
 from quintain.graders import Case
-from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS, AnswerMetadata, JsonObject, build_grader_input
+from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS, JsonObject, build_grader_input
 from quintain_runner.plan.cases import expected_text
 from support.saved_files import SavedFiles
 
@@ -39,12 +39,15 @@ LAST_ERA = {
 
 
 def read(
-    case: Case, result: Result, beside: AnswerMetadata | None = None, files: SavedFiles | None = None
+    case: Case,
+    result: Result,
+    *,
+    answered_at: datetime | None = None,
+    price: Price | None = None,
+    files: SavedFiles | None = None,
 ) -> JsonObject:
     """What a grader reads, where nothing else is known."""
-    return build_grader_input(
-        case, result, beside or AnswerMetadata(), (SavedFiles() if files is None else files).save_file
-    )
+    return build_grader_input(case, result, answered_at, price, (SavedFiles() if files is None else files).save_file)
 
 
 def test_it_has_the_fields_of_every_era_and_is_json() -> None:
@@ -133,7 +136,7 @@ PRICE = Price(input_per_million=Decimal(1000), output_per_million=Decimal(5000))
 
 def test_the_times_are_the_targets_own_as_javascript_writes_them() -> None:
     result = RESULT.model_copy(update={"duration_ms": 1250.0})
-    fields = read(ASKED, result, AnswerMetadata(answered_at=AFTERNOON))
+    fields = read(ASKED, result, answered_at=AFTERNOON)
     assert (fields["start_time"], fields["end_time"]) == ("2026-03-01T11:59:59.000Z", "2026-03-01T12:00:00.250Z")
 
 
@@ -144,9 +147,9 @@ def test_what_nobody_knows_is_null(name: str) -> None:
 
 
 def test_the_cost_is_the_targets_where_its_price_and_its_tokens_are_known() -> None:
-    assert read(ASKED, RESULT, AnswerMetadata(price=PRICE))["cost_usd"] == pytest.approx(0.008)
+    assert read(ASKED, RESULT, price=PRICE)["cost_usd"] == pytest.approx(0.008)
     uncounted = RESULT.model_copy(update={"token_usage": None})
-    assert read(ASKED, uncounted, AnswerMetadata(price=PRICE))["cost_usd"] is None
+    assert read(ASKED, uncounted, price=PRICE)["cost_usd"] is None
 
 
 def test_a_long_answer_is_in_a_file_too() -> None:
@@ -184,7 +187,7 @@ def test_an_image_is_a_file_wherever_messages_are() -> None:
 
 
 def test_the_trace_tells_what_is_known_and_leaves_out_the_rest() -> None:
-    trace, summary = (read(ASKED, RESULT, AnswerMetadata(price=PRICE))[name] for name in ("trace", "trace_summary"))
+    trace, summary = (read(ASKED, RESULT, price=PRICE)[name] for name in ("trace", "trace_summary"))
     assert isinstance(trace, dict)
     assert isinstance(summary, dict)
     assert trace["metadata"] == {"target": "bot", "eval_case_id": "1"}

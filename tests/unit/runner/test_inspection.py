@@ -14,7 +14,7 @@ from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.settings import read_settings
 from quintain_runner.engine.inspection import Inspection, inspect_evaluation
 from quintain_runner.engine.preflight import check_evaluation
-from quintain_runner.engine.run_setup import RunOptions
+from quintain_runner.engine.run_settings import RunOptions
 from quintain_runner.plan.changes import RerunPolicy
 from support.results_folder import graded_row
 
@@ -94,8 +94,8 @@ async def test_a_field_that_looks_like_a_feature_is_told_to_be_data(tmp_path: Pa
 async def test_an_evaluation_in_which_nothing_is_wrong_has_no_problems(tmp_path: Path) -> None:
     found = await inspect(write_evaluation(tmp_path, EXACT))
     assert (found.problems, found.targets, found.called_targets) == ([], ("bot",), ("bot",))
-    assert found.dataset_stats is not None
-    assert found.dataset_stats.cases == 1
+    assert found.dataset is not None
+    assert found.dataset.cases == 1
 
 
 @pytest.mark.parametrize(

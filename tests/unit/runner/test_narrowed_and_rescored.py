@@ -15,15 +15,14 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.engine.rerun_plan import RerunPlan
-from quintain_runner.engine.run import run_evaluation
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.trials import TrialSelection
 from quintain_runner.report.comparison import compare_runs
-from quintain_runner.report.run_record import planned_targets
+from quintain_runner.report.run_file import open_run
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.row import Row
-from quintain_runner.spec.evaluation import load_evaluation
+from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
 
@@ -41,7 +40,6 @@ class Judged:
 
     folder: EvaluationFolder
     rows: list[Json]
-    plan: RerunPlan | None = None
 
     def write(self, graders: list[Json] | None = None) -> None:
         write_evaluation(self.folder.path, self.rows, graders or [EXACT, JUDGED])
@@ -51,15 +49,12 @@ class Judged:
         policy: RerunPolicy | None = None,
         **options: Any,
     ) -> RunSummary:
-        def keep(plan: RerunPlan) -> None:
-            self.plan = plan
-
         self.folder.client.requests.clear()
-        setup = replace(
-            self.folder.setup(rerun_policy=policy or RerunPolicy(), **options),
-            on_plan=keep,
-        )
-        return await run_evaluation(setup)
+        return await self.folder.run(rerun_policy=policy or RerunPolicy(), **options)
+
+    @property
+    def plan(self) -> RerunPlan | None:
+        return self.folder.plan
 
     async def rescore(self) -> RunSummary:
         return await self.run(policy=RerunPolicy(answers_only=True), regrades=True)
@@ -121,6 +116,7 @@ async def test_rows_that_changed_and_are_not_selected_are_in_no_table_until_the_
 async def test_a_narrowed_command_keeps_the_rows_of_other_targets(judged: Judged) -> None:
     judged.folder.client.targets = ("bot", "judge", "other")
     judged.folder.targets = ("bot", "other")
+    write_evaluation(judged.folder.path, judged.rows, [EXACT, JUDGED], targets=["bot", "other"])
     summary = await judged.run(targets=("bot",))
     assert (judged.called[0], len(judged.folder.client.requests)) == (4, 8)
     assert (summary.total.trials, summary.per_target["other"].waiting) == (8, 4)
@@ -142,12 +138,16 @@ async def test_a_target_that_is_not_selected_need_not_be_served(judged: Judged) 
 
 
 async def test_the_targets_of_earlier_commands_are_those_of_the_run(judged: Judged) -> None:
+    def planned(evaluation: Evaluation, *targets: str) -> list[str]:
+        run = open_run(judged.folder.output, evaluation, targets, "d" * 64, is_narrowed=True)
+        return run.configuration.targets
+
     evaluation = load_evaluation(judged.folder.path / "eval.yaml")
-    assert planned_targets(judged.folder.output, evaluation, ["other"]) == ("other",)
+    assert planned(evaluation, "other") == ["other"]
     await judged.run()
-    assert planned_targets(judged.folder.output, evaluation, ["other"]) == ("bot", "other")
+    assert planned(evaluation, "other") == ["bot", "other"]
     named = replace(evaluation, spec=evaluation.spec.model_copy(update={"targets": ["x", "bot"]}))
-    assert planned_targets(judged.folder.output, named, ["bot"]) == ("x", "bot")
+    assert planned(named, "bot") == ["x", "bot"]
 
 
 def test_ids_that_no_case_has_are_told() -> None:

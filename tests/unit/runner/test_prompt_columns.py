@@ -10,7 +10,6 @@ from pathlib import Path
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import TargetUnavailable
-from quintain_runner.engine.run import run_evaluation
 from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.progress import ProgressState
@@ -47,7 +46,7 @@ class World:
     async def run(self, **settings: object) -> RunSummary:
         write_evaluation(self.folder.path, self.rows, [EXACT], prompts=self.prompts, repeats=2, **settings)
         self.folder.client.requests.clear()
-        return await run_evaluation(self.folder.setup())
+        return await self.folder.run()
 
     @property
     def asked(self) -> Counter[tuple[str | None, str | None]]:

@@ -13,7 +13,6 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed
 from quintain_runner.engine.rerun_plan import RerunPlan
-from quintain_runner.engine.run import run_evaluation
 from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.report_files import write_csv, write_junit
@@ -48,7 +47,6 @@ class World:
     folder: EvaluationFolder
     rows: list[Json]
     graders: list[Json]
-    plan: RerunPlan | None = None
 
     def write(self, **settings: object) -> None:
         write_evaluation(self.folder.path, self.rows, self.graders, **settings)
@@ -57,13 +55,13 @@ class World:
         self, policy: RerunPolicy | None = None, evaluation: Evaluation | None = None, **options: Any
     ) -> RunSummary:
         """Run it; what became of the rows of before is in ``plan``."""
-
-        def keep(plan: RerunPlan) -> None:
-            self.plan = plan
-
         self.folder.client.requests.clear()
-        setup = self.folder.setup(rerun_policy=policy or RerunPolicy(), **options)
-        return await run_evaluation(replace(setup, on_plan=keep, evaluation=evaluation or setup.evaluation))
+        settings = self.folder.settings(rerun_policy=policy or RerunPolicy(), **options)
+        return await self.folder.run(replace(settings, evaluation=evaluation or settings.evaluation))
+
+    @property
+    def plan(self) -> RerunPlan | None:
+        return self.folder.plan
 
     @property
     def asked(self) -> int:
@@ -205,7 +203,7 @@ async def test_the_same_command_again_does_exactly_what_changed(
     assert (plan.kept, plan.graded_again, plan.asked_again, plan.new, plan.left_out) == planned
     assert (world.asked, world.judged) == calls
     assert (summary.total.graded, summary.total.trials) == (len(world.rows), len(world.rows))
-    assert summary.calls_without_row == 0
+    assert summary.total.calls_without_row == 0
     report = read_report(world.folder.output)
     names = [str(grader["name"]) for grader in world.graders]
     assert {row.case_id: list(row.graders) for row in report.rows()} == {str(row["id"]): names for row in world.rows}
@@ -381,7 +379,7 @@ async def test_rows_of_a_grader_that_cannot_be_run_any_more_are_kept_and_marked(
     before = {row.case_id: row.graders for row in world.folder.rows()}
     add_case(world)
     world.write()
-    evaluation = replace(world.folder.setup().evaluation, unavailable_graders={"script": "no program"})
+    evaluation = replace(world.folder.settings().evaluation, unavailable_graders={"script": "no program"})
     (world.folder.path / "script.py").unlink()
     summary = await world.run(RerunPolicy(keep_stale=True), evaluation=evaluation)
     assert world.folder.client.requests == []
@@ -407,9 +405,9 @@ async def test_the_forecast_of_a_spent_budget_counts_what_is_left_to_do(world: W
     summary = await world.run()
     assert world.plan is not None
     assert (world.plan.calls_left.answers, world.plan.calls_left.most, world.judged) == (0, 4, 2)
-    assert (summary.exit_code, summary.estimated_calls_left) == (ExitCode.BUDGET_SPENT, 2)
-    assert read_report(world.folder.output).summary.estimated_calls_left == 2
-    world.folder.client.max_calls += summary.estimated_calls_left
+    assert (summary.exit_code, summary.total.calls_left) == (ExitCode.BUDGET_SPENT, 2)
+    assert read_report(world.folder.output).summary.total.calls_left == 2
+    world.folder.client.max_calls += summary.total.calls_left
     summary = await world.run()
     assert (summary.exit_code, world.asked, world.judged) == (ExitCode.PASSED, 0, 2)
 
@@ -424,7 +422,7 @@ async def test_the_forecast_knows_which_failed_trials_have_an_answer(world: Worl
     world.graders.pop()
     world.write()
     summary = await world.run()
-    assert (summary.total.errors, summary.estimated_calls_left) == (4, 4)
+    assert (summary.total.errors, summary.total.calls_left) == (4, 4)
 
 
 async def test_a_run_warns_of_workers_that_serve_its_targets_differently(world: World) -> None:
@@ -432,7 +430,7 @@ async def test_a_run_warns_of_workers_that_serve_its_targets_differently(world: 
     summary = await world.run()
     assert world.plan is not None
     assert len(list(world.plan.warnings())) == 1
-    assert summary.to_wire()["differentSeconds"] == {"bot": 90.0}
+    assert dict(summary.different_seconds) == {"bot": 90.0}
     assert json.loads((world.folder.output / "run.json").read_text())["differentSeconds"] == {"bot": 90.0}
     world.folder.client.different_since.clear()
-    assert "differentSeconds" not in (await world.run()).to_wire()
+    assert not (await world.run()).different_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from quintain_runner.report.run_record import revision_of
+from quintain_runner.report.run_file import revision_of
 from support.command_line import clean_environment
 
 
@@ -25,7 +25,7 @@ def test_it_is_the_commit_and_whether_tracked_files_differ(tmp_path: Path) -> No
     (tmp_path / "results.jsonl").write_text("nobody tracks this\n")
     found = revision_of(tmp_path)
     assert found is not None
-    assert found.to_wire() == {"commit": commit, "dirty": False}
+    assert found.model_dump() == {"commit": commit, "dirty": False}
     (tmp_path / "eval.yaml").write_text("two\n")
     changed = revision_of(tmp_path)
     assert changed is not None

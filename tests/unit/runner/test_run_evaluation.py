@@ -14,8 +14,8 @@ from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BrokerUnavailable, ConfigError, ProviderFailed, WorkerLost
-from quintain_runner.engine.run import run_evaluation, update_budget
-from quintain_runner.engine.run_setup import PlanSession
+from quintain_runner.engine.run import update_budget
+from quintain_runner.engine.session import PlanSession
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import Lines, NoProgressDisplay
@@ -33,9 +33,9 @@ def prepared(folder: Path, count: int = 10, *, client: FakeClient | None = None)
 
 async def test_every_case_is_asked_once_and_the_run_passes(tmp_path: Path) -> None:
     folder = prepared(tmp_path, 50)
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert (summary.exit_code, summary.total.passed, summary.total.mean_score) == (ExitCode.PASSED, 50, 1.0)
-    assert (summary.calls, len(folder.client.requests)) == (50, 50)
+    assert (summary.total.calls, len(folder.client.requests)) == (50, 50)
     assert len(folder.rows()) == 50
     record = json.loads((folder.output / "run.json").read_text())
     assert (record["exitCode"], record["totals"]["graded"], record["totals"]["calls"]) == (0, 50, 50)
@@ -45,9 +45,9 @@ async def test_every_case_is_asked_once_and_the_run_passes(tmp_path: Path) -> No
 async def test_every_target_answers_every_case_as_often_as_said(tmp_path: Path) -> None:
     write_evaluation(tmp_path, cases(3), [EXACT], repeats=2)
     folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "other")), targets=("bot", "other"))
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert len({row.key for row in folder.rows()}) == 12
-    assert (summary.cases, summary.total.trials, summary.per_target["other"].trials) == (3, 12, 6)
+    assert (summary.total.cases, summary.total.trials, summary.per_target["other"].trials) == (3, 12, 6)
 
 
 async def test_only_so_many_trials_exist_at_once(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_only_so_many_trials_exist_at_once(tmp_path: Path) -> None:
     folder.concurrency = together.parties
     # What is not known of a target is not waited for.
     folder.client.fingerprints.clear()
-    await run_evaluation(folder.setup())
+    await folder.run()
     assert folder.client.max_in_flight == together.parties
 
 
@@ -78,16 +78,16 @@ async def test_the_result_does_not_depend_on_the_order_in_which_cases_end(tmp_pa
 
     folder = prepared(tmp_path, 4, client=FakeClient(gated))
     folder.client.fingerprints.clear()
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert [row.case_id for row in folder.rows()] == ["case-3", "case-1", "case-0", "case-2"]
     assert (summary.total.passed, summary.exit_code) == (4, ExitCode.PASSED)
 
 
 async def test_the_same_command_again_asks_nothing_that_is_kept(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    await run_evaluation(folder.setup())
+    await folder.run()
     before = (folder.output / "results.jsonl").read_bytes()
-    again = await run_evaluation(folder.setup())
+    again = await folder.run()
     assert len(folder.client.requests) == 10
     assert (folder.output / "results.jsonl").read_bytes() == before
     assert (again.total.passed, again.exit_code) == (10, ExitCode.PASSED)
@@ -104,10 +104,10 @@ async def test_errored_cases_are_asked_again_and_doubtful_ones_kept(tmp_path: Pa
         return request.question or ""
 
     folder = prepared(tmp_path, client=FakeClient(flawed))
-    first = await run_evaluation(folder.setup())
+    first = await folder.run()
     assert (first.exit_code, first.total.errors, first.total.in_doubt) == (ExitCode.ERRORS, 1, 2)
     folder.client.answer = echo
-    second = await run_evaluation(folder.setup())
+    second = await folder.run()
     assert [request.question for request in folder.client.requests[10:]] == ["q1"]
     assert (second.total.graded, second.total.errors, second.total.in_doubt) == (8, 0, 2)
     assert (folder.rows_by_case()["case-1"].tries, folder.rows_by_case()["case-2"].status) == (2, RowStatus.IN_DOUBT)
@@ -132,11 +132,11 @@ async def test_an_answer_whose_judge_is_in_doubt_is_kept_and_judged_again_only_w
     write_evaluation(tmp_path, cases(1), [judge])
     folder = EvaluationFolder(tmp_path, FakeClient(answer, targets=("bot", "judge")))
     for _ in range(2):
-        summary = await run_evaluation(folder.setup())
-        assert (summary.total.in_doubt, summary.total.errors, summary.calls) == (1, 0, 2)
+        summary = await folder.run()
+        assert (summary.total.in_doubt, summary.total.errors, summary.total.calls) == (1, 0, 2)
     policy = RerunPolicy(rerun_in_doubt=True)
-    again = await run_evaluation(folder.setup(rerun_policy=policy))
-    assert (again.total.passed, again.calls, len(judge_calls)) == (1, 3, 2)
+    again = await folder.run(rerun_policy=policy)
+    assert (again.total.passed, again.total.calls, len(judge_calls)) == (1, 3, 2)
 
 
 async def test_a_call_that_is_refunded_does_not_make_the_counter_run_backwards(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_a_trial_that_failed_is_projected_for_the_next_command_and_not_for
 
     folder = prepared(tmp_path, 5, client=FakeClient(refuse))
     folder.progress = RecordingDisplay()
-    await run_evaluation(folder.setup())
+    await folder.run()
     assert [(board.projected_calls, board.estimated_calls_left) for board in seen] == [(0, 5)]
 
 
@@ -172,12 +172,12 @@ async def test_a_case_whose_grader_failed_is_graded_again_without_a_second_call(
     argv = write_script(tmp_path, "judge.py", "raise SystemExit('bug')")
     write_evaluation(tmp_path, cases(2), [{"name": "judge", "command": argv}])
     folder = EvaluationFolder(tmp_path, FakeClient())
-    first = await run_evaluation(folder.setup())
+    first = await folder.run()
     assert (first.exit_code, first.total.errors) == (ExitCode.ERRORS, 2)
     write_script(tmp_path, "judge.py", "print('{\"pass\": true}')")
-    second = await run_evaluation(folder.setup())
+    second = await folder.run()
     assert (second.exit_code, second.total.passed) == (ExitCode.PASSED, 2)
-    assert (second.calls, len(folder.client.requests)) == (2, 2)
+    assert (second.total.calls, len(folder.client.requests)) == (2, 2)
 
 
 async def test_one_failing_case_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ print(json.dumps({"score": 1}))
     argv = write_script(tmp_path, "judge.py", source)
     write_evaluation(tmp_path, cases(6), [{"name": "judge", "command": argv, "timeout_seconds": 4}])
     folder = EvaluationFolder(tmp_path, FakeClient())
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     rows = folder.rows_by_case()
     said = [rows[f"case-{number}"].graders["judge"].error or "" for number in range(6)]
     assert ["crashed" in said[0], "no JSON" in said[1], "hung past" in said[2]] == [True] * 3
@@ -203,18 +203,18 @@ print(json.dumps({"score": 1}))
 
 async def test_at_the_end_of_the_budget_the_run_parks_and_goes_on_when_it_is_raised(tmp_path: Path) -> None:
     folder = prepared(tmp_path, 20, client=FakeClient(max_calls=7))
-    parked = await run_evaluation(folder.setup())
+    parked = await folder.run()
     assert (parked.exit_code, parked.total.graded, parked.total.waiting) == (ExitCode.BUDGET_SPENT, 7, 13)
-    assert (parked.calls, parked.total.errors, len(folder.rows())) == (7, 0, 7)
+    assert (parked.total.calls, parked.total.errors, len(folder.rows())) == (7, 0, 7)
     folder.client.max_calls = 20
-    finished = await run_evaluation(folder.setup())
-    assert (finished.exit_code, finished.total.passed, finished.calls) == (ExitCode.PASSED, 20, 20)
+    finished = await folder.run()
+    assert (finished.exit_code, finished.total.passed, finished.total.calls) == (ExitCode.PASSED, 20, 20)
 
 
 async def test_a_run_below_its_threshold_says_so(tmp_path: Path) -> None:
     wrong = [{**case, "expected": "something else"} for case in cases(1)]
     write_evaluation(tmp_path, cases(4)[1:] + wrong, [EXACT], threshold=0.8)
-    summary = await run_evaluation(EvaluationFolder(tmp_path, FakeClient()).setup())
+    summary = await EvaluationFolder(tmp_path, FakeClient()).run()
     assert (summary.exit_code, summary.total.mean_score) == (ExitCode.BELOW_THRESHOLD, 0.75)
 
 
@@ -228,7 +228,7 @@ async def test_an_interrupted_run_leaves_complete_rows_and_is_taken_up(tmp_path:
         return request.question or ""
 
     folder = prepared(tmp_path, client=FakeClient(sticking))
-    running = asyncio.create_task(run_evaluation(folder.setup()))
+    running = asyncio.create_task(folder.run())
     await stuck.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -236,18 +236,18 @@ async def test_an_interrupted_run_leaves_complete_rows_and_is_taken_up(tmp_path:
     assert all(row.status is RowStatus.GRADED for row in folder.rows())
     assert json.loads((folder.output / "run.json").read_text())["endedAt"] is None
     folder.client.answer = echo
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert (summary.exit_code, summary.total.passed) == (ExitCode.PASSED, 10)
 
 
 async def test_a_torn_last_line_is_cut_and_its_case_asked_again(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    await run_evaluation(folder.setup())
+    await folder.run()
     path = folder.output / "results.jsonl"
     os.truncate(path, path.stat().st_size - 5)
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert (len(folder.rows()), summary.total.passed) == (10, 10)
-    assert summary.calls == 10
+    assert summary.total.calls == 10
 
 
 async def test_a_fleet_that_is_gone_ends_the_run_with_its_reason_and_keeps_the_rows(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ async def test_a_fleet_that_is_gone_ends_the_run_with_its_reason_and_keeps_the_r
     folder = prepared(tmp_path, client=FakeClient(going))
     folder.concurrency = 1
     with pytest.raises(BrokerUnavailable, match="amqp://gone"):
-        await run_evaluation(folder.setup())
+        await folder.run()
     assert [row.case_id for row in folder.rows()] == ["case-0"]
 
 
@@ -267,12 +267,12 @@ async def test_a_bad_dataset_and_an_unknown_target_are_refused_before_any_call(t
     folder = prepared(tmp_path)
     folder.targets = ("bott",)
     with pytest.raises(ConfigError, match="targets: unknown target 'bott'; did you mean 'bot'"):
-        await run_evaluation(folder.setup())
+        await folder.run()
     folder.targets = ("bot",)
     with (tmp_path / "cases.jsonl").open("a") as file:
         file.write("not json\n")
     with pytest.raises(ConfigError, match=r"cases\.jsonl: line 11: it is not JSON"):
-        await run_evaluation(folder.setup())
+        await folder.run()
     assert folder.client.requests == []
     assert not folder.output.exists()
 
@@ -291,7 +291,7 @@ async def test_a_grader_inherits_no_secret(tmp_path: Path) -> None:
             "LANG": "C",
         },
     )
-    await run_evaluation(folder.setup())
+    await folder.run()
     (row,) = folder.rows()
     seen = json.loads(row.graders["judge"].reason or "")
     assert (seen["PATH"], seen["LANG"], seen["OPENAI_API_KEY"]) == ("/bin", "C", "token-1")
@@ -308,7 +308,7 @@ async def test_what_a_model_wrote_reaches_the_results_as_it_is_and_the_terminal_
     write_evaluation(tmp_path, cases(1), [{"name": "judge", "command": write_script(tmp_path, "j.py", source)}])
     stream = io.StringIO()
     folder = EvaluationFolder(tmp_path, FakeClient(evil), progress=Lines(Console(file=stream, width=200)))
-    await run_evaluation(folder.setup())
+    await folder.run()
     assert folder.rows()[0].output == hostile
     assert "[red]wiped" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
@@ -318,9 +318,9 @@ async def test_what_a_model_wrote_reaches_the_results_as_it_is_and_the_terminal_
 async def test_a_narrowed_run_and_the_whole_one_share_a_folder(tmp_path: Path) -> None:
     write_evaluation(tmp_path, cases(3), [EXACT], targets=["bot", "other"])
     folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "other")))
-    narrow = await run_evaluation(folder.setup())
+    narrow = await folder.run()
     folder.targets = ("bot", "other")
-    whole = await run_evaluation(folder.setup())
+    whole = await folder.run()
     assert (narrow.total.trials, whole.total.trials, len(folder.client.requests)) == (3, 6, 6)
 
 
@@ -332,9 +332,9 @@ async def test_a_run_that_was_stopped_and_taken_up_equals_an_undisturbed_one(tmp
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
     whole = prepared(tmp_path / "whole", 12)
-    await run_evaluation(whole.setup())
+    await whole.run()
     parts = prepared(tmp_path / "parts", 12, client=FakeClient(max_calls=5))
     for parts.client.max_calls in (5, 8, 12):
-        summary = await run_evaluation(parts.setup())
+        summary = await parts.run()
     assert key_order(parts.rows()) == key_order(whole.rows())
-    assert summary.calls == 12
+    assert summary.total.calls == 12

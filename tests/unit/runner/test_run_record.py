@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from quintain.contracts.invoke import TokenUsage
 from quintain.errors import ConfigError
-from quintain_runner.report.run_record import EvaluationIdentity, identity_of, open_record, write_record
-from quintain_runner.report.summary import RunSummary, TrialCounts
+from quintain_runner.report.run_file import EvaluationIdentity, open_run, write_run
+from quintain_runner.report.summary import ColumnTotals, RunSummary, RunTotals
 from quintain_runner.spec.evaluation import load_evaluation
 from support.evaluation_folder import EXACT, cases, write_evaluation
 
-COUNTS = TrialCounts(
-    trials=2, graded=1, passed=1, errors=1, in_doubt=0, mean_score=1.0, calls=3, input_tokens=5, output_tokens=6
-)
+COUNTS: dict[str, object] = {
+    "cases": 2, "trials": 2, "graded": 1, "passed": 1, "errors": 1, "mean_score": 1.0,
+    "token_usage": TokenUsage(input=5, output=6),
+}  # fmt: skip
+BOT = ColumnTotals.model_validate({**COUNTS, "calls": 3})
 SUMMARY = RunSummary(
-    cases=2,
-    per_target={"bot": COUNTS},
-    total=COUNTS,
-    calls=4,
-    max_calls=9,
+    total=RunTotals.model_validate({**COUNTS, "calls": 4, "max_calls": 9}),
+    per_target={"bot": BOT},
     threshold=0.5,
     is_budget_spent=False,
     results=Path("out/results.jsonl"),
@@ -32,14 +31,13 @@ SUMMARY = RunSummary(
 def identity(folder: Path, *, dataset: str = "d" * 64, **settings: object) -> EvaluationIdentity:
     graders = settings.pop("graders", [EXACT])
     assert isinstance(graders, list)
-    return identity_of(load_evaluation(write_evaluation(folder, cases(1), graders, **settings)), dataset)
+    return EvaluationIdentity.of(load_evaluation(write_evaluation(folder, cases(1), graders, **settings)), dataset)
 
 
 def write(folder: Path, *, ended: bool = True, **settings: object) -> dict[str, object]:
-    now = identity(folder, **settings)
-    evaluation = load_evaluation(folder / "eval.yaml")
-    record = open_record(folder, evaluation, ["bot"], now)
-    write_record(folder, record, SUMMARY, ended=ended)
+    identity(folder, **settings)
+    record = open_run(folder, load_evaluation(folder / "eval.yaml"), ["bot"], "d" * 64)
+    write_run(folder, record.with_summary(SUMMARY), ended=ended)
     content = json.loads((folder / "run.json").read_text())
     assert isinstance(content, dict)
     return content
@@ -52,7 +50,7 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
         "evaluation": str(tmp_path / "eval.yaml"),
         "evaluationSha256": evaluation.sha256,
         "content": evaluation.text,
-        "identity": asdict(identity(tmp_path, threshold=0.5)),
+        "identity": identity(tmp_path, threshold=0.5).model_dump(),
         "targets": ["bot"],
         "prompts": [],
         "repeats": 1,
@@ -74,7 +72,7 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
         "maxCalls": 9,
         "tokenUsage": {"input": 5, "output": 6},
     }
-    assert content["targets"] == {"bot": {"cases": 2, **COUNTS.to_wire()}}
+    assert content["targets"] == {"bot": json.loads(BOT.to_wire())}
     assert content["exitCode"] == 1
     assert set(content["versions"]) == {"quintain", "python", "platform"}  # type: ignore[call-overload]
     assert content.keys() >= {"revision", "sessionId", "calls", "cards", "statistics", "cost"}

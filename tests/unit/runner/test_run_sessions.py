@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +23,13 @@ from quintain.errors import (
     QuintainError,
     Unauthorized,
 )
+from quintain.settings import read_settings
 from quintain_runner.engine.backend import Backend
-from quintain_runner.engine.run_setup import SessionRequest
-from quintain_runner.engine.session import RunBudget, RunSessions
+from quintain_runner.engine.run_settings import RunOptions, RunSettings
+from quintain_runner.engine.session import RunSessions
+from quintain_runner.plan.dataset import open_dataset
+from quintain_runner.spec.evaluation import load_evaluation
+from support.evaluation_folder import EXACT, cases, write_evaluation
 from support.fake_client import FakeClient
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 
@@ -69,29 +74,25 @@ def sessions_of(
 ) -> RunSessions:
     """The sessions of a command without an admin token."""
 
-    async def unused(_: str) -> Info:
-        raise NotImplementedError
-
+    evaluation = load_evaluation(write_evaluation(folder, cases(1), [EXACT]))
+    run = RunSettings(
+        options=RunOptions(path=evaluation.path, output=folder, max_calls=max_calls if is_explicit else None),
+        settings=read_settings({}),
+        env={},
+        evaluation=evaluation,
+        config=None,
+        targets=("echo",),
+        dataset=replace(open_dataset(evaluation, folder, {}), cases=max_calls),
+    )
     backend = Backend(
         location="here",
         gateway_url="",
         admin=None,
         parent_token=parent_token,
         connect_session=connect_session,
-        read_session_info=unused,
-        close_session=unused,
+        client_of=FakeClient().child,
     )
-    budget = RunBudget(
-        default_target="echo",
-        max_calls=max_calls,
-        max_body_bytes=None,
-        is_explicit=is_explicit,
-        label="run",
-        token_path=folder / "session-token",
-        count_spent_calls=lambda: 0,
-        calls_location=lambda _: "calls.jsonl",
-    )
-    return RunSessions(backend, budget)
+    return RunSessions(run, backend)
 
 
 @pytest.mark.parametrize("refusal", [BadRequest, BudgetUnavailable, InternalFault, GatewayUnavailable])
@@ -100,14 +101,14 @@ async def test_a_session_whose_children_cannot_be_closed_is_taken_up(
 ) -> None:
     stored = StoredClient(refusal("refused"))
     async with run_sessions(tmp_path, stored) as sessions:
-        session = await sessions.open(SessionRequest(is_changed=False, most_calls=3))
+        session = await sessions.open(is_changed=False, most_calls=3)
         assert session.client is stored
 
 
 async def test_a_session_that_ended_meanwhile_is_replaced(tmp_path: Path) -> None:
     stored = StoredClient(Unauthorized("closed"))
     async with run_sessions(tmp_path, stored) as sessions:
-        session = await sessions.open(SessionRequest(is_changed=False, most_calls=0))
+        session = await sessions.open(is_changed=False, most_calls=0)
         assert session.client is not stored
         assert session.session_id is None
 
@@ -122,14 +123,14 @@ async def test_a_run_whose_parent_is_spent_goes_on_when_that_was_raised(tmp_path
             return sessions_of(tmp_path, join, parent.token, max_calls=max_calls, is_explicit=is_explicit)
 
         async with sessions(2) as run:
-            plan = await run.open(SessionRequest(is_changed=False, most_calls=2))
+            plan = await run.open(is_changed=False, most_calls=2)
             await plan.client.invoke_batch(["a", "b"])
             assert await run.spent_parent() == parent.session_id
             await run.finish(has_open_trials=True)
         async with connect_admin("memory://", ADMIN_TOKEN, memory=fleet.running.memory) as admin:
             await admin.amend(AmendSession(session_id=parent.session_id, max_calls=5))
         async with sessions(3) as run:
-            plan = await run.open(SessionRequest(is_changed=False, most_calls=1))
+            plan = await run.open(is_changed=False, most_calls=1)
             await plan.client.invoke("c")
             with pytest.raises(BudgetExhausted):
                 await plan.client.invoke("d")

@@ -12,7 +12,7 @@ from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import (
     ExitCode,
     RunSummary,
-    TrialCounts,
+    RunTotals,
     exit_line,
     summarize,
     unaccounted_calls_note,
@@ -21,18 +21,9 @@ from quintain_runner.results.counts import ResumeState, RowStats
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF
 
-GOOD = TrialCounts(
-    trials=4, graded=4, passed=3, errors=0, in_doubt=0, mean_score=0.75, calls=8, input_tokens=40, output_tokens=8
-)
+GOOD = RunTotals(cases=4, trials=4, graded=4, passed=3, mean_score=0.75, calls=8, max_calls=100)
 PASSED = RunSummary(
-    cases=4,
-    per_target={"bot": GOOD},
-    total=GOOD,
-    calls=8,
-    max_calls=100,
-    threshold=0.7,
-    is_budget_spent=False,
-    results=Path("runs/eval/results.jsonl"),
+    total=GOOD, per_target={}, threshold=0.7, is_budget_spent=False, results=Path("runs/eval/results.jsonl")
 )
 COMMAND = "quintain run eval.yaml"
 
@@ -68,7 +59,7 @@ def resume_state(*rows: Row) -> ResumeState:
 
 
 def with_totals(summary: RunSummary, **changes: int | float | None) -> RunSummary:
-    return replace(summary, total=replace(summary.total, **changes))  # type: ignore[arg-type]
+    return replace(summary, total=summary.total.with_fields(**changes))
 
 
 def test_rows_are_counted_per_target_and_the_ledger_has_the_last_word_on_calls() -> None:
@@ -79,10 +70,10 @@ def test_rows_are_counted_per_target_and_the_ledger_has_the_last_word_on_calls()
     summary = summarize(board, threshold=None, is_budget_spent=False, results=Path("r"))
     bot = summary.per_target["bot"]
     assert (bot.trials, bot.graded, bot.passed, bot.errors, bot.waiting) == (3, 2, 1, 1, 0)
-    assert (bot.mean_score, bot.calls, bot.input_tokens) == (0.5, 5, 20)
+    assert (bot.mean_score, bot.calls, bot.token_usage.input) == (0.5, 5, 20)
     assert summary.per_target["other"].waiting == 2
-    assert (summary.total.mean_score, summary.total.calls) == (0.5, 7)
-    assert (summary.calls, summary.max_calls, summary.calls_without_row) == (12, 50, 5)
+    assert summary.total.mean_score == 0.5
+    assert (summary.total.calls, summary.total.max_calls, summary.total.calls_without_row) == (12, 50, 5)
 
 
 def test_a_row_that_supersedes_an_errored_one_takes_its_place_in_the_counts() -> None:
@@ -155,13 +146,7 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
         (with_totals(PASSED, in_doubt=2), ["exit 1: 2 of 4 trials are in doubt", f"{COMMAND} --in-doubt retry"]),
         (replace(PASSED, threshold=0.9), ["exit 3:", "below the threshold 0.9", "quintain view runs"]),
         (
-            replace(
-                with_totals(PASSED, graded=2, calls=4),
-                is_budget_spent=True,
-                calls=4,
-                max_calls=4,
-                estimated_calls_left=4,
-            ),
+            replace(with_totals(PASSED, graded=2, calls=4, max_calls=4, calls_left=4), is_budget_spent=True),
             [
                 "exit 4: the budget is spent (4 of 4 calls), 2 trials wait, and every row so far is kept.",
                 "It takes 4 calls more, by what the graded ones took.",
@@ -170,11 +155,8 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
         ),
         (
             replace(
-                with_totals(PASSED, graded=2, calls=4),
+                with_totals(PASSED, graded=2, calls=4, max_calls=20, calls_left=4),
                 is_budget_spent=True,
-                calls=4,
-                max_calls=20,
-                estimated_calls_left=4,
                 spent_parent="0123456789ab",
             ),
             ["4 of 20 calls", "It takes 4 calls more", "PATCH /sessions/0123456789ab", f"{COMMAND} --max-calls 20"],
@@ -187,10 +169,10 @@ def test_the_last_line_says_the_exit_code_why_and_what_to_do_next(summary: RunSu
 
 
 def test_the_next_command_has_one_budget() -> None:
-    parked = replace(PASSED, is_budget_spent=True, calls=30, max_calls=30, estimated_calls_left=7)
+    parked = replace(with_totals(PASSED, calls=30, max_calls=30, calls_left=7), is_budget_spent=True)
     assert exit_line(parked, f"{COMMAND} --max-calls 30 --json").endswith(f"{COMMAND} --json --max-calls 37")
 
 
 def test_calls_that_no_row_accounts_for_are_said() -> None:
     assert unaccounted_calls_note(PASSED) is None
-    assert "3 of 8 calls are in no row" in str(unaccounted_calls_note(replace(PASSED, calls_without_row=3)))
+    assert "3 of 8 calls are in no row" in str(unaccounted_calls_note(with_totals(PASSED, calls_without_row=3)))

@@ -11,7 +11,6 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
-from quintain_runner.engine.run import run_evaluation
 from quintain_runner.plan.trials import tags_of
 from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.report_files import render_markdown
@@ -50,7 +49,7 @@ class World:
     async def run(self, graders: list[Json], **settings: object) -> RunSummary:
         write_evaluation(self.folder.path, self.rows, graders, repeats=2, **settings)
         self.folder.client.requests.clear()
-        return await run_evaluation(self.folder.setup())
+        return await self.folder.run()
 
     def tables(self, summary: RunSummary | None = None) -> list[TextTable]:
         return run_tables(read_report(self.folder.output, summary))

@@ -9,7 +9,7 @@ import pytest
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, ToolCall
 from quintain.graders import Case
-from quintain_runner.graders.input import AnswerMetadata, build_grader_input
+from quintain_runner.graders.input import build_grader_input
 from quintain_runner.plan.cases import InvalidLine, parse_case
 from support.saved_files import SavedFiles
 
@@ -57,7 +57,7 @@ def test_a_grader_reads_agentvs_words_and_no_nulls() -> None:
     broken = ToolCall(id="c2", name="weather", arguments='{"city": NaN')
     said = OutputMessage(content="I look", tool_calls=[CALL, broken])
     result = Result(output=[said], target="t", call_count=1, max_calls=1)
-    fields = build_grader_input(Case(id="1", messages=turns), result, AnswerMetadata(), SavedFiles().save_file)
+    fields = build_grader_input(Case(id="1", messages=turns), result, None, None, SavedFiles().save_file)
     call = {"tool": "weather", "input": {"city": "Genève"}, "id": "c1"}
     assert fields["input"] == [
         {"role": "user", "content": "q"},

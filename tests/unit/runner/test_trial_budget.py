@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError, TargetUnavailable
 from quintain_runner.engine import trial as trial_module
-from quintain_runner.engine.run import run_evaluation
 from quintain_runner.report.summary import ExitCode
 from support.evaluation_folder import EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient
@@ -52,12 +50,12 @@ def judged(folder: Path, count: int, max_calls: int) -> EvaluationFolder:
 
 async def test_thirty_calls_for_a_hundred_and_twenty_trials_with_a_judge_are_fifteen_rows(tmp_path: Path) -> None:
     folder = judged(tmp_path, 120, 30)
-    summary = await run_evaluation(folder.setup())
+    summary = await folder.run()
     assert (summary.exit_code, summary.total.graded, summary.total.errors) == (ExitCode.BUDGET_SPENT, 15, 0)
-    assert (summary.calls, folder.client.reserved) == (30, 0)
+    assert (summary.total.calls, folder.client.reserved) == (30, 0)
     folder.client.max_calls = 240
-    summary = await run_evaluation(folder.setup())
-    assert (summary.exit_code, summary.total.graded, summary.calls) == (ExitCode.PASSED, 120, 240)
+    summary = await folder.run()
+    assert (summary.exit_code, summary.total.graded, summary.total.calls) == (ExitCode.PASSED, 120, 240)
 
 
 async def test_calls_that_were_not_charged_go_to_the_next_trials(tmp_path: Path) -> None:
@@ -68,8 +66,8 @@ async def test_calls_that_were_not_charged_go_to_the_next_trials(tmp_path: Path)
 
     folder = judged(tmp_path, 30, 20)
     folder.client.answer = flawed
-    summary = await run_evaluation(folder.setup())
-    assert (summary.total.errors, summary.total.graded, summary.calls) == (10, 10, 20)
+    summary = await folder.run()
+    assert (summary.total.errors, summary.total.graded, summary.total.calls) == (10, 10, 20)
 
 
 async def test_with_enough_for_everything_nothing_is_reserved(tmp_path: Path) -> None:
@@ -79,7 +77,7 @@ async def test_with_enough_for_everything_nothing_is_reserved(tmp_path: Path) ->
         raise AssertionError(request_ids)
 
     folder.client.reserve_ids = refuse  # type: ignore[method-assign]
-    assert (await run_evaluation(folder.setup())).total.graded == 5
+    assert (await folder.run()).total.graded == 5
 
 
 async def test_over_http_a_run_does_without_reservations_of_single_calls(tmp_path: Path) -> None:
@@ -88,7 +86,7 @@ async def test_over_http_a_run_does_without_reservations_of_single_calls(tmp_pat
 
     folder = judged(tmp_path, 5, 4)
     folder.client.reserve_ids = refuse  # type: ignore[method-assign]
-    assert (await run_evaluation(folder.setup())).calls == 4
+    assert (await folder.run()).total.calls == 4
 
 
 async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +109,7 @@ async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, mo
         return await reserve_ids(request_ids)
 
     folder.client.reserve_ids = count  # type: ignore[method-assign]
-    assert (await run_evaluation(folder.setup())).total.graded == 1
+    assert (await folder.run()).total.graded == 1
 
 
 async def test_verdicts_that_cannot_be_read_are_no_lack_of_budget(tmp_path: Path) -> None:
@@ -120,8 +118,8 @@ async def test_verdicts_that_cannot_be_read_are_no_lack_of_budget(tmp_path: Path
 
     folder = judged(tmp_path, 20, 40)
     folder.client.answer = unreadable
-    summary = await run_evaluation(folder.setup())
-    assert (summary.exit_code, summary.calls, summary.total.errors) == (ExitCode.ERRORS, 40, 20)
+    summary = await folder.run()
+    assert (summary.exit_code, summary.total.calls, summary.total.errors) == (ExitCode.ERRORS, 40, 20)
     assert {row.error.code for row in folder.rows() if row.error} == {"grader_failed"}
 
 
@@ -132,8 +130,8 @@ async def test_a_grader_that_has_used_its_own_limit_names_it(tmp_path: Path, max
     write_evaluation(tmp_path, cases(2), [{"name": "own", "command": argv, "target": {"max_calls": 1}}])
     client = SpendingClient(answer, max_calls=max_calls)
     folder = EvaluationFolder(tmp_path, client)
-    summary = await run_evaluation(folder.setup())
-    assert (summary.exit_code, summary.calls, summary.total.errors) == (ExitCode.ERRORS, 4, 2)
+    summary = await folder.run()
+    assert (summary.exit_code, summary.total.calls, summary.total.errors) == (ExitCode.ERRORS, 4, 2)
     for row in folder.rows():
         assert row.error is not None
         assert row.error.code == "grader_failed"
@@ -150,12 +148,14 @@ async def test_a_programs_own_limit_is_reserved_and_without_one_what_it_was_seen
     write_evaluation(tmp_path, cases(40), [{"name": "own", "command": argv, **target}])
     folder = EvaluationFolder(tmp_path, FakeClient(answer, max_calls=25), concurrency=64)
     held: list[int] = []
+    close_child = folder.client.close_child
 
-    async def close(token: str) -> object:
+    async def close(token: str) -> Info:
         held.append(sum(child.reserved > 0 for child in folder.client.children.values()))
-        return await folder.client.close_child(token)
+        return await close_child(token)
 
-    summary = await run_evaluation(replace(folder.setup(grader_concurrency=2), close_session=close))
+    folder.client.close_child = close  # type: ignore[method-assign]
+    summary = await folder.run(grader_concurrency=2)
     assert folder.client.reserved == 0
     assert summary.total.errors == 0
     if limit is not None:

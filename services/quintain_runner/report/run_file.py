@@ -1,0 +1,350 @@
+"""``run.json``: the configuration, versions, git revision and totals of the run that the rows belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+
+from quintain.config.prices import Price
+from quintain.config.references import redact_secrets
+from quintain.contracts.ledger import TargetCard
+from quintain.contracts.message import Message
+from quintain.contracts.session import TargetUsage
+from quintain.errors import BadRequest, ConfigError
+from quintain_runner.files import atomic_write
+from quintain_runner.plan.changes import PlanIdentity, RunFingerprints
+from quintain_runner.report.summary import ColumnTotals, ExitCode, ParkedTarget, RunSummary, RunTotals
+from quintain_runner.results.counts import Cost, run_cost, total_usage
+from quintain_runner.results.row import column_names
+from quintain_runner.results.store import RESULTS_FILE_NAME
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import Reducers
+from quintain_runner.statistics.analysis import Analysis
+
+#: The timeout of a git command, in seconds; without an answer the record has no revision.
+_GIT_TIMEOUT_SECONDS = 10.0
+
+
+class Revision(Message):
+    """A git commit. ``dirty`` says whether tracked files differ from it; untracked files are ignored."""
+
+    commit: str
+    dirty: bool
+
+
+def revision_of(folder: Path) -> Revision | None:
+    """The git revision of the repository that contains ``folder``; None without a repository or without git."""
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None or changed is None else Revision(commit=commit.strip(), dirty=bool(changed.strip()))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of a git command, or None if it fails."""
+    # A repository's settings may name programs to run: these options keep git from starting them.
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "--no-optional-locks", *arguments]
+    try:
+        completed = subprocess.run(  # noqa: S603 -- no shell, and no untrusted argument
+            command, capture_output=True, text=True, errors="replace", timeout=_GIT_TIMEOUT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return completed.stdout if completed.returncode == 0 else None
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of quintain, of Python and of the platform."""
+    return {"quintain": _quintain_version(), "python": platform.python_version(), "platform": platform.platform()}
+
+
+def _quintain_version() -> str:
+    """The installed version of quintain."""
+    try:
+        return metadata.version("quintain")
+    except metadata.PackageNotFoundError:
+        # A checkout that is not installed as a package.
+        return "unknown"
+
+
+FILE_NAME = "run.json"
+
+
+class SessionUsage(Message):
+    """One of the sessions of a run, and its usage by target, as it was last read."""
+
+    session_id: str
+    targets: dict[str, TargetUsage]
+
+
+class EvaluationIdentity(Message):
+    """Hashes of the dataset and of the graders: results with the same identity are comparable.
+
+    Settings that are changed to complete a run (budgets, timeouts, the threshold) or to extend it (``targets``,
+    ``repeats``) are not part of it; each row names its target and repeat.
+    """
+
+    dataset: str
+    graders: str
+
+    @classmethod
+    def of(cls, evaluation: Evaluation, dataset_sha256: str) -> EvaluationIdentity:
+        """The identity of an evaluation, with the SHA-256 of its dataset."""
+        left_out = {"target", "timeout_seconds", "depends_on", "reduce", "weight"}
+        graders = [
+            {
+                **grader.model_dump(by_alias=True, exclude_none=True, exclude=left_out),
+                **({} if grader.weight == 1 else {"weight": grader.weight}),
+            }
+            for grader in evaluation.spec.graders
+        ]
+        text = json.dumps(graders, sort_keys=True)
+        return cls(dataset=dataset_sha256, graders=hashlib.sha256(text.encode()).hexdigest())
+
+
+class RunConfiguration(Message):
+    """What was run: the evaluation file with its content, and the targets of all commands."""
+
+    evaluation: str
+    evaluation_sha256: str = ""
+    content: str = ""
+    identity: EvaluationIdentity
+    targets: list[str]
+    prompts: list[str] = Field(default_factory=list)
+    repeats: int
+    reduce: Reducers = Reducers()
+    threshold: float | None = None
+    max_calls: int = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of every table: each target, under each prompt."""
+        return column_names(self.targets, self.prompts)
+
+    @model_serializer(mode="wrap")
+    def _with_null_threshold(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {"threshold": None, **serialize(self)}
+
+
+class RecordedFingerprints(Message):
+    """The fingerprints of the targets, of the graders by target and name, and the models of targets' fingerprints."""
+
+    targets: dict[str, str | None] = Field(default_factory=dict)
+    graders: dict[str, dict[str, str | None]] = Field(default_factory=dict)
+    models: dict[str, str] = Field(default_factory=dict)
+
+
+class RunFile(Message):
+    """The content of ``run.json``.
+
+    ``session_id`` is the session of the last command that opened one, and ``calls`` says where its calls are. ``plan``
+    is the identity of the plan whose budget was opened last. ``generation`` counts how often the run was graded again
+    on purpose. ``history`` has what each command did, the first one first.
+    """
+
+    schema_version: int = 1
+    configuration: RunConfiguration
+    versions: dict[str, str] = Field(default_factory=dict)
+    revision: Revision | None = None
+    session_id: str | None = None
+    calls: str = "calls.jsonl"
+    #: The targets as configured; they contain no keys.
+    cards: list[TargetCard] = Field(default_factory=list)
+    fingerprints: RecordedFingerprints = RecordedFingerprints()
+    plan: PlanIdentity | None = None
+    generation: int = 0
+    sessions: list[SessionUsage] = Field(default_factory=list)
+    history: list[dict[str, JsonValue]] = Field(default_factory=list)
+    started_at: str
+    ended_at: str | None = None
+    exit_code: int | None = None
+    totals: RunTotals = RunTotals()
+    targets: dict[str, ColumnTotals] = Field(default_factory=dict)
+    parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
+    different_seconds: dict[str, float] = Field(default_factory=dict)
+    unavailable_graders: dict[str, str] = Field(default_factory=dict)
+    statistics: Analysis | None = None
+    cost: Cost | None = None
+
+    @property
+    def name(self) -> str:
+        """The run's name: the name of its evaluation file without the suffix."""
+        return Path(self.configuration.evaluation).stem
+
+    @property
+    def calls_made_twice(self) -> int:
+        """The number of calls that two workers were granted, as far as the ledger told."""
+        return sum(usage.made_twice or 0 for session in self.sessions for usage in session.targets.values())
+
+    def with_usage(self, usage: Mapping[str, Mapping[str, TargetUsage]]) -> RunFile:
+        """The record, with what these sessions have used by now."""
+        known = {session.session_id: session for session in self.sessions}
+        known |= {name: SessionUsage(session_id=name, targets=dict(targets)) for name, targets in usage.items()}
+        return self.with_fields(sessions=list(known.values()))
+
+    def cost_of(self, prices: Mapping[str, Price], session_id: str | None, calls_of_earlier_sessions: int) -> Cost:
+        """The cost of all sessions whose usage is known; a minimum, if those before ``session_id`` made other calls
+        too.
+        """
+        earlier = total_usage(session.targets for session in self.sessions if session.session_id != session_id)
+        is_complete = sum(usage.calls for usage in earlier.values()) >= calls_of_earlier_sessions
+        return run_cost(total_usage(session.targets for session in self.sessions), prices, complete=is_complete)
+
+    def with_command(
+        self,
+        command: str,
+        fingerprints: RunFingerprints,
+        plan: Mapping[str, int],
+        selection: Mapping[str, object] | None = None,
+    ) -> RunFile:
+        """The record, with one command more, and what that does with the rows of before; ``selection`` is what it was
+        narrowed to.
+        """
+        configuration = self.configuration
+        entry: dict[str, object] = {
+            "command": redact_secrets(command),
+            "startedAt": _now(),
+            "evaluationSha256": configuration.evaluation_sha256,
+            "identity": configuration.identity.model_dump(by_alias=True),
+            "targets": {name: fingerprints.targets.get(name) for name in configuration.targets},
+            "plan": dict(plan),
+        }
+        if selection is not None:
+            entry["selection"] = dict(selection)
+        if fingerprints.generation != self.generation:
+            entry["generation"] = fingerprints.generation
+        return self.with_fields(
+            fingerprints=RecordedFingerprints(
+                targets=dict(fingerprints.targets),
+                graders={name: dict(graders) for name, graders in fingerprints.graders.items()},
+                models=dict(fingerprints.models),
+            ),
+            generation=fingerprints.generation,
+            history=[*self.history, entry],
+        )
+
+    def with_summary(self, summary: RunSummary) -> RunFile:
+        """The record, with these counts."""
+        return self.with_fields(
+            configuration=self.configuration.with_fields(max_calls=summary.total.max_calls),
+            exit_code=int(summary.exit_code),
+            totals=summary.total if summary.is_budget_spent else summary.total.with_fields(calls_left=0),
+            targets=dict(summary.per_target),
+            parked_targets=dict(summary.parked_targets),
+            different_seconds=dict(summary.different_seconds),
+            unavailable_graders=dict(summary.unavailable_graders),
+        )
+
+    def summary(self, folder: Path) -> RunSummary:
+        """The counts, as they were written last; ``folder`` is the run's."""
+        return RunSummary(
+            total=self.totals,
+            per_target={name: self.targets.get(name, ColumnTotals()) for name in self.configuration.columns},
+            threshold=self.configuration.threshold,
+            is_budget_spent=self.exit_code == ExitCode.BUDGET_SPENT,
+            parked_targets=self.parked_targets,
+            unavailable_graders=self.unavailable_graders,
+            results=folder / RESULTS_FILE_NAME,
+        )
+
+    def counts_to_json(self) -> dict[str, object]:
+        """The counts, the statistics and the cost as in ``run.json``; what is empty is left out."""
+        fields = self.model_dump(by_alias=True, exclude_none=True, mode="json", include=_COUNTS)
+        nulls = {"statistics": None, "cost": None}
+        return nulls | {name: value for name, value in fields.items() if value or name not in _OPTIONAL}
+
+
+_OPTIONAL = {"parkedTargets", "differentSeconds", "unavailableGraders"}
+_COUNTS = {
+    "exit_code", "totals", "targets", "parked_targets", "different_seconds", "unavailable_graders", "statistics",
+    "cost",
+}  # fmt: skip
+
+
+def open_run(
+    folder: Path,
+    evaluation: Evaluation,
+    targets: Sequence[str],
+    dataset_sha256: str,
+    *,
+    is_narrowed: bool = False,
+    cards: Sequence[TargetCard] = (),
+) -> RunFile:
+    """The record of a results folder: a new one, or the existing one continued, with its start time.
+
+    ``targets`` are those of this command. The run's are those of the evaluation file or, if it names none and the
+    command ``is_narrowed``, those of earlier commands too. Raises `ConfigError` where the folder holds rows and no
+    record, or one that cannot be read.
+    """
+    rows, spec = folder / RESULTS_FILE_NAME, evaluation.spec
+    existing = read_run(folder) if (folder / FILE_NAME).exists() else None
+    if existing is None and rows.exists() and rows.stat().st_size:
+        raise ConfigError(
+            f"{folder} holds results but no {FILE_NAME}, so their evaluation is unknown; give another folder with "
+            "--output, or remove that one"
+        )
+    if is_narrowed:
+        targets = spec.targets or [*(existing.configuration.targets if existing else ()), *targets]
+    configuration = RunConfiguration(
+        evaluation=str(evaluation.path),
+        evaluation_sha256=evaluation.sha256,
+        content=redact_secrets(evaluation.text),
+        identity=EvaluationIdentity.of(evaluation, dataset_sha256),
+        targets=list(dict.fromkeys(targets)),
+        prompts=evaluation.prompt_names,
+        repeats=spec.repeats,
+        reduce=spec.reducers,
+        threshold=spec.threshold,
+    )
+    earlier = existing or RunFile(configuration=configuration, started_at=_now())
+    return earlier.with_fields(
+        configuration=configuration,
+        versions=installed_versions(),
+        revision=revision_of(evaluation.folder),
+        cards=list(cards),
+        ended_at=None,
+        statistics=None,
+        cost=None,
+    )
+
+
+def write_run(folder: Path, run: RunFile, *, ended: bool) -> RunFile:
+    """Write ``run.json`` atomically, and return what it says; ``ended`` says whether the run has ended.
+
+    Raises `QuintainError` if the file cannot be written.
+    """
+    run = run.with_fields(ended_at=_now()) if ended else run.with_fields(ended_at=None, exit_code=None)
+    fields = run.model_dump(by_alias=True, exclude_none=True, mode="json", exclude=_COUNTS)
+    nulls = dict.fromkeys(("revision", "sessionId", "plan", "endedAt", "exitCode"))
+    content = {**nulls, **fields, **run.counts_to_json()}
+    with atomic_write(folder / FILE_NAME) as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+    return run
+
+
+def read_run(folder: Path) -> RunFile:
+    """Read ``run.json`` of a results folder. Raises `ConfigError` if it does not exist or is invalid."""
+    path = folder / FILE_NAME
+    try:
+        run = RunFile.from_wire(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder}: there is no {FILE_NAME} in it; name a folder that `quintain run` wrote, such as runs/eval"
+        ) from None
+    except (OSError, BadRequest) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); was it written by `quintain run`?") from None
+    if run.schema_version != 1:
+        raise ConfigError(f"{path}: its schemaVersion is {run.schema_version}, and this release reads 1")
+    return run
+
+
+def _now() -> str:
+    """The current time in UTC, in ISO 8601 with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
