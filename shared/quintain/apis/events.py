@@ -43,8 +43,9 @@ class EventReader:
 def _data_of(block: bytes) -> str | None:
     if block.startswith(b"data: ") and b"\n" not in block:
         return block[6:].decode()
-    lines = [line.removeprefix("data:").removeprefix(" ") for line in block.decode().split("\n") if line[:5] == "data:"]
-    return "\n".join(lines) if lines else None
+    # A stream may begin with a byte order mark.
+    lines = [line for line in block.decode("utf-8-sig").split("\n") if line[:5] == "data:"]
+    return "\n".join(line[5:].removeprefix(" ") for line in lines) if lines else None
 
 
 def parse_json(text: str | bytes) -> object:

@@ -92,7 +92,7 @@ _OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {
 #: Names that models, secrets and addresses have in requests to proxies, clouds and servers, and what stands in them.
 _ELSEWHERE_NAMES = re.compile(
     r"^(aws|azure|vertex|watsonx|bedrock|litellm|lora|adapter|bootstrap)_|"
-    r"(^|_)models?(_|$)|(^|_)(api_key|api_base|api_token|url|secret|token_id|access_token|auth_token|hf_token|proxy|"
+    r"(^|_)models?(_|$)|(^|_)(api_key|api_base|api_token|url|secret|access_token|auth_token|hf_token|proxy|"
     r"authorization|credentials?|password|fallbacks?)$"
 )
 

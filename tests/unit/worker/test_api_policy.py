@@ -306,7 +306,7 @@ async def test_a_tool_that_the_target_allows_reaches_the_provider(
         {"chat_template_kwargs": {"enable_thinking": False}, "guided_json": {"api_key": {}}, "top_k": 5},
         {"structured_outputs": {"json": {"properties": {"file_id": {"type": "string"}, "tools": {"type": "array"}}}}},
         part(type="input_audio", input_audio={"data": "UklGRg==", "format": "wav"}),
-        {"messages": [{"role": "user", "content": "q"}], "stop_token_ids": [1], "truncate_prompt_tokens": 5},
+        {"messages": [{"role": "user", "content": "q"}], "stop_token_ids": [1], "eos_token_id": 2},
         {"metadata": {"api_key": "a word", "file_id": "another"}, "user": "u", "seed": None},
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"file_id": {"type": "string"}}}}]},
         image("https://example.org/a.png?next=https://127.0.0.1/"),
