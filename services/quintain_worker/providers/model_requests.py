@@ -93,14 +93,16 @@ class RequestBuilder:
             if name != "anthropic-version":
                 translation.leave_out(name)
         chat = request_to_chat(request.api, request.body.values, translation)
+        # So far they are named as the caller named them.
+        named = len(translation.ignored)
         try:
             call = self._from_chat(own, chat, translation, stream=stream)
         except BadRequest as fault:
             field, _, reason = fault.message.partition(": ")
             name = own_name(request.api, field, request.body.values, translation)
             raise with_field(fault, name, name, reason) from None
-        names = (own_name(request.api, field, request.body.values, translation) for field in call.ignored)
-        return call._replace(ignored=tuple(names))
+        others = (own_name(request.api, field, request.body.values, translation) for field in call.ignored[named:])
+        return call._replace(ignored=(*call.ignored[:named], *others))
 
     def of_conversation(self, request: InvokeRequest, *, stream: bool = False) -> ProviderCall:
         """Return the provider's request for a conversation. Raises `BadRequest`, which names the field as it stands in

@@ -252,6 +252,15 @@ def test_a_refusal_names_the_message_of_the_callers_own_request(
     assert refused.value.message.partition(": ")[0] == refused.value.parameter == field
 
 
+def test_what_is_ignored_has_its_name_in_the_callers_own_request() -> None:
+    document = {"type": "text", "media_type": "text/plain", "data": "d"}
+    part = {"type": "document", "source": document, "citations": {"enabled": True}}
+    body = {"system": "s", "messages": [{"role": "user", "content": [part]}], "max_tokens": 9, "top_k": 5}
+    request = ApiRequest("messages", json_text(body), ignore_unsupported=True)
+    call = BUILDERS["responses"].of_api_request(request)
+    assert call.ignored == ("messages.0.content.0.citations", "top_k")
+
+
 #: What Anthropic's beta endpoint takes: the same path, with more fields.
 BETA = anthropic.types.beta.message_create_params.MessageCreateParamsNonStreaming
 
