@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
@@ -11,25 +10,10 @@ import pytest
 
 from quintain.contracts.credentials import SessionToken
 from support.command_line import CommandLine
-from support.evaluations import rows_of, totals_of, write_files
+from support.evaluations import rows_of, write_files
 
 CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: same, builtin: exact}]\n"
-
-#: Misbehaves as the question tells it to.
-GRADER = """
-import json, sys, time
-case = json.load(sys.stdin)
-if case["question"] == "crash":
-    sys.exit("I fell \\x1b[31mover\\x1b[0m")
-if case["question"] == "noise":
-    print("I think it is fine \\x1b]0;title\\x07")
-elif case["question"] == "hang":
-    time.sleep(600)
-else:
-    print(json.dumps({"score": 1}))
-"""
-FIXED_GRADER = "print('{\"score\": 1}')\n"
 
 
 @pytest.fixture
@@ -64,21 +48,12 @@ MISTAKES = {
         ("{provider: mock}, j", "{provider: mock, respnse: x}, j"),
         "targets.bot: unknown key 'respnse'; did you mean 'response'?",
     ),
-    "a key at the top": ("quintain.yaml", ("targets", "target"), "unknown key 'target'; did you mean 'targets'?"),
-    "a provider": (
-        "quintain.yaml",
-        ("bot: {provider: mock}", "bot: {provider: mok}"),
-        "targets.bot.provider: unknown provider 'mok'; did you mean 'mock'?",
-    ),
-    "a key of the evaluation": ("eval.yaml", ("dataset:", "datset:"), "unknown key 'datset'; did you mean 'dataset'?"),
     "a key of a grader": (
         "eval.yaml",
         ("builtin: exact", "command: [judge], timeout: 3"),
         "graders[0]: unknown key 'timeout'; did you mean 'timeout_seconds'?",
     ),
-    "a target": ("eval.yaml", ("[bot]", "[bto]"), "unknown target 'bto'; did you mean 'bot'?"),
     "what is no YAML": ("eval.yaml", ("[bot]", "[bot"), "line 3, column "),
-    "a value": ("eval.yaml", ("builtin: exact", "builtin: exactly"), "graders[0].builtin: "),
 }
 
 
@@ -91,44 +66,10 @@ def test_a_mistake_in_a_file_is_told_with_its_place_and_the_nearest_known_word(
     assert any(file in line.partition(": ")[0] and sentence in line for line in told), told
 
 
-def test_an_unknown_judge_is_told_before_anything_is_called(evaluation_shell: CommandLine) -> None:
-    replace(evaluation_shell.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], judge_target: juge")
-    refused = evaluation_shell.run("run", "eval.yaml", code=2)
-    assert "eval.yaml: graders[0].judge_target: unknown target 'juge'; did you mean 'judge'?" in refused.stderr
-    assert rows_of(evaluation_shell.folder / "runs" / "eval") == []
-
-
-def test_every_missing_variable_is_named_at_once(evaluation_shell: CommandLine) -> None:
-    (evaluation_shell.folder / "quintain.yaml").write_text(
-        "targets:\n"
-        "  bot: {provider: mock, response: '${{ NOT_THIS }}'}\n"
-        "  judge: {provider: mock, response: '${{ NOR_THAT }}'}\n"
-    )
-    first, second = usage_error(evaluation_shell, "run", "eval.yaml")
-    assert "quintain.yaml: targets.bot.response: the environment variable NOT_THIS is not set" in first
-    assert "quintain.yaml: targets.judge.response: the environment variable NOR_THAT is not set" in second
-
-
-def test_every_wrong_line_of_a_dataset_is_told_with_its_number(evaluation_shell: CommandLine) -> None:
-    with (evaluation_shell.folder / "cases.jsonl").open("a") as dataset:
-        dataset.write('{"id": "torn", "question": \n{"id": "case-1", "question": "again"}\n{"id": "silent"}\n[]\n')
-    lines = usage_error(evaluation_shell, "run", "eval.yaml")
-    assert [line.partition("cases.jsonl: ")[2].partition(":")[0] for line in lines] == [
-        f"line {n}" for n in (4, 5, 6, 7)
-    ]
-    assert "it is not JSON" in lines[0]
-    assert "'case-1' is used before" in lines[1]
-    assert "question" in lines[2]
-    assert "not an object" in lines[3]
-
-
 #: What is missing: the files that are written or (None) taken away, what is run, and what is said.
 MISSING: dict[str, tuple[dict[str, str | None], str, str]] = {
-    "the dataset": ({"cases.jsonl": None}, "run eval.yaml", "cases.jsonl: the dataset cannot be read"),
-    "every case": ({"cases.jsonl": "\n\n"}, "run eval.yaml", "cases.jsonl: the dataset has no cases"),
     "the evaluation": ({"eval.yaml": None}, "run eval.yaml", "eval.yaml: there is no such file"),
     "the configuration": ({"quintain.yaml": None}, "run eval.yaml", "there is no quintain.yaml"),
-    "the target": ({}, "run eval.yaml --target judg", "unknown target 'judg'"),
     "a place for results": ({"taken": "a file"}, "run eval.yaml --output taken/results", "taken/results"),
 }
 
@@ -140,49 +81,6 @@ def test_what_is_not_there_is_named(
     for name, text in prepare.items():
         (evaluation_shell.folder / name).unlink() if text is None else (evaluation_shell.folder / name).write_text(text)
     assert says in usage_error(evaluation_shell, *command.split())[0]
-
-
-def test_with_another_grader_the_answers_are_kept_and_graded_again(evaluation_shell: CommandLine) -> None:
-    evaluation_shell.run("run", "eval.yaml")
-    output = evaluation_shell.folder / "runs" / "eval"
-    answers = {str(row["caseId"]): (row["output"], row["calls"]) for row in rows_of(output)}
-    replace(evaluation_shell.folder / "eval.yaml", "exact", "contains")
-    ended = evaluation_shell.run("run", "eval.yaml")
-    assert f"plan     0 rows kept · {len(answers)} graded again (grader same changed)" in ended.stderr
-    assert {str(row["caseId"]): (row["output"], row["calls"]) for row in rows_of(output)} == answers
-
-
-def test_a_grader_that_misbehaves_costs_its_own_cases_alone(evaluation_shell: CommandLine) -> None:
-    questions = ["fine", "crash", "noise", "hang", "also fine"]
-    (evaluation_shell.folder / "cases.jsonl").write_text(
-        "".join(json.dumps({"id": q, "question": q}) + "\n" for q in questions)
-    )
-    (evaluation_shell.folder / "grader.py").write_text(GRADER)
-    replace(evaluation_shell.folder / "eval.yaml", "builtin: exact", "command: [python, grader.py], timeout_seconds: 4")
-    ended = evaluation_shell.run("run", "eval.yaml", code=1)
-    output = evaluation_shell.folder / "runs" / "eval"
-    rows = {str(row["caseId"]): row for row in rows_of(output)}
-    assert {case: row["status"] for case, row in rows.items()} == {
-        case: "graded" if "fine" in case else "error" for case in questions
-    }
-    for case, says in {
-        "crash": "It crashed (exit code 1): I fell",
-        "noise": "It printed no JSON",
-        "hang": "It hung past its timeout of 4 s",
-    }.items():
-        error = rows[case]["error"]
-        assert isinstance(error, dict)
-        assert (error["code"], rows[case]["output"], rows[case]["score"]) == ("grader_failed", case, None)
-        assert f"grader same: {says}" in str(error["error"])
-        assert f"error: {case} · bot: grader same: {says}" in ended.stderr
-    assert "\x1b" not in ended.stdout + ended.stderr
-    assert ended.stdout.splitlines()[-1].startswith("exit 1: 3 of 5 trials erred. The same command again")
-
-    (evaluation_shell.folder / "grader.py").write_text(FIXED_GRADER)
-    evaluation_shell.run("run", "eval.yaml")
-    assert {row["status"] for row in rows_of(output)} == {"graded"}
-    # The target had answered: what is graded again is not asked again.
-    assert totals_of(output)["calls"] == len(questions)
 
 
 @pytest.fixture
@@ -220,9 +118,7 @@ def test_a_broker_that_is_not_there_is_told_with_what_was_tried_and_for_how_long
         assert service.stop().code == 0
 
 
-@pytest.mark.parametrize(
-    "words", [("info",), ("run", "eval.yaml"), ("serve", "metadata"), ("serve", "worker")], ids=" ".join
-)
+@pytest.mark.parametrize("words", [("run", "eval.yaml"), ("serve", "worker")], ids=" ".join)
 def test_a_wrong_password_is_refused_at_once_and_not_shown(
     evaluator: CommandLine, broker_url: str, words: tuple[str, ...]
 ) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import jsonschema_rs
 import pytest
 import yaml
 
 from support.command_line import CommandLine, command_line
-from support.evaluations import copy_capitals, rows_of, write_files
+from support.evaluations import copy_capitals, write_files
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock, response: '{\"pass\": true}'}}\n"
@@ -181,11 +180,3 @@ def test_the_schemas_allow_the_example_and_refuse_a_mistake_in_it(shell: Command
         content = yaml.safe_load((shell.folder / name).read_text())
         validator.validate(content)
         assert not validator.is_valid({**content, "a key of nobody's": 1})
-
-
-def test_the_calls_of_the_example_are_known_before_it_is_run(shell: CommandLine) -> None:
-    copy_capitals(shell.folder)
-    told = shell.run("check", "eval.yaml", "--json").json
-    assert isinstance(told["estimate"], dict)
-    assert told["estimate"]["calls"] == {"answers": 24, "most": 48, "typical": 48}
-    assert rows_of(Path(shell.folder / "runs" / "eval")) == []

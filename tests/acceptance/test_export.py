@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,9 +73,3 @@ def test_agentvs_index_has_a_line_for_each_row(shell: CommandLine) -> None:
     first = next(line for line in lines if (line["target"], line["test_id"]) == ("echo", "case-1#1"))
     assert (shell.folder / path).parent.joinpath(first["answer_path"]).read_text() == "q1"
     assert (shell.folder / path).parent.joinpath(first["input_path"]).read_text() == "@[user]:\nq1"
-
-
-def test_csv_has_a_line_for_each_row(shell: CommandLine) -> None:
-    assert shell.run("export", "runs/eval", "--to", "csv", "--output", "all.csv").code == 0
-    with Path(shell.folder, "all.csv").open(encoding="utf-8-sig", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 12

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from support.command_line import CommandLine, command_line
+from support.command_line import CommandLine
 from support.evaluations import write_files
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.process_fleet import ADMIN_TOKEN
 from support.sandbox import sandbox_refusal
 
 GRADER = """
@@ -47,19 +44,6 @@ GRADER_VARIABLES = {
     "QUINTAIN_GATEWAY_URL",
     "QUINTAIN_SESSION_TOKEN",
 }
-
-
-@pytest.fixture
-def fleet(broker_url: str) -> Iterator[CommandLine]:
-    """A shell before a fleet, in a folder with an evaluation; its environment holds every secret there is."""
-    with process_fleet(broker_url, CONFIG, targets=["bot", "paid"]) as fleet:
-        fleet.extra_env.update(SECRETS)
-        write_files(fleet.folder, cases=1, grader_py=GRADER, eval_yaml=EVALUATION)
-        fleet.start_service("metadata")
-        fleet.start_service("worker")
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN, **SECRETS}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
 
 
 def seen_in(folder: Path) -> dict[str, str]:
@@ -143,19 +127,3 @@ def test_graders_in_a_sandbox_call_their_session_and_see_nothing_of_the_run(shel
 def test_the_first_lines_of_a_run_say_which_programs_have_the_users_rights(shell: CommandLine) -> None:
     write_files(shell.folder, cases=1, quintain_yaml=CONFIG, grader_py=GRADER, eval_yaml=EVALUATION)
     assert "\nrights   grader looks " in shell.run("run", "eval.yaml", env=SECRETS).stderr
-
-
-def test_on_a_fleet_a_grader_finds_no_key_and_no_broker(fleet: CommandLine) -> None:
-    fleet.run("run", "eval.yaml")
-    seen = seen_in(fleet.folder)
-    assert_no_secret(seen)
-    assert seen.keys() >= GRADER_VARIABLES
-
-
-def test_on_a_fleet_a_configuration_that_cannot_be_read_starts_no_grader(fleet: CommandLine) -> None:
-    # What the configuration names is what graders must not see: unread, nobody knows what to hide.
-    config = fleet.folder / "quintain.yaml"
-    config.write_text(config.read_text().replace("env:", "envs:"))
-    refused = fleet.run("run", "eval.yaml", code=2)
-    assert "unknown key 'envs'" in refused.stderr
-    assert not (fleet.folder / "seen.json").exists()

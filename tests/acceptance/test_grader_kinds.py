@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -111,16 +110,6 @@ def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
     assert totals_of(shell.folder / "runs" / "eval")["calls"] == 4 * 6
 
 
-def test_a_program_that_is_kept_warm_is_started_no_oftener_than_it_works_at_once(shell: CommandLine) -> None:
-    graders = "graders: [{name: lines, command: [python, lines.py], batch: stdin-lines}]\n"
-    write(shell.folder, cases=30, evaluation=f"dataset: cases.jsonl\ntargets: [bot]\n{graders}")
-    shell.run("run", "eval.yaml", "--graders", "2")
-    rows = rows_of(shell.folder / "runs" / "eval")
-    processes = Counter(row["graders"]["lines"]["details"]["pid"] for row in rows)  # type: ignore[index]
-    assert processes.total() == 30
-    assert len(processes) <= 2
-
-
 def test_a_function_that_kills_its_process_or_hangs_takes_one_row_along(shell: CommandLine) -> None:
     source = """
 import os, time
@@ -172,11 +161,7 @@ def test_a_judge_is_asked_once_per_row_also_when_the_run_is_killed(broker_url: s
 @pytest.mark.parametrize(
     ("dataset", "asked"),
     [
-        ("cases.csv", ["1", "2", "3"]),
         ("{file: cases.csv, where: {lang: de}}", ["1", "3"]),
-        ("{file: cases.csv, limit: 2}", ["1", "2"]),
-        ("{file: rows.txt, format: csv}", ["7"]),
-        ("{command: [python, cases.py]}", ["a", "b", "c", "d"]),
         ("{command: [python, cases.py], where: {n: [1, 2]}, limit: 1}", ["b"]),
     ],
 )
@@ -185,7 +170,6 @@ def test_a_dataset_is_a_file_or_what_a_program_prints_and_a_part_of_it(
 ) -> None:
     write(shell.folder, evaluation=f"dataset: {dataset}\ntargets: [bot]\ngraders: [{{name: same, builtin: exact}}]\n")
     (shell.folder / "cases.csv").write_text("id,question,expected,lang\n1,q,q,de\n2,q,q,en\n3,q,q,de\n")
-    (shell.folder / "rows.txt").write_text("id,question,expected\n7,q,q\n")
     (shell.folder / "cases.py").write_text(
         "import json\n"
         "for n, i in enumerate('abcd'): print(json.dumps({'id': i, 'question': 'q', 'expected': 'q', 'n': n}))\n"
@@ -195,15 +179,3 @@ def test_a_dataset_is_a_file_or_what_a_program_prints_and_a_part_of_it(
     again = shell.run("run", "eval.yaml", "--json").json["totals"]
     assert isinstance(again, dict)
     assert (again["calls"], again["graded"]) == (len(asked), len(asked))
-
-
-def test_a_larger_part_of_a_dataset_keeps_the_rows_of_the_smaller_one(shell: CommandLine) -> None:
-    write(
-        shell.folder,
-        evaluation="dataset: {file: cases.jsonl, sample: 2}\ngraders: [{name: s, builtin: exact}]\ntargets: [bot]\n",
-    )
-    shell.run("run", "eval.yaml")
-    path = shell.folder / "eval.yaml"
-    path.write_text(path.read_text().replace("sample: 2", "sample: 3"))
-    assert "plan     2 rows kept · 1 new" in shell.run("run", "eval.yaml", code=None).stderr
-    assert json.loads((shell.folder / "runs" / "eval" / "run.json").read_text())["totals"]["cases"] == 3

@@ -6,7 +6,7 @@ import pytest
 
 from support.command_line import CommandLine
 from support.evaluations import write_files
-from support.running_gateway import ADMIN_TOKEN, TARGETS, RunningGateway
+from support.running_gateway import RunningGateway
 
 #: Nothing listens there.
 NOBODY = "http://127.0.0.1:9"
@@ -32,33 +32,6 @@ def test_a_session_is_opened_shown_listed_and_closed(gateway: RunningGateway) ->
     assert session_id in [one["sessionId"] for one in listed]
     refused = shell.run("invoke", "hi", code=1, env={"QUINTAIN_SESSION_TOKEN": str(opened.json["token"])})
     assert refused.stderr.startswith("error  Unauthorized\n")
-
-
-def test_invoke_prints_the_answer_alone(evaluator: CommandLine) -> None:
-    answered = evaluator.run("invoke", "What is the capital of France?")
-    assert answered.stdout == "Paris\n"
-    assert "7+2 tokens" in answered.stderr
-    assert evaluator.run("invoke", "--target", "echo", "say this").stdout == "say this\n"
-    result = evaluator.run("invoke", "hi", "--json").json
-    assert (result["rawText"], result["target"], result["maxCalls"]) == ("Paris", "judge", 50)
-
-
-def test_info_tells_the_whole_session(evaluator: CommandLine) -> None:
-    told = evaluator.run("info", "--json").json
-    assert (told["targetName"], told["availableTargets"], told["state"]) == ("judge", TARGETS, "open")
-    assert {"sessionId", "committed", "inDoubt", "tokenUsage", "now"} <= told.keys()
-    assert "default target judge" in " ".join(evaluator.run("info").stdout.split())
-
-
-def test_faults_and_exit_codes_are_the_same(gateway: RunningGateway, evaluator: CommandLine) -> None:
-    refused = evaluator.run("invoke", "--target", "nobody", "hi", "--json", code=1)
-    assert (refused.json["code"], refused.json["availableTargets"]) == ("unknown_target", TARGETS)
-    missing = gateway.shell.run("session", "show", "nobody", code=1)
-    assert "there is no session 'nobody'; `quintain session list` shows them" in missing.stderr
-    spent = gateway.open_session_shell("echo", 0).run("invoke", "hi", code=4)
-    assert "Max calls exceeded (limit: 0)" in spent.stderr
-    wrong = gateway.shell.run("session", "list", code=1, env={"QUINTAIN_ADMIN_TOKEN": f"not {ADMIN_TOKEN}"})
-    assert "QUINTAIN_ADMIN_TOKEN" in wrong.stderr
 
 
 def test_a_gateway_that_is_not_there_is_said_with_the_mend(gateway: RunningGateway, evaluator: CommandLine) -> None:

@@ -129,13 +129,6 @@ def test_the_same_command_again_asks_nothing_and_with_json_prints_the_totals_alo
     assert (shell.folder / "runs" / "eval" / "results.jsonl").read_bytes() == before
 
 
-def test_one_target_alone_can_be_run(capitals: CommandLine) -> None:
-    ended = capitals.run("run", "eval.yaml", "--target", "scholar", "--output", "scholar", "--json")
-    assert {row["target"] for row in rows_of(capitals.folder / "scholar")} == {"scholar"}
-    assert isinstance(ended.json["targets"], dict)
-    assert {name: one["waiting"] for name, one in ended.json["targets"].items()} == {"scholar": 0, "guesser": 12}
-
-
 def test_a_mean_below_the_threshold_has_an_exit_code_of_its_own(capitals: CommandLine) -> None:
     ended = capitals.run("run", "eval.yaml", "--target", "guesser", code=3)
     assert ended.stdout.splitlines()[-1].startswith("exit 3: mean score 0.625 is below the threshold 0.7.")
@@ -161,16 +154,6 @@ def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_
     assert rows_by_trial(output) == rows_by_trial(undisturbed[1])
     assert rows_by_trial(output).items() >= graded.items()
     assert totals_of(output)["calls"] == totals_of(undisturbed[1])["calls"]
-
-
-def test_a_small_budget_buys_whole_rows(capitals: CommandLine) -> None:
-    capitals.run("run", "eval.yaml", "--max-calls", "9", code=4)
-    totals = totals_of(capitals.folder / "runs" / "eval")
-    assert (totals["graded"], totals["errors"], totals["calls"], totals["waiting"]) == (4, 0, 8, 20)
-    lines = (capitals.folder / "runs" / "eval" / "calls.jsonl").read_text().splitlines()
-    calls = [json.loads(line) for line in lines]
-    assert sum(call["calls"] for call in calls) == totals["calls"]
-    assert "running" not in {call["state"] for call in calls}
 
 
 def test_a_run_killed_in_the_middle_resumes_and_asks_no_kept_row_again(shell: CommandLine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -66,13 +65,6 @@ def test_a_jobs_summary_is_added_to_and_shows_the_tables(finished_run: tuple[Com
     assert "`exit 0: mean score 0.812" in page
 
 
-def test_csv_has_every_row(finished_run: tuple[CommandLine, CommandResult]) -> None:
-    with (finished_run[0].folder / "rows.csv").open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
-    assert sum(int(row["pass"]) for row in rows) == 19
-
-
 def test_every_call_is_in_the_accounts(finished_run: tuple[CommandLine, CommandResult]) -> None:
     folder = finished_run[0].folder / "runs" / "eval"
     calls = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
@@ -124,25 +116,6 @@ def test_the_cost_is_that_of_the_tokens_where_a_price_is_known(mock_shell: Comma
     }
 
 
-def test_where_every_price_is_known_the_cost_is_exact(mock_shell: CommandLine) -> None:
-    ended = mock_shell.run("run", "eval.yaml", "--target", "sage")
-    assert "cost $0.0090: sage $0.0090\n" in ended.stdout
-
-
-def test_what_a_model_wrote_is_alive_in_no_file(mock_shell: CommandLine) -> None:
-    (mock_shell.folder / "eval.yaml").write_text(
-        "dataset: cases.jsonl\ntargets: [rogue]\ngraders: [{name: same, builtin: exact}]\n"
-    )
-    ended = mock_shell.run("run", "eval.yaml", "--junit", "j.xml", "--markdown", "m.md", "--csv", "c.csv")
-    validate_junit(str(mock_shell.folder / "j.xml"))
-    texts = [ended.stdout, *((mock_shell.folder / name).read_text() for name in ("j.xml", "m.md", "c.csv"))]
-    assert not any(char in text for text in texts for char in "\x1b\x9b")
-    _, xml, page, sheet = texts
-    assert "<script>" not in xml
-    assert "`=1+1 <script>│[x](http://evil.example)`" in page
-    assert ",'=1+1" in sheet
-
-
 def test_a_run_that_got_worse_fails_where_it_is_asked_to(shell: CommandLine) -> None:
     def run(output: str, response: str) -> None:
         write_files(
@@ -168,20 +141,6 @@ def test_a_run_that_got_worse_fails_where_it_is_asked_to(shell: CommandLine) -> 
     assert compared["targets"][0]["flipped"] == 10
     same = shell.run("compare", "before", "before", "--fail-on-regression")
     assert same.stdout.splitlines()[-1].startswith("exit 0: no significant change.")
-
-
-def test_of_runs_of_other_datasets_the_same_cases_are_compared(mock_shell: CommandLine) -> None:
-    mock_shell.run("run", "eval.yaml", "--output", "before", "--json")
-    lines = (mock_shell.folder / "cases.jsonl").read_text().splitlines()
-    (mock_shell.folder / "cases.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    mock_shell.run("run", "eval.yaml", "--output", "after", "--json")
-    assert "2 rows are left out" in mock_shell.run("compare", "before", "after").stdout
-    (mock_shell.folder / "cases.jsonl").write_text(lines[0].replace('"question": "', '"question": "other ') + "\n")
-    mock_shell.run("run", "eval.yaml", "--output", "other", "--json", code=None)
-    refused = mock_shell.run("compare", "before", "other", code=2)
-    assert "differ in their dataset" in refused.stderr
-    assert "--force" in refused.stderr
-    assert "no significant change" in mock_shell.run("compare", "before", "other", "--force").stdout
 
 
 @pytest.mark.parametrize("words", [("report", "nothing"), ("compare", "nothing", "nothing")], ids=" ".join)

@@ -118,27 +118,6 @@ def test_a_changed_plan_has_a_budget_of_its_own_and_the_totals_count_both(judged
     assert Counter(call["sessionId"] for call in calls) == {first_session: 12, second_session: 6}
 
 
-def test_more_cases_and_a_rescoring_are_new_plans_and_another_order_is_none(judged_shell: CommandLine) -> None:
-    folder = judged_shell.folder
-    judged_shell.run("run", "eval.yaml", "--max-calls", "6", code=4)
-    assert new_requests(folder).total() == 6
-    cases = (folder / "cases.jsonl").read_text().splitlines(keepends=True)
-    (folder / "cases.jsonl").write_text("".join(reversed(cases)))
-    reordered = judged_shell.run("run", "eval.yaml", "--max-calls", "6", code=4)
-    assert "new session" not in reordered.stderr
-    assert new_requests(folder).total() == 0
-
-    write_files(folder, cases=8)
-    more = judged_shell.run("run", "eval.yaml", "--max-calls", "10")
-    assert "budget   10 calls of a new session" in more.stderr
-    assert new_requests(folder).total() == 10
-
-    rescored = judged_shell.run("rescore", "runs/eval", "--max-calls", "8")
-    assert "budget   8 calls of a new session" in rescored.stderr
-    assert new_requests(folder) == {"judge": 8}
-    assert totals_of(folder / OUTPUT)["calls"] == 24
-
-
 def has_rows(folder: Path, count: int) -> Callable[[RunningCommand], bool]:
     return lambda _: len(rows_of(folder / OUTPUT)) >= count
 
@@ -158,18 +137,6 @@ def test_calls_that_a_kill_made_twice_are_counted_and_said(judged_shell: Command
     totals = totals_of(folder / OUTPUT)
     assert (totals["calls"], totals["callsMadeTwice"]) == (12, 2)
     assert "2 calls were made twice" in judged_shell.run("report", "runs/eval").stdout
-
-
-def test_a_small_budget_buys_whole_rows_also_after_a_kill(judged_shell: CommandLine) -> None:
-    folder = judged_shell.folder
-    write_judged(folder, cases=120)
-    command = ("run", "eval.yaml", "--max-calls", "30", "--concurrency", "4")
-    running = judged_shell.start(*command)
-    running.wait_for(has_rows(folder, 3))
-    running.kill()
-    ended = judged_shell.start(*command).wait()
-    assert ended.code == 4, ended
-    assert_whole_rows(folder, made=new_requests(folder).total())
 
 
 def assert_whole_rows(folder: Path, *, made: int) -> None:

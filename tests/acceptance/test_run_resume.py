@@ -82,26 +82,6 @@ def next_command(stdout: str) -> list[str]:
     return stdout.splitlines()[-1].partition("quintain ")[2].split()
 
 
-def test_what_was_charged_and_failed_is_asked_again_only_where_that_is_told(evaluation_shell: CommandLine) -> None:
-    (evaluation_shell.folder / "fails").write_text("case-3 case-4")
-    evaluation_shell.run("run", "eval.yaml", code=1)
-    (evaluation_shell.folder / "fails").write_text("case-4")
-    assert len(new_requests(evaluation_shell)) == 6
-
-    kept = evaluation_shell.run("run", "eval.yaml", code=1)
-    assert "6 rows kept (2 without a score)" in kept.stderr
-    assert new_requests(evaluation_shell) == []
-
-    evaluation_shell.run("run", "eval.yaml", "--in-doubt", "retry", code=1)
-    assert new_requests(evaluation_shell) == ["case-3", "case-4"]
-    (evaluation_shell.folder / "fails").unlink()
-    evaluation_shell.run("run", "eval.yaml", "--in-doubt", "retry")
-    assert new_requests(evaluation_shell) == ["case-4"]
-    calls = {str(row["caseId"]): row["calls"] for row in rows_of(evaluation_shell.folder / OUTPUT)}
-    assert calls == {"case-1": 1, "case-2": 1, "case-3": 2, "case-4": 3, "case-5": 1, "case-6": 1}
-    assert totals_of(evaluation_shell.folder / OUTPUT)["calls"] == 9
-
-
 def test_where_the_session_is_gone_the_run_goes_on_with_what_is_left_of_its_budget(
     evaluation_shell: CommandLine,
 ) -> None:
@@ -116,14 +96,6 @@ def test_where_the_session_is_gone_the_run_goes_on_with_what_is_left_of_its_budg
     assert len(new_requests(evaluation_shell)) == 1
     totals = totals_of(evaluation_shell.folder / OUTPUT)
     assert (totals["calls"], totals["maxCalls"], totals["graded"]) == (6, 6, 6)
-
-
-def test_two_runs_do_not_share_a_folder(evaluation_shell: CommandLine) -> None:
-    (evaluation_shell.folder / "hangs").write_text("case-1 case-2 case-3")
-    first = evaluation_shell.start("run", "eval.yaml", "--concurrency", "1")
-    first.wait_for(lambda one: "6 trials" in one.stderr)
-    second = evaluation_shell.run("run", "eval.yaml", code=2)
-    assert "another `quintain run` is writing there" in second.stderr
 
 
 def test_a_run_over_http_alone_ends_as_one_over_a_bus(tmp_path: Path) -> None:

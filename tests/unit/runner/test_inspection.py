@@ -145,6 +145,18 @@ async def test_a_section_that_no_case_has_is_refused_with_the_nearest_name(
     assert nearest in problem
 
 
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [("Be {{ manner }}: {{ question }}", "no field 'manner' in 1 of 1 cases"), ("{{ id }} ", None), (" ", "an empty")],
+)
+async def test_a_prompt_needs_the_fields_that_it_names(tmp_path: Path, prompt: str, sentence: str | None) -> None:
+    path = write_evaluation(tmp_path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "prompts": [{"name": "polite", "user": prompt}]}))
+    problems = (await inspect(path)).problems
+    assert [sentence in problem for problem in problems if sentence] == ([True] if sentence else [])
+
+
 async def test_a_section_that_some_cases_lack_is_a_warning_with_their_number(tmp_path: Path) -> None:
     cases: list[dict[str, object]] = [
         {"id": "a", "question": "q", "rubric": "short"},
@@ -327,6 +339,13 @@ async def test_a_run_does_not_run_the_datasets_command_before_the_rest_is_mended
     found = await inspect(path, results_folder=tmp_path / "results")
     assert len(found.problems) == 1
     assert not (tmp_path / "ran").exists()
+
+
+async def test_on_a_fleet_a_configuration_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    # What the configuration names is what graders must not see: unread, nobody knows what to hide.
+    path = write_evaluation(tmp_path, targets={"bot": {"provider": "mock", "envs": {}}})
+    (problem,) = (await inspect(path, on_fleet=True)).problems
+    assert "unknown key 'envs'" in problem
 
 
 async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
