@@ -13,6 +13,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from quintain.client.client import Client
@@ -172,7 +173,7 @@ class ParsedBody(NamedTuple):
     include_usage: bool
 
 
-def parse_body(api: ApiName, body: bytes, headers: Mapping[str, str]) -> ParsedBody:
+def parse_body(api: ApiName, body: bytes, headers: Headers) -> ParsedBody:
     """Parse the body of a request. Raises `BadRequest`, which names the field as its API does."""
     sent, _ = parse_json_object(body)
     try:
@@ -181,7 +182,8 @@ def parse_body(api: ApiName, body: bytes, headers: Mapping[str, str]) -> ParsedB
         raise _invalid(error) from None
     has_choices = isinstance(read, ChatBody | CompletionBody)
     published = sent.without("model", "stream", "stream_options", *(["n"] if has_choices else []))
-    carried = {name: headers[name] for name in sorted(CARRIED_HEADERS) if name in headers}
+    # A header that stands twice is a list, as one with commas is.
+    carried = {name: ",".join(values) for name in sorted(CARRIED_HEADERS) if (values := headers.getlist(name))}
     bodies = _prompts(published) if api == "completions" else [published]
     count = (read.n or 1) if has_choices else 1
     requests = [ApiRequest(api, each, carried, read.model) for each in bodies for _ in range(count)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from quintain.apis.translate import CONVERSATION_APIS, request_to_chat
 from quintain.apis.translation import Translation
@@ -20,6 +21,7 @@ from quintain_gateway.response import MAX_NAME_LENGTH, format_field_names
 from quintain_worker.providers.api_conversation import ApiConversation, check_conversation, conversation_of
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 
+NO_HEADERS = Headers()
 HELLO: Any = [{"role": "user", "content": "x"}]
 ASK: dict[ApiName, dict[str, Any]] = {
     "chat": {"model": "t", "messages": HELLO},
@@ -35,25 +37,27 @@ def test_what_is_published_is_what_was_sent() -> None:
     body = CHAT % (
         b'"n": 2, "stream": true, "stream_options": {"include_usage": true}, "seed": 1.0, "stop": null, "a": "\\u00e9"'
     )
-    parsed = parse_body("chat", body, {"anthropic-beta": "b", "x-other": "o"})
+    parsed = parse_body(
+        "chat", body, Headers(raw=[(b"anthropic-beta", b"b"), (b"x-other", b"o"), (b"anthropic-beta", b"c,d")])
+    )
     assert (parsed.target, len(parsed.requests), parsed.stream, parsed.include_usage) == ("t", 2, True, True)
     assert parsed.requests[0] == parsed.requests[1]
     published = parsed.requests[0].body.text
     assert published == '{"messages":[{"role": "user", "content": "x"}],"seed":1.0,"stop":null,"a":"\\u00e9"}'
-    assert parsed.requests[0].headers == {"anthropic-beta": "b"}
+    assert parsed.requests[0].headers == {"anthropic-beta": "b,c,d"}
     assert read_request(parsed.requests[0].to_wire()) == parsed.requests[0]
 
 
 @pytest.mark.parametrize("api", ["responses", "messages", "embeddings"])
 def test_an_api_without_choices_makes_one_call(api: ApiName) -> None:
-    [request] = parse_body(api, json.dumps({**ASK[api], "n": 3}).encode(), {}).requests
+    [request] = parse_body(api, json.dumps({**ASK[api], "n": 3}).encode(), NO_HEADERS).requests
     assert request.body.values["n"] == 3
 
 
 def test_each_prompt_is_a_request_and_a_list_of_tokens_is_one_prompt() -> None:
     def prompts(prompt: object) -> list[object]:
         body = json.dumps({"model": "t", "prompt": prompt}).encode()
-        return [request.body.values["prompt"] for request in parse_body("completions", body, {}).requests]
+        return [request.body.values["prompt"] for request in parse_body("completions", body, NO_HEADERS).requests]
 
     assert [prompts("a"), prompts(["a", "b"]), prompts([1, 2]), prompts([[1], [2]])] == [
         ["a"], ["a", "b"], [[1, 2]], [[1], [2]],
@@ -82,14 +86,14 @@ def test_each_prompt_is_a_request_and_a_list_of_tokens_is_one_prompt() -> None:
 )
 def test_what_is_no_json_object_is_refused_in_our_words(body: bytes, field: str | None) -> None:
     with pytest.raises(BadRequest) as refused:
-        parse_body("chat", body, {})
+        parse_body("chat", body, NO_HEADERS)
     assert refused.value.parameter == field
     assert "int_max_str_digits" not in refused.value.message
 
 
 def test_a_pair_of_surrogates_and_an_escaped_backslash_are_text() -> None:
     body = CHAT % b'"user": "\\ud83d\\ude00", "a": "\\\\ud83d"'
-    assert parse_body("chat", body, {}).requests[0].body.values["user"] == "\U0001f600"
+    assert parse_body("chat", body, NO_HEADERS).requests[0].body.values["user"] == "\U0001f600"
 
 
 JSON = st.recursive(
@@ -125,7 +129,7 @@ TURNS = st.fixed_dictionaries(
 def test_whatever_is_sent_is_read_or_is_a_bad_request(api: ApiName, body: object) -> None:
     whole = {**ASK[api], **body} if isinstance(body, dict) else body
     with contextlib.suppress(BadRequest):
-        for request in parse_body(api, json.dumps(whole).encode(), {}).requests:
+        for request in parse_body(api, json.dumps(whole).encode(), NO_HEADERS).requests:
             assert read_request(request.to_wire()) == request
             check_conversation(request)
             assert api in CONVERSATION_APIS
@@ -158,7 +162,7 @@ CALL_OF_NO_NAME = {"type": "tool_use", "id": "t", "name": 5, "input": {}}
 def test_a_value_that_no_conversation_has_is_named_where_its_caller_wrote_it(
     api: ApiName, more: dict[str, Any], field: str
 ) -> None:
-    [request] = parse_body(api, json.dumps({**ASK[api], **more}).encode(), {}).requests
+    [request] = parse_body(api, json.dumps({**ASK[api], **more}).encode(), NO_HEADERS).requests
     translation = Translation("it")
     with pytest.raises(BadRequest) as refused:
         conversation_of(request_to_chat(api, request.body.values, translation), translation, request)
@@ -183,7 +187,7 @@ class OtherPieces:
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 async def test_the_whole_answer_counts_whatever_its_pieces_were(api: ApiName) -> None:
-    [request] = parse_body(api, json.dumps(ASK[api]).encode(), {}).requests
+    [request] = parse_body(api, json.dumps(ASK[api]).encode(), NO_HEADERS).requests
     heard: list[Delta] = []
     answer = await ApiConversation(OtherPieces()).answer(request, timeout_seconds=1, on_text=heard.append)
     assert "uno" in str(heard)
