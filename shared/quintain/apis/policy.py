@@ -92,8 +92,9 @@ _OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {
 #: Names that models, secrets and addresses have in requests to proxies, clouds and servers, and what stands in them.
 _ELSEWHERE_NAMES = re.compile(
     r"^(aws|azure|vertex|watsonx|bedrock|litellm|lora|adapter|bootstrap)_|"
-    r"(^|_)models?(_|$)|(^|_)(api_key|api_base|api_token|url|secret|access_token|auth_token|hf_token|proxy|"
-    r"authorization|credentials?|password|fallbacks?)$"
+    r"(^|_)models?(_(id|name|list|alias|overrides?))?$|"
+    r"(^|_)(api_key|api_base|api_token|url|secret|access_token|auth_token|hf_token|proxy|authorization|credentials?|"
+    r"password|fallbacks?)$"
 )
 
 #: Fields that let the provider run a tool on its own side → the name by which a target may allow it.
@@ -175,8 +176,8 @@ def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
     if policy.is_vendor and name not in PUBLISHED_FIELDS[api]:
         nearest = get_close_matches(name, PUBLISHED_FIELDS[api], n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        fault = UnsupportedParameter(f"{shorten(name)}: this API has no such field{hint}")
-        fault.parameter = shorten(name)
+        fault = UnsupportedParameter(f"{path}{shorten(name)}: this API has no such field{hint}")
+        fault.parameter = f"{path}{shorten(name)}"
         raise fault
 
 
