@@ -14,9 +14,11 @@ from typing import Any
 
 import httpx2
 
+from quintain.settings import MEMORY_URL
 from support.agentv_requests import CONFIG, DEFAULT_TARGET, RECORDED, REQUESTS, TARGETS, AgentVRequest, answer_of
 from support.documented_table import assert_documented
 from support.memory_fleet import MemoryFleet, memory_fleet
+from support.process_fleet import delete_protocol_queues
 
 MALFORMED = "the caller's mistake, and not the server's"
 TYPES = "AgentV checks no type, and its provider gets the value"
@@ -61,9 +63,14 @@ def cell(answer: Mapping[str, Any]) -> str:
     return f"{answer['status']}" + (f", {calls} call{'s' * (calls > 1)}" if calls else "")
 
 
-async def test_the_gateway_answers_as_agentv_but_for_the_listed_differences(tmp_path: Path) -> None:
+async def test_the_gateway_answers_as_agentv_but_for_the_listed_differences(bus_url: str, tmp_path: Path) -> None:
     recorded = json.loads(RECORDED.read_text())
-    async with memory_fleet(tmp_path, CONFIG) as fleet, httpx2.AsyncClient(timeout=60) as http:
+    if bus_url != MEMORY_URL:
+        await asyncio.to_thread(delete_protocol_queues, bus_url, TARGETS)
+    async with (
+        memory_fleet(tmp_path, CONFIG, broker_url=bus_url) as fleet,
+        httpx2.AsyncClient(timeout=60) as http,
+    ):
         answers = await asyncio.gather(*(answer_here(fleet, http, request) for request in REQUESTS))
     here = {request.name: answer for request, answer in zip(REQUESTS, answers, strict=True)}
     assert recorded.keys() == here.keys()
