@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import (
     Admission,
     Admit,
@@ -17,35 +18,19 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
-from quintain.contracts.session import Info, OpenSession, SessionOpened
+from quintain.contracts.session import Info, SessionOpened
 from quintain.errors import Fault, ProviderFailed
-from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
-from quintain_metadata.cancellation import CancelResult
+from quintain_metadata import audit, calls, leases, reservations, sessions
 from quintain_metadata.decisions import Deferred
-from quintain_metadata.store import Ledger, Moment, SqlProgram
+from quintain_metadata.store import Moment, SqlProgram
+from support.ledger_driver import LedgerClient, result
 
 
-class ClockedLedgerDriver:
-    """A ledger with a clock of its own, spoken to in one line a step."""
+@dataclass
+class ClockedLedgerDriver(LedgerClient):
+    """A ledger with a clock of its own, spoken to in one line a step, by the names of calls and attempts."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.clock_ahead_ms = 0
-        self._attempts = 0
-
-    def with_clock(self, moment: Moment) -> Moment:
-        return Moment(moment.now + self.clock_ahead_ms, moment.lease_expiry_suspended_until)
-
-    async def open_session(self, *, parent: SessionOpened | None = None, **fields: object) -> SessionOpened:
-        request = OpenSession.model_validate({"default_target": "a", **fields})
-
-        def steps(moment: Moment) -> SqlProgram[SessionOpened]:
-            owner = None
-            if parent is not None:
-                owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(parent.token))
-            return (yield from sessions.open_session(self.with_clock(moment).now, request, SessionToken.mint(), owner))
-
-        return await self.ledger.transact(steps)
+    attempts: int = 0
 
     async def register(self, incarnation: str = "w1", *, limit: int = 64, sole_id: str | None = None) -> None:
         card = TargetCard(name="a", provider="mock", max_concurrency=limit)
@@ -62,12 +47,12 @@ class ClockedLedgerDriver:
     async def admit(
         self, session: SessionOpened, request_id: str, *, by: str = "w1", attempt: str = "", **overrides: object
     ) -> Admission | Deferred:
-        self._attempts += 1
+        self.attempts += 1
         request = Admit.model_validate(
             {
                 "token": session.token,
                 "request_id": request_id,
-                "attempt_id": attempt or f"attempt-{self._attempts}",
+                "attempt_id": attempt or f"attempt-{self.attempts}",
                 "target": "a",
                 "body_sha256": "body",
                 **overrides,
@@ -115,11 +100,6 @@ class ClockedLedgerDriver:
     async def sweep(self) -> int:
         return await self.ledger.transact(lambda moment: leases.sweep(self.with_clock(moment)))
 
-    async def info(self, session: SessionOpened) -> Info:
-        return await self.ledger.transact(
-            lambda moment: sessions.info_by_id(self.with_clock(moment).now, session.session_id)
-        )
-
     async def reserve(self, session: SessionOpened, ids: list[str], *, seconds: float = 60) -> int:
         def steps(moment: Moment) -> SqlProgram[int]:
             now = self.with_clock(moment).now
@@ -135,25 +115,9 @@ class ClockedLedgerDriver:
 
         return await self.ledger.transact(steps)
 
-    async def cancel(self, session: SessionOpened, *request_ids: str) -> CancelResult:
-        def steps(moment: Moment) -> SqlProgram[CancelResult]:
-            owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(session.token))
-            return (yield from cancellation.cancel_calls(self.with_clock(moment), owner, request_ids))
-
-        return await self.ledger.transact(steps)
-
-    async def pause(self, target: str, milliseconds: int) -> int | None:
-        return await self.ledger.transact(
-            lambda moment: leases.extend_pause(self.with_clock(moment).now, target, milliseconds)
-        )
-
     async def audit_findings(self) -> Sequence[audit.AuditFinding]:
         """What the audit finds wrong with the books."""
         return (await self.ledger.transact(lambda _: audit.verify_counters())).findings
-
-
-def result(text: str) -> Result:
-    return Result(output=[OutputMessage(content=text)], target="a", call_count=1, max_calls=1)
 
 
 def counters(info: Info) -> dict[str, int]:

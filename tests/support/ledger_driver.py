@@ -20,11 +20,15 @@ from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.store import Ledger, Moment, SqlProgram
 
 
-@dataclass(frozen=True)
-class LedgerDriver:
-    """A ledger, spoken to directly: what a service or a worker would say to it."""
+@dataclass
+class LedgerClient:
+    """A ledger with a clock of its own: what a session's owner and an administrator say to it."""
 
     ledger: Ledger
+    clock_ahead_ms: int = 0
+
+    def with_clock(self, moment: Moment) -> Moment:
+        return Moment(moment.now + self.clock_ahead_ms, moment.lease_expiry_suspended_until)
 
     async def open_session(
         self, default_target: str = "a", *, parent: SessionOpened | None = None, **fields: object
@@ -34,10 +38,32 @@ class LedgerDriver:
         def steps(moment: Moment) -> SqlProgram[SessionOpened]:
             owner = None
             if parent is not None:
-                owner = yield from sessions.authenticate(moment.now, SessionToken.parse(parent.token))
-            return (yield from sessions.open_session(moment.now, request, SessionToken.mint(), owner))
+                owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(parent.token))
+            return (yield from sessions.open_session(self.with_clock(moment).now, request, SessionToken.mint(), owner))
 
         return await self.ledger.transact(steps)
+
+    async def cancel(self, session: SessionOpened, *request_ids: str) -> CancelResult:
+        def steps(moment: Moment) -> SqlProgram[CancelResult]:
+            owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(session.token))
+            return (yield from cancellation.cancel_calls(self.with_clock(moment), owner, request_ids))
+
+        return await self.ledger.transact(steps)
+
+    async def pause(self, target: str, milliseconds: int) -> int | None:
+        return await self.ledger.transact(
+            lambda moment: leases.extend_pause(self.with_clock(moment).now, target, milliseconds)
+        )
+
+    async def info(self, session: SessionOpened) -> Info:
+        return await self.ledger.transact(
+            lambda moment: sessions.info_by_id(self.with_clock(moment).now, session.session_id)
+        )
+
+
+@dataclass
+class LedgerDriver(LedgerClient):
+    """The same, and what a worker says, with the messages that it sends."""
 
     async def register(self, *targets: str, incarnation: str = "w1", limit: int = 64) -> None:
         cards = [TargetCard(name=name, provider="mock", max_concurrency=limit) for name in targets]
@@ -74,19 +100,6 @@ class LedgerDriver:
     async def amend_session(self, session: SessionOpened, **fields: object) -> None:
         change = AmendSession.model_validate({"session_id": session.session_id, **fields})
         await self.ledger.transact(lambda moment: sessions.amend_session(moment.now, change))
-
-    async def cancel(self, session: SessionOpened, *request_ids: str) -> CancelResult:
-        def steps(moment: Moment) -> SqlProgram[CancelResult]:
-            owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-            return (yield from cancellation.cancel_calls(moment, owner, request_ids))
-
-        return await self.ledger.transact(steps)
-
-    async def pause(self, target: str, milliseconds: int) -> int | None:
-        return await self.ledger.transact(lambda moment: leases.extend_pause(moment.now, target, milliseconds))
-
-    async def info(self, session: SessionOpened) -> Info:
-        return await self.ledger.transact(lambda moment: sessions.info_by_id(moment.now, session.session_id))
 
 
 def admit_request(session: SessionOpened, request_id: str, **overrides: object) -> Admit:

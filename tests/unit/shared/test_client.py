@@ -508,25 +508,6 @@ async def test_a_refused_cancellation_is_nobodys_error(lone_client: LoneClient, 
     assert lone_client.metadata.requests.qsize() == 1
 
 
-async def test_two_hundred_calls_a_lost_reply_queue_and_the_end_leave_nothing_behind(lone_client: LoneClient) -> None:
-    await lone_client.consume_target_queue()
-    tasks, queues = asyncio.all_tasks(), set(lone_client.memory._queues)
-    async with connect("memory://", SessionToken.mint().text, memory=lone_client.memory) as client:
-        asking = [start(client.invoke(str(number), target="a")) for number in range(200)]
-        await answer_calls(lone_client, 80)
-        await asyncio.gather(*asking[:80])
-        (lost,) = set(lone_client.memory._queues) - queues
-        lone_client.memory.delete_queue(lost)
-        for _ in asking[80:]:
-            await lone_client.deliveries.get()  # the first time, into the queue that was lost
-        await answer_calls(lone_client, 60)
-        await asyncio.gather(*asking[80:140])
-        await cancel_and_wait(*asking[140:])
-    assert len(await lone_client.metadata.next_cancelled()) == 60
-    assert set(lone_client.memory._queues) == queues
-    assert asyncio.all_tasks() == tasks
-
-
 async def test_info_names_the_calls_that_were_answered_since_the_last_one(lone_client: LoneClient) -> None:
     await lone_client.consume_target_queue()
     named: list[list[str] | None] = []

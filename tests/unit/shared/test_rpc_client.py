@@ -456,17 +456,6 @@ async def test_two_clients_never_share_a_reply_key(memory: MemoryBroker) -> None
     await bus.close()
 
 
-async def test_whoever_goes_takes_the_reply_queue_along(memory: MemoryBroker, service: ScriptedService) -> None:
-    bus = memory.connect()
-    caller = RpcClient(bus)
-    await caller.start()
-    await caller.close()
-    with pytest.raises(Unroutable):
-        await service.bus.publish(REPLY, caller.reply_key, Envelope(body=b"{}", type="result", correlation_id="x"))
-    assert reply_queues(memory) == []
-    await bus.close()
-
-
 async def test_the_routes_answer_is_what_it_promises(rpc_client: RpcClient, service: ScriptedService) -> None:
     asking = asyncio.get_running_loop().create_task(rpc_client.call_route(INFO, GetInfo(), {"x-quintain-session": "t"}))
     delivery = await service.requests.get()
