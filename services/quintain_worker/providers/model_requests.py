@@ -141,7 +141,7 @@ class RequestBuilder:
         if extra:
             for name in extra.keys() & body.keys():
                 raise invalid(f"extra_body.{name}", "it may not be set here: a setting of its own sends it already")
-            check_request(api, extra, self._neutral_policy, "extra_body.")
+            check_request(api, extra, self._policy, "extra_body.")
             body |= extra
         body.pop("store", None)
         body |= self._decided(api, stream=stream)

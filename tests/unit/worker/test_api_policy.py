@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintain.config import OpenAITarget
+from quintain.config import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.json_text import json_text, parse_json_object
@@ -361,3 +361,17 @@ async def test_a_misspelled_field_is_refused_at_the_vendors_own_host(
         await ask(provider_of(server, "chat"), "chat", QUESTIONS["chat"] | {"temprature": 0})
     assert refused.value.parameter == "temprature"
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("wire", [CHAT, RESPONSES, ANTHROPIC], ids=lambda wire: wire.name)
+async def test_an_extra_body_has_no_other_fields_than_the_vendors(
+    server: ModelServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for target in (OpenAITarget, AnthropicTarget):
+        monkeypatch.setattr(target, "is_vendors_host", property(lambda _: True))
+    request = InvokeRequest.model_validate({"question": "q", "settings": {"extraBody": {"temprature": 0}}})
+    provider = wire.provider(server.url)
+    with pytest.raises(ProviderFailure, match="'temperature'") as refused:
+        await provider.answer(request, timeout_seconds=10)
+    await provider.close()
+    assert (refused.value.billing, server.connections) == (Billing.UNBILLED, 0)

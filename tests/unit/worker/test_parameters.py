@@ -50,7 +50,7 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
     "tools": {"tools": [TOOL]},
     "toolChoice": {"toolChoice": "required", "tools": [TOOL]},
     "parallelToolCalls": {"parallelToolCalls": False, "tools": [TOOL]},
-    "extraBody": {"extraBody": {"chat_template_kwargs": {"think": False}}},
+    "extraBody": {"extraBody": {"metadata": {"user_id": "u"}}},
 }
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
