@@ -75,7 +75,7 @@ def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[S
         if not isinstance(credential, CallProof):
             raise
         # Made without a routing key, it is also good for the target for which its call was admitted before.
-        target = yield from resolved_target(credential.session_id, credential.request_id)
+        target = yield from resolved_target(credential.id, credential.request_id)
         return require_authorized_for(now, credential, session, target)
 
 

@@ -18,7 +18,7 @@ from pamqp.commands import Basic
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Delivery, Envelope, Handler
 from quintain.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
-from quintain.bus.rabbit_consumer import to_amqp_properties
+from quintain.bus.rabbit import to_amqp_properties
 from quintain.contracts.credentials import digest
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.invoke import InvokeRequest, TokenUsage

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiormq
 from aio_pika.abc import AbstractChannel
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
+from pamqp.commands import Basic
 
 from quintain.bus.base import (
     DELETE_TIMEOUT_SECONDS,
@@ -35,7 +36,7 @@ from quintain.bus.rabbit_connection import (
     RabbitConnection,
     translated,
 )
-from quintain.bus.rabbit_consumer import RabbitConsumer, to_amqp_properties
+from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.bus.rabbit_declarations import Declarations
 from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
 from quintain.topology import Exchange, Queue, Topology
@@ -65,11 +66,6 @@ class _PublishChannel:
         """Whether it is open, and was not nacked too often."""
         is_nacked = self.nacks >= MAX_NACKS and asyncio.get_running_loop().time() - self.opened_at > MIN_CHANNEL_SECONDS
         return not (self.underlay.is_closed or is_nacked)
-
-
-def _retrying() -> AsyncRetrying:
-    """Return what repeats an action that a lost connection ended; its caller sets the timeout."""
-    return AsyncRetrying(retry=retry_if_exception_type(BrokerUnavailable), wait=wait_fixed(RETRY_SECONDS))
 
 
 class RabbitBus:
@@ -117,7 +113,11 @@ class RabbitBus:
         """Implements `Bus.declare`."""
         try:
             async with asyncio.timeout(self._declare_seconds):
-                await _retrying()(self._declarations.declare, topology, redeclare=redeclare)
+                while True:
+                    try:
+                        return await self._declarations.declare(topology, redeclare=redeclare)
+                    except BrokerUnavailable:  # the connection was lost meanwhile
+                        await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
             names = ", ".join([*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)])
             raise BrokerUnavailable(f"declaring {names}: not done within {self._declare_seconds:.1f} s") from None
@@ -134,12 +134,19 @@ class RabbitBus:
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
         """Implements `Bus.publish`: a publish whose confirm is lost with the connection is repeated."""
+        is_repeated = False
         try:
             async with asyncio.timeout(timeout_seconds):
-                try:
-                    await self._publish_once(exchange, key, envelope, timeout_seconds)
-                except BrokerUnavailable:
-                    await self._republish(exchange, key, envelope, timeout_seconds)
+                while True:
+                    try:
+                        return await self._publish_once(exchange, key, envelope, timeout_seconds)
+                    except BrokerUnavailable:
+                        await asyncio.sleep(RETRY_SECONDS if is_repeated else 0)
+                        is_repeated = True
+                    except Unroutable as unroutable:
+                        # The first publish may have arrived, so the message may be delivered twice.
+                        unroutable.maybe_delivered_before = is_repeated
+                        raise
         except TimeoutError:
             raise BrokerUnavailable(
                 f"publishing to {exchange.name} for {key!r}: not confirmed within {timeout_seconds:.1f} s"
@@ -169,16 +176,6 @@ class RabbitBus:
             await consumer.drain(0)
         await self._publish_connection.close()
         await self._consume_connection.close()
-
-    async def _republish(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
-        """Publish again until confirmed. The first publish may have arrived, so the message may be delivered twice."""
-        async for attempt in _retrying():
-            with attempt:
-                try:
-                    await self._publish_once(exchange, key, envelope, timeout_seconds)
-                except Unroutable as unroutable:
-                    unroutable.maybe_delivered_before = True
-                    raise
 
     async def _publish_once(self, exchange: Exchange, key: str, envelope: Envelope, timeout_seconds: float) -> None:
         channel = self._channel
@@ -227,3 +224,21 @@ class RabbitBus:
             return
         with contextlib.suppress(*CONNECTION_ERRORS):
             await self._publish_connection.close_channel(channel.pika_channel)
+
+
+def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
+    """Return the AMQP properties of an envelope.
+
+    ``message_id`` is new for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
+    the wrong publish.
+    """
+    return Basic.Properties(
+        content_type=envelope.content_type,
+        delivery_mode=2 if envelope.persistent else 1,
+        message_id=secrets.token_hex(16),
+        message_type=envelope.type,
+        correlation_id=envelope.correlation_id,
+        reply_to=envelope.reply_to,
+        headers=dict(envelope.headers),
+        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
+    )

@@ -1,8 +1,8 @@
 """A supervised RabbitMQ connection: reconnects with back-off and translates aio-pika's errors into `BusError`.
 
-aio-pika's robust connections are not used: when a connection ends, the supervisor opens the next one. pamqp's decoders
-are replaced by tolerant ones, because a property that cannot be decoded (invalid UTF-8, a timestamp out of range)
-would end the connection, and the broker would redeliver the same message on the next one.
+aio-pika's robust connections are not used: when a connection ends, the supervisor opens the next one. What pamqp's
+decoders refuse is read by tolerant ones, because a property that cannot be decoded (invalid UTF-8, a timestamp out of
+range) would end the connection, and the broker would redeliver the same message on the next one.
 
 Logged is a line when the connection is lost, a line when it is back, and nothing of any message: the libraries below
 log whole frames and messages, with bodies and tokens, and print a traceback for each lost connection.
@@ -15,8 +15,9 @@ import contextlib
 import datetime as dt
 import logging
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import aio_pika
@@ -24,6 +25,7 @@ from aio_pika.abc import AbstractConnection
 from aio_pika.connection import make_url
 from aiormq import exceptions as amqp
 from pamqp import common, decode
+from pamqp.commands import Basic
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.broker_url import node_urls, round_robin, without_password
@@ -37,13 +39,39 @@ EPOCH: Final = dt.datetime.fromtimestamp(0, tz=dt.UTC)
 _DECODE_ERRORS = (ValueError, OverflowError, OSError, RecursionError)
 
 
+#: pamqp's decoders by the kinds of a message's values, and of a table's; the tolerant ones take their places only while
+#: a message is read that the others cannot read.
+_METHODS, _TABLE_MAPPING = dict(decode.METHODS), dict(decode.TABLE_MAPPING)
+
+#: Connections of several threads may meet such a message at the same time.
+_TOLERANT = threading.RLock()
+
+
 def install_tolerant_decoders() -> None:
-    """Replace pamqp's decoders of strings, timestamps and tables by ones that accept invalid values.
+    """Let pamqp read messages whose strings, timestamps or tables are invalid.
 
     This affects the whole process; calling it again has no effect.
     """
-    decode.METHODS.update(shortstr=_decode_short_string, timestamp=_decode_timestamp, table=_decode_table)
-    decode.TABLE_MAPPING[b"T"] = _decode_timestamp
+    for kind in (Basic.Properties, Basic.Deliver, Basic.Return):
+        if getattr(kind.unmarshal, "__module__", "") != __name__:
+            kind.unmarshal = _tolerant(kind.unmarshal)  # type: ignore[method-assign]
+
+
+def _tolerant(unmarshal: Callable[..., None]) -> Callable[..., None]:
+    def unmarshal_tolerantly(values: object, *data: object) -> None:
+        try:
+            unmarshal(values, *data)
+        except _DECODE_ERRORS:
+            with _TOLERANT:
+                decode.METHODS.update(shortstr=_decode_short_string, timestamp=_decode_timestamp, table=_decode_table)
+                decode.TABLE_MAPPING[b"T"] = _decode_timestamp
+                try:
+                    unmarshal(values, *data)
+                finally:
+                    decode.METHODS.update(_METHODS)
+                    decode.TABLE_MAPPING.update(_TABLE_MAPPING)
+
+    return unmarshal_tolerantly
 
 
 def _decode_short_string(value: bytes) -> tuple[int, str]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import secrets
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping
 
 import aiormq
 from aio_pika.abc import AbstractChannel
 from aiormq.abc import DeliveredMessage
-from pamqp.commands import Basic
 
-from quintain.bus.base import Envelope, HandlerTasks, Subscription
+from quintain.bus.base import HandlerTasks, Subscription
 from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError
 from quintain.topology import DELIVERY_LIMIT, Queue
@@ -229,24 +227,6 @@ class RabbitDelivery:
     async def dead_letter(self) -> None:
         """Implements `Delivery.dead_letter`."""
         await self._acks.nack(self._tag, requeue=False)
-
-
-def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
-    """Return the AMQP properties of an envelope.
-
-    ``message_id`` is new for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
-    the wrong publish.
-    """
-    return Basic.Properties(
-        content_type=envelope.content_type,
-        delivery_mode=2 if envelope.persistent else 1,
-        message_id=secrets.token_hex(16),
-        message_type=envelope.type,
-        correlation_id=envelope.correlation_id,
-        reply_to=envelope.reply_to,
-        headers=dict(envelope.headers),
-        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
-    )
 
 
 class ChannelAcks:

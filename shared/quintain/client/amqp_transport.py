@@ -15,11 +15,11 @@ from functools import cached_property, partial
 from quintain.bus.base import HeaderValue
 from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
 from quintain.client.transport import (
+    ACCEPTED,
     OPERATION_TIMEOUT_SECONDS,
     REPLY_GRACE_SECONDS,
     BatchItem,
     InvokeCall,
-    accept_header,
     dispatch_partial,
     expired_fault,
     invoke_body,
@@ -54,8 +54,8 @@ from quintain.errors import (
     RequestConflict,
     UnknownTarget,
 )
-from quintain.observe import logs, semconv
-from quintain.observe.spans import span
+from quintain.observe import semconv
+from quintain.observe.spans import Span, in_span
 from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import log_defect
@@ -110,12 +110,24 @@ class AmqpTransport:
     async def invoke(self, call: InvokeCall) -> Result:
         """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full till then.
 
-        Where no ledger decided whether the call is charged, the request is sent again with the same request id until
-        the deadline.
+        A call that names no target goes to its session's default, without passing the metadata service. Where that
+        fails for a reason that only the metadata service can judge, the call goes there: the session may have another
+        default by now, or the request id was used for another target before.
         """
         request_id = call.request_id or self._rpc_client.random_ids.next()
+        ends_at = asyncio.get_running_loop().time() + call.deadline_seconds
         try:
-            return await self._invoke(call, request_id)
+            if call.request.requested_target is not None or (default := await self._default_target(ends_at)) is None:
+                return await self._send_until_decided(call, request_id, ends_at)
+            try:
+                return await self._send_until_decided(_with_target(call, default), request_id, ends_at)
+            except UnknownTarget:
+                self._default_targets.forget(self._session_id)
+                if await self._default_target(ends_at) == default:
+                    raise
+            except RequestConflict:
+                pass
+            return await self._send_until_decided(call, request_id, ends_at)
         except asyncio.CancelledError:
             if call.cancel_with_task:
                 self.cancel_later([request_id])
@@ -172,9 +184,10 @@ class AmqpTransport:
     async def _invoke_item(self, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float) -> BatchItem:
         if isinstance(item, Fault):
             return BatchItem(None, item)
-        call = InvokeCall(request=item, request_id=request_id, deadline_seconds=deadline_seconds)
+        # A batch that is cancelled cancels all of its calls together.
+        call = InvokeCall(item, request_id, deadline_seconds, cancel_with_task=False)
         try:
-            return BatchItem(await self._invoke(call, request_id), None)
+            return BatchItem(await self.invoke(call), None)
         except Fault as fault:
             return BatchItem(None, fault)
         except BusError as error:
@@ -183,26 +196,6 @@ class AmqpTransport:
         except Exception as error:
             return BatchItem(None, log_defect(error, "calling the target of a batch item"))
 
-    async def _invoke(self, call: InvokeCall, request_id: str) -> Result:
-        """Send a call; one that names no target goes to its session's default, without passing the metadata service.
-
-        Where that fails for a reason that only the metadata service can judge, the call goes there: the session may
-        have another default by now, or the request id was used for another target before.
-        """
-        ends_at = asyncio.get_running_loop().time() + call.deadline_seconds
-        send = partial(self._send_until_decided, request_id=request_id, ends_at=ends_at)
-        if call.request.requested_target is not None or (default := await self._default_target(ends_at)) is None:
-            return await send(call)
-        try:
-            return await send(_with_target(call, default))
-        except UnknownTarget:
-            self._default_targets.forget(self._session_id)
-            if await self._default_target(ends_at) == default:
-                raise
-        except RequestConflict:
-            pass
-        return await send(call)
-
     async def _default_target(self, ends_at: float) -> str | None:
         seconds = min(OPERATION_TIMEOUT_SECONDS, max(ends_at - asyncio.get_running_loop().time(), 0))
         return await self._default_targets.resolve(self._session_id, partial(self._read_info, seconds))
@@ -210,13 +203,22 @@ class AmqpTransport:
     async def _send_until_decided(self, call: InvokeCall, request_id: str, ends_at: float) -> Result:
         """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
         loop = asyncio.get_running_loop()
-        deadline_ms = self.clock.deadline_ms(ends_at - loop.time())
         pause_seconds = FIRST_PAUSE_SECONDS
-        request = self._rpc_request(call, request_id, deadline_ms)
+        request = self._rpc_request(call, request_id, self.clock.deadline_ms(ends_at - loop.time()))
         self._learn_group_slots(request.key)
         while True:
+            remaining_seconds = ends_at - loop.time()
+            sent = request._replace(
+                headers={**request.headers, PUBLISHED_AT_HEADER: self.clock.now_ms()},
+                deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
+                # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
+                expires_seconds=remaining_seconds,
+            )
             try:
-                return await self._send(call, request, request_id, remaining_seconds=ends_at - loop.time())
+                result = await in_span(
+                    partial(semconv.publish_span, request.exchange.name, request.key, request_id=request_id),
+                    partial(self._send, call, sent, request_id),
+                )
             except Fault as fault:
                 if fault.charged is not None or not fault.retryable:
                     raise
@@ -224,42 +226,31 @@ class AmqpTransport:
                 delay_seconds += random.uniform(pause_seconds / 2, pause_seconds)  # noqa: S311 -- no secret
                 if loop.time() + delay_seconds >= ends_at:
                     raise
+            else:
+                if not result.replayed:
+                    self._groups.note_duration(result.target, result.duration_ms)
+                return result
             await asyncio.sleep(delay_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
-    async def _send(
-        self, call: InvokeCall, request: RpcRequest, request_id: str, *, remaining_seconds: float
-    ) -> Result:
-        rpc_request = request._replace(
-            headers={**request.headers, PUBLISHED_AT_HEADER: self.clock.now_ms()},
-            deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
-            # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
-            expires_seconds=remaining_seconds,
-        )
-        span_start = partial(semconv.publish_span, rpc_request.exchange.name, rpc_request.key, request_id=request_id)
+    async def _send(self, call: InvokeCall, request: RpcRequest, request_id: str, _: Span) -> Result:
+        max_calls = self._groups.max_calls(request.key)
+        publish = partial(self._groups.add, max_calls=max_calls) if max_calls > 1 else None
+        on_partial = None if call.on_chunk is None and call.on_progress is None else partial(dispatch_partial, call)
         try:
-            with (
-                span(span_start),
-                logs.log_context(request_id=request_id, session_id=self._session_id, target=rpc_request.key),
-            ):
-                publish = self._groups.publisher(rpc_request.key)
-                reply = await self._rpc_client.call(rpc_request, partial(dispatch_partial, call), publish)
-                self._answered.add(self._session_id, request_id)
-                result = parse_reply(reply, Result)
+            reply = await self._rpc_client.call(request, on_partial, publish)
         except NoAnswer:
             raise expired_fault(call.deadline_seconds) from None
         except QueueFull:
             # Another copy of the request may have been admitted before.
             message = "The broker nacked the request: the target's queue is full, or cannot be reached now"
             raise Overloaded(message, retry_after_ms=FULL_QUEUE_PAUSE_MS, charge_unknown=True) from None
-        if not result.replayed:
-            self._groups.note_duration(result.target, result.duration_ms)
-        return result
+        self._answered.add(self._session_id, request_id)
+        return parse_reply(reply, Result)
 
     def _learn_group_slots(self, target: str) -> None:
         """Start to ask for the slots of this target's workers, if they are not known any more."""
-        is_asking = self._info_task is not None and not self._info_task.done()
-        if target and not is_asking and self._groups.is_outdated(target):
+        if target and self._groups.is_outdated(target) and (self._info_task is None or self._info_task.done()):
             self._groups.postpone(target)
             self._info_task = self._groups.ask(self._read_info)
 
@@ -286,7 +277,7 @@ class AmqpTransport:
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
-                ACCEPT_HEADER: accept_header(call),
+                ACCEPT_HEADER: ACCEPTED[call.on_chunk is not None, call.on_progress is not None],
             },
             deadline_seconds=call.deadline_seconds,
         )

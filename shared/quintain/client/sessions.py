@@ -15,7 +15,7 @@ from quintain.contracts.headers import ACCEPT_HEADER, DEADLINE_HEADER, TOKEN_HEA
 from quintain.contracts.session import MAX_ANSWERED_IDS, Info
 from quintain.contracts.values import sanitize_request_id
 from quintain.errors import BusError, Fault, NoAnswer
-from quintain.rpc.requests import GroupedRequest, PublishLater, RpcClient, RpcRequest
+from quintain.rpc.requests import GroupedRequest, RpcClient, RpcRequest
 from quintain.runtime.concurrency import BatchSender
 
 #: How many sessions' default targets are kept; the oldest are forgotten first.
@@ -166,16 +166,8 @@ class CallGroups:
         quick = MAX_GROUP_ITEMS if duration_ms <= 0 else slots * GROUP_DURATION_MS / duration_ms
         return max(1, min(MAX_GROUP_ITEMS, int(max(quick, slots * GROUP_SHARE))))
 
-    def publisher(self, target: str) -> PublishLater | None:
-        """Return how to publish a call of this target in a group; None where it goes alone."""
-        max_calls = self.max_calls(target)
-        if max_calls == 1:
-            return None
-        return partial(self._add, max_calls=max_calls)
-
-    def _add(
-        self, request: RpcRequest, correlation_id: str, reply: asyncio.Future[Delivery], *, max_calls: int
-    ) -> None:
+    def add(self, request: RpcRequest, correlation_id: str, reply: asyncio.Future[Delivery], *, max_calls: int) -> None:
+        """Publish a request in a group of at most ``max_calls``, as `quintain.rpc.requests.PublishLater` says."""
         deadline = request.headers.get(DEADLINE_HEADER)
         interval = deadline // MAX_DEADLINE_SPREAD_MS if isinstance(deadline, int) else 0
         key = (request.headers.get(TOKEN_HEADER), request.headers.get(ACCEPT_HEADER), request.key, interval)

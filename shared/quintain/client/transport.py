@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from quintain.bus.base import Delivery
 from quintain.clock import Clock
@@ -125,10 +125,14 @@ def invoke_body(request: InvokeRequest | ApiRequest, key: str) -> bytes:
     return request.to_wire(_TARGET_FIELDS if key and request.target is not None else None)
 
 
-def accept_header(call: InvokeCall) -> str:
-    """Return the value of the header that requests partial messages, and allows them and the reply in a group."""
-    callbacks = {ACCEPT_CHUNKS: call.on_chunk, ACCEPT_PROGRESS: call.on_progress}
-    return ", ".join([*(name for name, callback in callbacks.items() if callback is not None), ACCEPT_GROUPS])
+#: The header that requests chunks or progress messages, and allows them and the reply in a group, by which of the two
+#: are wanted.
+ACCEPTED: Final = {
+    (False, False): ACCEPT_GROUPS,
+    (True, False): f"{ACCEPT_CHUNKS}, {ACCEPT_GROUPS}",
+    (False, True): f"{ACCEPT_PROGRESS}, {ACCEPT_GROUPS}",
+    (True, True): f"{ACCEPT_CHUNKS}, {ACCEPT_PROGRESS}, {ACCEPT_GROUPS}",
+}
 
 
 def dispatch_partial(call: InvokeCall, delivery: Delivery) -> None:

@@ -123,41 +123,33 @@ class CallProof(NamedTuple):
     """A proof, and what it has to prove. ``target`` is the routing key of the message; ``deadline`` is in milliseconds
     since the epoch, ``body_sha256`` in hexadecimal digits."""
 
-    session_id: str
+    #: The public id of the session.
+    id: str
     request_id: str
     target: str
     body_sha256: str
     deadline: int
-    mac: str
-
-    @property
-    def id(self) -> str:
-        """The public id of the session."""
-        return self.session_id
-
-    @property
-    def text(self) -> str:
-        """The proof itself; it is in no log, as a token is not."""
-        return self.mac
+    #: The proof itself; it is in no log, as a token is not.
+    text: str
 
     def matches(self, token_sha256: bytes) -> bool:
         """Return whether it was made with the token that has this SHA-256, comparing in constant time."""
         expected = make_proof(
             token_sha256,
-            session_id=self.session_id,
+            session_id=self.id,
             request_id=self.request_id,
             target=self.target,
             body_sha256=self.body_sha256,
             deadline=self.deadline,
         )
-        return hmac.compare_digest(self.mac, expected)
+        return hmac.compare_digest(self.text, expected)
 
     def without_target(self) -> CallProof:
         """Return what it proves if its message was published without a routing key."""
         return self._replace(target="")
 
     def __repr__(self) -> str:
-        return f"CallProof({self.session_id}, {self.request_id!r}, …)"
+        return f"CallProof({self.id}, {self.request_id!r}, …)"
 
 
 def make_proof(

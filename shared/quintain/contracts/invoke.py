@@ -129,20 +129,18 @@ class InvokeRequest(Message):
     metadata: dict[str, str] | None = None
 
     @model_validator(mode="after")
-    def _check_question_and_target(self) -> Self:
-        given = [name for name in ("question", "messages") if getattr(self, name)]
-        if not given:
+    def _check(self) -> Self:
+        if not self.question and not self.messages:
             raise ValueError("Missing required field: question")
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: give one of them")
+        if self.question and self.messages:
+            raise ValueError("question and messages: give one of them")
         if self.target is not None and self.provider is not None and self.target != self.provider:
             raise ValueError("target and provider: they name different targets")
+        if self.settings is not None or self.messages is not None:
+            self._check_numbers()
         return self
 
-    @model_validator(mode="after")
-    def _check_numbers(self) -> Self:
-        if self.settings is None and self.messages is None:
-            return self
+    def _check_numbers(self) -> None:
         fields: list[tuple[str, object]] = []
         for name, value in self.settings or ():
             field = InvokeSettings.model_fields.get(name)
@@ -151,7 +149,6 @@ class InvokeRequest(Message):
         for name, value in fields:
             if (path := non_finite_path(value, name)) is not None:
                 raise ValueError(f"{shorten(path)}: it must be a finite number")
-        return self
 
     @property
     def requested_target(self) -> str | None:

@@ -53,6 +53,11 @@ def log_context(
     return _LogContext({name: value for name, value in named_ids.items() if value})
 
 
+def set_call_ids(request_id: str, session_id: str, target: str) -> None:
+    """Add the ids of a call to all log lines of the current context, which must be the call's own."""
+    _log_ids.set({"requestId": request_id, "sessionId": session_id, "target": target})
+
+
 def current_ids() -> dict[str, str]:
     """Return the current ids, shortened to `MAX_ID_LENGTH`, including the trace's id if there is one."""
     bound_ids = {**(_log_ids.get() or {})}

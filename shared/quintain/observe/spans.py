@@ -11,13 +11,13 @@ import functools
 import re
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from quintain.contracts.headers import TRACEPARENT_HEADER
 from quintain.errors import Fault
-from quintain.observe.semconv import ERROR_TYPE, AttributeValue, SpanKind, SpanStart
+from quintain.observe.semconv import ERROR_TYPE, AttributeValue, SpanStart
 
 try:
     from opentelemetry import trace
@@ -27,6 +27,8 @@ except ImportError:
     _INSTALLED = False
 else:
     _INSTALLED = True
+
+Returned = TypeVar("Returned")
 
 #: The environment variable with the trace context of the parent process, as OpenTelemetry defines it.
 TRACEPARENT_VARIABLE = "TRACEPARENT"
@@ -111,6 +113,21 @@ def span(
         return _NO_OP_CONTEXT if incoming is None else _propagate_only(incoming)
     context = Context() if new_trace else None if incoming is None else _otel_context(incoming)
     return _recording_span(tracer, start if isinstance(start, SpanStart) else start(), context, new_trace=new_trace)
+
+
+async def in_span(
+    start: Callable[[], SpanStart], run: Callable[[Span], Awaitable[Returned]], *, parent: object = None
+) -> Returned:
+    """Await ``run`` in a `span`, which it gets; where no span is recorded, that costs next to nothing."""
+    if parent is None and _tracer() is None:
+        return await run(_NO_OP_SPAN)
+    with span(start, parent=parent) as running:
+        return await run(running)
+
+
+def are_recorded() -> bool:
+    """Whether spans are recorded: what only a recorded span needs is not computed otherwise."""
+    return _tracer() is not None
 
 
 def start_span(start: SpanStart) -> Span:
@@ -237,19 +254,6 @@ def _provider() -> Any:
 @functools.lru_cache(maxsize=1)
 def _tracer_of(provider: Any) -> Any:
     return provider.get_tracer("quintain")
-
-
-__all__ = [
-    "Span",
-    "SpanKind",
-    "context_headers",
-    "current_trace_id",
-    "current_traceparent",
-    "record_finished_span",
-    "span",
-    "span_in_trace",
-    "start_span",
-]
 
 
 def valid_traceparent(header: object) -> str | None:

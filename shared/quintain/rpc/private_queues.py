@@ -56,15 +56,12 @@ class ReplyQueue:
     ) -> None:
         self._bus, self._on_reply, self._on_replaced, self._exclusive = bus, on_reply, on_replaced, exclusive
         self._address = _ReplyAddress.generate(bus.user, exclusive=exclusive)
+        #: The routing key for replies, which changes when the queue is replaced.
+        self.key = self._address.key
         self._consumed_address: _ReplyAddress | None = None
         self._consumer: Consumer | None = None
         self._replace_task: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def key(self) -> str:
-        """The routing key for replies, which changes when the queue is replaced."""
-        return self._address.key
 
     async def open(self) -> None:
         """Declare and consume the queue. Raises what `Bus.declare` and `Bus.consume` raise."""
@@ -86,6 +83,7 @@ class ReplyQueue:
             return
         log.warning("The reply queue was lost; a new one replaces it, and pending requests are sent again")
         self._address = _ReplyAddress.generate(self._bus.user, exclusive=self._exclusive)
+        self.key = self._address.key
         if self._replace_task is None or self._replace_task.done():
             self._replace_task = asyncio.get_running_loop().create_task(self._replace(), name="replace-reply-queue")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE, GroupItem, encode_item
-from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION
+from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, TRACEPARENT_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import (
     BadRequest,
@@ -28,11 +28,11 @@ from quintain.errors import (
     QueueFull,
     Unroutable,
 )
-from quintain.observe.spans import context_headers
+from quintain.observe.spans import current_traceparent
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.groups import split_replies
 from quintain.rpc.private_queues import ReplyQueue
-from quintain.runtime.concurrency import RandomIds, Timeouts
+from quintain.runtime.concurrency import RandomIds
 from quintain.topology import Exchange
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,6 @@ class RpcClient:
         self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced, exclusive=exclusive)
         self._pending: dict[str, PendingCall] = {}
         self._resend_tasks: set[asyncio.Task[None]] = set()
-        self._timeouts = Timeouts()
         #: For request ids and correlation ids.
         self.random_ids = RandomIds()
         self.unmatched_replies = 0
@@ -93,8 +92,16 @@ class RpcClient:
         If the reply queue is lost while there is a subscriber and time left, the last request with this correlation id
         is published again. Raises what `Bus.publish` raises.
         """
-        self._note_sent(request, correlation_id, None)
-        envelope = request_envelope(request, correlation_id, self.reply_key)
+        if (pending := self._pending.get(correlation_id)) is not None:
+            pending.request, pending.sent_at, pending.group = request, asyncio.get_running_loop().time(), None
+        envelope = Envelope(
+            body=request.body,
+            type=request.type,
+            correlation_id=correlation_id,
+            reply_to=self._reply_queue.key,
+            headers=request.headers,
+            expiration_ms=request.expiration_ms,
+        )
         await self._bus.publish(request.exchange, request.key, envelope, timeout_seconds=request.deadline_seconds)
 
     async def publish_group(self, requests: Sequence[GroupedRequest]) -> None:
@@ -105,19 +112,24 @@ class RpcClient:
         """
         first = requests[0].request
         group = SentGroup(self.random_ids.next(), requests[0].on_refused)
+        now = asyncio.get_running_loop().time()
         for each in requests:
-            self._note_sent(each.request, each.correlation_id, group)
-        await self._bus.publish(
-            first.exchange,
-            first.key,
-            group_envelope(requests, group.correlation_id, self.reply_key),
-            timeout_seconds=max(each.request.deadline_seconds for each in requests),
+            if (pending := self._pending.get(each.correlation_id)) is not None:
+                pending.request, pending.sent_at, pending.group = each.request, now, group
+        envelope = Envelope(
+            body=b"".join([each.item for each in requests]),
+            type=INVOKE_GROUP_TYPE,
+            content_type=GROUP_CONTENT_TYPE,
+            correlation_id=group.correlation_id,
+            reply_to=self._reply_queue.key,
+            headers={
+                **{name: value for name, value in first.headers.items() if name not in CALL_HEADERS},
+                PROTOCOL_HEADER: PROTOCOL_VERSION,
+            },
+            expiration_ms=max(each.request.expiration_ms for each in requests),
         )
-
-    def _note_sent(self, request: RpcRequest, correlation_id: str, group: SentGroup | None) -> None:
-        pending = self._pending.get(correlation_id)
-        if pending is not None:
-            pending.request, pending.sent_at, pending.group = request, asyncio.get_running_loop().time(), group
+        timeout_seconds = max(each.request.deadline_seconds for each in requests)
+        await self._bus.publish(first.exchange, first.key, envelope, timeout_seconds=timeout_seconds)
 
     async def call(
         self,
@@ -130,21 +142,14 @@ class RpcClient:
         ``publish_later`` may send it together with others. Raises `NoAnswer` when the deadline passes, and what
         `Bus.publish` raises.
         """
-        reply: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
-        request = with_trace_context(request)
-
-        def on_reply(delivery: Delivery) -> None:
-            if reply.done():
-                return
-            if delivery.type in {"result", "fault"}:
-                reply.set_result(delivery)
-            elif on_partial is not None:
-                on_partial(delivery)
-
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Delivery] = loop.create_future()
+        if (traceparent := current_traceparent()) is not None:
+            request = request._replace(headers={**request.headers, TRACEPARENT_HEADER: traceparent})
         correlation_id = self.random_ids.next()
-        self._pending[correlation_id] = PendingCall(on_reply)
+        self._pending[correlation_id] = PendingCall(on_partial, reply)
         try:
-            with self._timeouts.limit(request.deadline_seconds):
+            async with asyncio.timeout(request.deadline_seconds):
                 if publish_later is None:
                     await self.publish(request, correlation_id)
                 else:
@@ -214,7 +219,11 @@ class RpcClient:
         for reply in replies:
             pending = self._pending.get(reply.correlation_id or "")
             if pending is not None:
-                pending.on_reply(reply)
+                if pending.reply is not None and reply.type in {"result", "fault"}:
+                    if not pending.reply.done():
+                        pending.reply.set_result(reply)
+                elif pending.on_reply is not None:
+                    pending.on_reply(reply)
             elif reply.type != "fault" or not self._resend_group(reply):
                 self.unmatched_replies += 1
         await delivery.ack()
@@ -290,6 +299,11 @@ class RpcRequest(NamedTuple):
     #: After how many seconds the broker may drop the request; by default ``deadline_seconds``.
     expires_seconds: float | None = None
 
+    @property
+    def expiration_ms(self) -> int:
+        """After how many milliseconds the broker may drop the request."""
+        return max(1, int((self.deadline_seconds if self.expires_seconds is None else self.expires_seconds) * 1000))
+
 
 #: Publishes a request under a correlation id in a message with others; where that fails, the future gets the error.
 PublishLater = Callable[[RpcRequest, str, asyncio.Future[Delivery]], None]
@@ -307,10 +321,12 @@ class SentGroup:
 class PendingCall:
     """The callback for replies with one correlation id, and the request that was last sent with it, if any.
 
-    ``group`` is the group in which it was sent; None if it was sent alone.
+    ``reply`` is to have the final reply, which the callback does not get then. ``group`` is the group in which the
+    request was sent; None if it was sent alone.
     """
 
-    on_reply: Callable[[Delivery], None]
+    on_reply: Callable[[Delivery], None] | None
+    reply: asyncio.Future[Delivery] | None = None
     request: RpcRequest | None = None
     sent_at: float = 0.0
     group: SentGroup | None = None
@@ -355,43 +371,5 @@ class GroupedRequest:
         return self._item
 
 
-def request_envelope(request: RpcRequest, correlation_id: str, reply_to: str) -> Envelope:
-    """Return the message of a request that is sent alone."""
-    return Envelope(
-        body=request.body,
-        type=request.type,
-        correlation_id=correlation_id,
-        reply_to=reply_to,
-        headers=request.headers,
-        expiration_ms=_expiration_ms(request),
-    )
-
-
-def group_envelope(requests: Sequence[GroupedRequest], correlation_id: str, reply_to: str) -> Envelope:
-    """Return the message of several requests of one session to one target, each with its own correlation id."""
-    common = {name: value for name, value in requests[0].request.headers.items() if name not in CALL_HEADERS}
-    return Envelope(
-        body=b"".join(request.item for request in requests),
-        type=INVOKE_GROUP_TYPE,
-        content_type=GROUP_CONTENT_TYPE,
-        correlation_id=correlation_id,
-        reply_to=reply_to,
-        headers={**common, PROTOCOL_HEADER: PROTOCOL_VERSION},
-        expiration_ms=max(_expiration_ms(request.request) for request in requests),
-    )
-
-
 #: The version is the message's.
 _ITEM_HEADERS = CALL_HEADERS - {PROTOCOL_HEADER}
-
-
-def _expiration_ms(request: RpcRequest) -> int:
-    """Return after how many milliseconds the broker may drop the request."""
-    expires_seconds = request.deadline_seconds if request.expires_seconds is None else request.expires_seconds
-    return max(1, int(expires_seconds * 1000))
-
-
-def with_trace_context(request: RpcRequest) -> RpcRequest:
-    """Return the request with the current trace context in its headers, which a resent request keeps."""
-    trace_headers = context_headers()
-    return request._replace(headers={**request.headers, **trace_headers}) if trace_headers else request

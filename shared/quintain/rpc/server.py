@@ -180,16 +180,21 @@ def call_credential(delivery: Delivery, target: str, body_sha256: str | None = N
 
     Raises `Unauthorized` where its format is wrong, which needs no ledger.
     """
-    authorization, mac = delivery.headers.get(TOKEN_HEADER), delivery.headers.get(PROOF_HEADER)
+    headers = delivery.headers
+    authorization, mac = headers.get(TOKEN_HEADER), headers.get(PROOF_HEADER)
     if mac is None:
         return SessionToken.parse(authorization if isinstance(authorization, str) else None)
+    try:
+        deadline = integer_header(headers, DEADLINE_HEADER)
+    except BadRequest:
+        deadline = None
     return parse_proof(
         authorization,
         mac,
         request_id=request_id_of(delivery),
         target=target,
         body_sha256=hashlib.sha256(delivery.body).hexdigest() if body_sha256 is None else body_sha256,
-        deadline=_deadline(delivery),
+        deadline=deadline,
     )
 
 
@@ -197,11 +202,4 @@ def admit_fields(credential: Credential) -> dict[str, str | None]:
     """Return the fields of `quintain.contracts.ledger.Admit` that authorize a call."""
     if isinstance(credential, SessionToken):
         return {"token": credential.text, "session_id": None, "proof": None}
-    return {"token": None, "session_id": credential.session_id, "proof": credential.mac}
-
-
-def _deadline(delivery: Delivery) -> int | None:
-    try:
-        return integer_header(delivery.headers, DEADLINE_HEADER)
-    except BadRequest:
-        return None
+    return {"token": None, "session_id": credential.id, "proof": credential.text}

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -20,12 +21,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class _KeyedItems(Generic[Item]):
-    """The items of one key that wait, and how many of its batches are under way; one of them may be collected now."""
+    """The items of one key that wait, and how many of its batches are under way; one of them may be due now."""
 
     waiting: list[Item] = field(default_factory=list)
     max_batch: int = 64
     under_way: int = 0
-    is_collecting: bool = False
+    is_due: bool = False
 
 
 class BatchSender(Generic[Key, Item]):
@@ -61,46 +62,43 @@ class BatchSender(Generic[Key, Item]):
         line.waiting.append(item)
         line.max_batch = max_batch
         while self._full_at_once and len(line.waiting) >= max_batch:
-            self._start(key, line, self._take(line))
-        if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
             self._start(key, line)
+        if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
+            line.is_due = True
+            # The next iteration of the loop: items that are added in this one share the batch.
+            asyncio.get_running_loop().call_soon(partial(self._start, key, line, was_due=True))
 
-    def _start(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None = None) -> None:
-        """Start to send a batch, or else what waits in the next iteration of the loop."""
-        line.under_way += 1
-        line.is_collecting = line.is_collecting or batch is None
-        # An empty context: the batch must not inherit the log ids and the span of the call that started it.
-        sending = self._send_batch(key, line, batch)
-        task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-
-    async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item] | None) -> None:
-        try:
-            if batch is None:
-                # One iteration of the loop, so that items added in the same iteration share a batch.
-                await asyncio.sleep(0)
-                batch = self._take(line)
-                line.is_collecting = False
-                if line.waiting and line.under_way < self._max_concurrent:
-                    self._start(key, line)
-            if batch:
-                await self._send(key, batch)
-        finally:
-            line.under_way -= 1
-            if line.waiting and line.under_way < self._max_concurrent and not line.is_collecting:
-                self._start(key, line)
-            elif not line.under_way:
-                del self._lines[key]
-
-    def _take(self, line: _KeyedItems[Item]) -> list[Item]:
-        """Remove the items of the next batch from those that wait."""
+    def _start(self, key: Key, line: _KeyedItems[Item], *, was_due: bool = False) -> None:
+        """Remove the items of a batch from those that wait, and start to send it."""
+        line.is_due = line.is_due and not was_due
         if self._wanted is not None:
             line.waiting = list(filter(self._wanted, line.waiting))
-        first = line.waiting[: line.max_batch]
-        count = self._count(first) if len(first) > 1 else len(first)
-        batch, line.waiting = line.waiting[:count], line.waiting[count:]
-        return batch
+        batch = line.waiting[: line.max_batch]
+        if len(batch) > 1:
+            batch = batch[: self._count(batch)]
+        line.waiting = line.waiting[len(batch) :]
+        if batch:
+            line.under_way += 1
+            # An empty context: the batch must not inherit the log ids and the span of the call that started it.
+            sending = self._send_batch(key, line, batch)
+            task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        if line.waiting and line.under_way < self._max_concurrent:
+            self._start(key, line)
+        elif not (line.waiting or line.is_due or line.under_way):
+            del self._lines[key]
+
+    async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item]) -> None:
+        try:
+            await self._send(key, batch)
+        finally:
+            line.under_way -= 1
+            if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
+                line.is_due = True
+                asyncio.get_running_loop().call_soon(partial(self._start, key, line, was_due=True))
+            elif not (line.waiting or line.is_due or line.under_way):
+                del self._lines[key]
 
 
 class Batcher(Generic[Item]):

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from pamqp import decode
 from pamqp.commands import Basic
 
 from quintain.bus.rabbit_connection import EPOCH, install_tolerant_decoders
@@ -16,11 +15,12 @@ HEADERS, CORRELATION_ID, REPLY_TO, TIMESTAMP = 1 << 13, 1 << 10, 1 << 9, 1 << 6
 
 @pytest.fixture(autouse=True)
 def tolerant_decoders() -> Iterator[None]:
-    methods, table = dict(decode.METHODS), dict(decode.TABLE_MAPPING)
+    kinds = (Basic.Properties, Basic.Deliver, Basic.Return)
+    before = [kind.unmarshal for kind in kinds]
     install_tolerant_decoders()
     yield
-    decode.METHODS.update(methods)
-    decode.TABLE_MAPPING.update(table)
+    for kind, unmarshal in zip(kinds, before, strict=True):
+        kind.unmarshal = unmarshal  # type: ignore[method-assign]
 
 
 def read(flags: int, *fields: bytes) -> Basic.Properties:
