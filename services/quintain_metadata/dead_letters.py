@@ -26,7 +26,7 @@ from quintain.dlq import (
 )
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
 from quintain.observe.semconv import process_span
-from quintain.rpc.server import call_credential, delivery_context, request_id_of, result_or_fault, send_reply
+from quintain.rpc.server import delivery_context, delivery_credential, request_id_of, result_or_fault, send_reply
 from quintain.timings import Timings
 from quintain.topology import DEAD, DEAD_QUEUE, DELIVERY_LIMIT, POISON
 from quintain_metadata import attempts, call_rows, replies, sessions
@@ -68,7 +68,7 @@ class DeadLetterConsumer:
 
         Retries while the ledger is out of reach: only the ledger knows whether the call was charged.
         """
-        credential = call_credential(delivery, delivery.routing_key)
+        credential = delivery_credential(delivery)
         request_id = sanitize_request_id(request_id_of(delivery))
 
         def operation(moment: Moment) -> SqlProgram[Message]:

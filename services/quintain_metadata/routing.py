@@ -25,9 +25,9 @@ from quintain.errors import (
 )
 from quintain.observe.semconv import process_span
 from quintain.rpc.server import (
-    call_credential,
     copyable_headers,
     delivery_context,
+    delivery_credential,
     integer_header,
     request_id_of,
     result_or_fault,
@@ -136,7 +136,7 @@ class Router:
 
         With ``may_wait``, return the route of a valid and allowed target name that is not registered.
         """
-        credential = call_credential(delivery, delivery.routing_key)
+        credential = delivery_credential(delivery)
         request_id = sanitize_request_id(request_id_of(delivery))
 
         def operation(moment: Moment) -> SqlProgram[str | Fault | RouteRequest]:

@@ -139,15 +139,12 @@ class AdmissionClient:
         finally:
             del self._pending[request.attempt_id]
             self._under_way.discard(request.attempt_id)
-            self._send_next()
+            if self._unsent:
+                self._send_next()
 
     def note_renewal(self, admit_key: str | None) -> None:
         """Record that a metadata service has renewed the lease, and the routing key of its own queue for admits."""
         self._own_key = admit_key
-        self._note_answer()
-
-    def _note_answer(self) -> None:
-        """Record that a metadata service has answered: the link to the ledger is not silent."""
         self._heard_at = asyncio.get_running_loop().time()
 
     def _send_next(self) -> None:
@@ -187,10 +184,13 @@ class AdmissionClient:
     async def _send(self, is_first: bool, batch: list[_PendingAdmit]) -> None:  # noqa: FBT001 -- a key of `_batches`
         """Publish a batch: one that is sent first to a service's own queue, if one is known, else to the shared one."""
         own_key = self._own_key if is_first else None
-        items = [pending.admit for pending in batch]
         try:
-            if own_key is None or not await self._publish_to_own_queue(items, own_key):
-                await self._publish_to_shared_queue(items)
+            body = AdmitBatch.unchecked(
+                incarnation=self._incarnation, items=[pending.admit for pending in batch]
+            ).to_wire()
+            for key in (ADMIT.key,) if own_key is None else (own_key, ADMIT.key):
+                if await self._publish(body, key):
+                    break
         except Exception as defect:
             # A defect in encoding the batch would occur again with every resend: fail the calls instead.
             for pending in batch:
@@ -200,40 +200,37 @@ class AdmissionClient:
             for pending in batch:
                 pending.is_being_sent = False
 
-    async def _publish_to_own_queue(self, items: list[Admit], key: str) -> bool:
-        """Publish to a service's own queue; returns False where that is gone."""
-        try:
-            await self._publish(items, key)
-        except (Unroutable, QueueFull):
-            self._own_key = None if self._own_key == key else self._own_key
-            return False
-        except BusError as error:
-            log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
-        return True
+    async def _publish(self, body: bytes, key: str) -> bool:
+        """Publish a batch to a queue; returns False where it is a service's own queue and gone.
 
-    async def _publish_to_shared_queue(self, items: list[Admit]) -> None:
-        try:
-            await self._publish(items, ADMIT.key)
-        except BusError as error:
-            # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
-            if not self._is_unreachable:
-                log.warning("Admits cannot be sent and will be repeated: %s", error.message)
-            self._is_unreachable = True
-        else:
-            if self._is_unreachable:
-                log.warning("Admits can be sent again")
-            self._is_unreachable = False
-
-    async def _publish(self, items: list[Admit], key: str) -> None:
+        One that cannot be sent is repeated with the calls that wait for it.
+        """
         envelope = Envelope(
-            body=AdmitBatch(incarnation=self._incarnation, items=items).to_wire(),
+            body=body,
             type=ADMIT.key,
             correlation_id=CORRELATION_ID,
             reply_to=self._rpc_client.reply_key,
             expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
             persistent=False,
         )
-        await self._bus.publish(ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
+        is_own = key != ADMIT.key
+        try:
+            await self._bus.publish(ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
+        except BusError as error:
+            if is_own and isinstance(error, Unroutable | QueueFull):
+                self._own_key = None if self._own_key == key else self._own_key
+                return False
+            if is_own:
+                log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
+            # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
+            elif not self._is_unreachable:
+                log.warning("Admits cannot be sent and will be repeated: %s", error.message)
+            self._is_unreachable = self._is_unreachable or not is_own
+        else:
+            if self._is_unreachable and not is_own:
+                log.warning("Admits can be sent again")
+                self._is_unreachable = False
+        return True
 
     def _on_answer(self, delivery: Delivery) -> None:
         if delivery.type != "result":
@@ -244,15 +241,17 @@ class AdmissionClient:
         except Fault as unreadable:
             log.error("An unreadable answer of the ledger was dropped: %s", unreadable.message)
             return
-        self._note_answer()
+        self._heard_at = asyncio.get_running_loop().time()
         self._clock.synchronize(answer.now)
         for item in answer.items:
             pending = self._pending.get(item.attempt_id)
             # A first request may be answered twice, the second time after the worker asked again to run it alone.
             if pending is not None and not pending.answer.done() and not (item.must_be_alone and pending.admit.alone):
                 pending.answer.set_result(item)
-        self._under_way.difference_update(answer.held or (), (item.attempt_id for item in answer.items))
-        self._send_next()
+            self._under_way.discard(item.attempt_id)
+        self._under_way.difference_update(answer.held or ())
+        if self._unsent:
+            self._send_next()
 
 
 def admission_attributes(admission: Admission | None) -> dict[str, AttributeValue]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
-from tenacity.wait import wait_base
 
 from quintain.config.prices import Price
 from quintain.contracts.api_request import ApiRequest
@@ -25,7 +24,6 @@ from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, ReplyTooLarge, Throttled, TimedOut
-from quintain.runtime.concurrency import Timeouts
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.target import PauseState
 
@@ -49,18 +47,14 @@ _OUTCOME_BY_BILLING = {
 class AttemptResult(NamedTuple):
     """The result of an attempt: an answer, or a fault with the outcome to settle, or neither.
 
-    With neither, the call returns to its queue for a later attempt. ``tries`` is how often the provider was called.
+    With neither, the call returns to its queue for a later attempt: nothing is charged, and no reply is sent. ``tries``
+    is how often the provider was called.
     """
 
     tries: int
     answer: ProviderAnswer | None = None
     fault: Fault | None = None
     outcome: AttemptOutcome = AttemptOutcome.RESULT
-
-    @property
-    def is_returned(self) -> bool:
-        """Whether the call returns to its queue: nothing is charged, and no reply is sent."""
-        return self.answer is None and self.fault is None
 
 
 class RetryPolicy(NamedTuple):
@@ -91,16 +85,14 @@ class Attempt:
         retry_policy: RetryPolicy,
         pause: PauseState,
         on_text: Callable[[int, Delta], None] | None = None,
-        *,
-        timeouts: Timeouts | None = None,
     ) -> None:
-        """Prepare an attempt; `run` starts it. ``timeouts`` may be shared with other attempts.
+        """Prepare an attempt; `run` starts it.
 
         ``on_text`` is called with the number of the try and each piece of text as it arrives; a later try voids the
         text of the earlier ones.
         """
         self._provider, self._request, self._on_text = provider, request, on_text
-        self._retry_policy, self._pause, self._timeouts = retry_policy, pause, timeouts or Timeouts()
+        self._retry_policy, self._pause = retry_policy, pause
         timeout_seconds = math.inf if retry_policy.timeout_seconds is None else retry_policy.timeout_seconds
         self._timeout_ends_at = asyncio.get_running_loop().time() + timeout_seconds
         self._tries = 0
@@ -112,14 +104,20 @@ class Attempt:
 
         No try starts while the target is paused. Every failure is returned as an `AttemptResult`, not raised.
         """
-        if self._remaining_seconds <= 0:
+        if (remaining_seconds := self._remaining_seconds) <= 0:
             # The grant came too late: the provider was not called, and nothing is charged.
             fault = Expired("The deadline passed before the provider was called")
             return AttemptResult(tries=0, fault=fault, outcome=AttemptOutcome.REFUND)
         try:
-            await self._wait_before_try(0)
-            answer = await self._answer_with_retries()
-            return AttemptResult(tries=self._tries, answer=answer)
+            if self._pause.remaining_seconds > 0:
+                remaining_seconds = await self._wait_before_try(0)
+            while True:
+                try:
+                    return AttemptResult(answer=await self._try_once(remaining_seconds), tries=self._tries)
+                except ProviderFailure as failure:
+                    if not failure.retryable or self._tries >= self._retry_policy.max_tries:
+                        raise
+                    remaining_seconds = await self._wait_before_try(_seconds_before_retry(failure, self._tries))
         except _CallReturned:
             return AttemptResult(tries=self._tries, outcome=AttemptOutcome.REFUND)
         except ProviderFailure as failure:
@@ -128,28 +126,6 @@ class Attempt:
             # A defect in a provider: it is unknown what was sent before, so the call is charged and in doubt.
             log.exception("A defect in a provider")
             return AttemptResult(tries=self._tries, fault=InternalFault(charged=True), outcome=AttemptOutcome.IN_DOUBT)
-
-    async def _answer_with_retries(self) -> ProviderAnswer:
-        try:
-            return await self._try_once()
-        except ProviderFailure as failure:
-            first_failure = [failure]
-
-        async def try_again() -> ProviderAnswer:
-            if first_failure:
-                raise first_failure.pop()
-            return await self._try_once()
-
-        # Most calls succeed on the first try and skip the cost of the retry machinery; it starts from the first
-        # failure.
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ProviderFailure) and error.retryable),
-            wait=_RetryAfterOrBackoff(),
-            stop=stop_after_attempt(self._retry_policy.max_tries),
-            sleep=self._wait_before_try,
-            reraise=True,
-        )
-        return await retrying(try_again)
 
     def cancelled_result(self) -> AttemptResult:
         """Return the result of an attempt whose `run` was cancelled, with the billing of its tries so far."""
@@ -168,13 +144,12 @@ class Attempt:
     def _record_billing(self, billing: Billing) -> None:
         self._billing = max(self._billing, billing, key=_BILLING_SEVERITY.index)
 
-    async def _try_once(self) -> ProviderAnswer:
+    async def _try_once(self, remaining_seconds: float) -> ProviderAnswer:
         self._tries += 1
-        remaining_seconds = self._remaining_seconds
         on_text = None if self._on_text is None else partial(self._on_text, self._tries)
         try:
             # The provider applies the timeout itself; this limit is for one that does not.
-            with self._timeouts.limit(remaining_seconds):
+            async with asyncio.timeout(remaining_seconds):
                 # An `ApiRequest` comes with a provider that takes it.
                 request: Any = self._request
                 return await self._provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
@@ -196,8 +171,8 @@ class Attempt:
             # the worker.
             raise RuntimeError("a provider raised CancelledError") from error
 
-    async def _wait_before_try(self, seconds: float) -> None:
-        """Wait ``seconds`` before a try, and longer while the target is paused.
+    async def _wait_before_try(self, seconds: float) -> float:
+        """Wait ``seconds`` before a try, and longer while the target is paused; returns the seconds left for the try.
 
         Raises the last failure where the wait would exceed the deadline, and `_CallReturned` where the call must not be
         held that long or the worker stops. A call that may have been billed cannot be returned and waits to the end.
@@ -214,8 +189,10 @@ class Attempt:
             await self._pause.changed.wait(remaining_seconds)
             if is_paused:
                 self._timeout_ends_at += loop.time() - now
-        if self._failure is not None and self._remaining_seconds <= 0:
+        remaining_seconds = self._remaining_seconds
+        if self._failure is not None and remaining_seconds <= 0:
             raise self._failure
+        return remaining_seconds
 
 
 def _pause_failure(seconds: float) -> ProviderFailure:
@@ -236,16 +213,12 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
     return corrected
 
 
-class _RetryAfterOrBackoff(wait_base):
-    """Waits the provider's retry-after where it gave one, and a jittered exponential backoff otherwise."""
-
-    def __init__(self) -> None:
-        self._backoff = wait_random_exponential(multiplier=INITIAL_BACKOFF_SECONDS, max=MAX_BACKOFF_SECONDS)
-
-    def __call__(self, retry_state: RetryCallState) -> float:
-        error = retry_state.outcome.exception() if retry_state.outcome else None
-        retry_after_seconds = error.retry_after_seconds if isinstance(error, ProviderFailure) else None
-        return self._backoff(retry_state) if retry_after_seconds is None else retry_after_seconds
+def _seconds_before_retry(failure: ProviderFailure, tries: int) -> float:
+    """Return the provider's retry-after where it gave one, else a jittered exponential backoff."""
+    if failure.retry_after_seconds is not None:
+        return failure.retry_after_seconds
+    longest_seconds = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2 ** (tries - 1))
+    return random.uniform(0, longest_seconds)  # noqa: S311 -- jitter, not a secret
 
 
 #: The JSON around a result in a settle batch. A settle that cannot be parsed would lose the whole batch.
@@ -298,13 +271,17 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
     return CallResponse(result, AttemptOutcome.RESULT, wire)
 
 
+#: The fields of a message that is nothing but text.
+_PLAIN: Final = {"role": "assistant", "tool_calls": None, "reasoning": None, "refusal": None, "logprobs": None}
+
+
 def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTiming) -> Result:
     text = replace_surrogates(answer.text)
     # What is plain text is not validated again: its types are known here.
     is_plain = not answer.output and answer.body is None and not answer.ignored and _has_plain_fields(answer)
     make_result = Result.unchecked if is_plain else Result
     return make_result(
-        output=[_text_message(text)] if is_plain else _output(answer, text),
+        output=[OutputMessage.unchecked(content=text, **_PLAIN)] if is_plain else _output(answer, text),
         token_usage=answer.token_usage,
         cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
         target=timing.target,
@@ -339,15 +316,4 @@ def _has_plain_fields(answer: ProviderAnswer) -> bool:
         and (answer.model is None or type(answer.model) is str)
         and (answer.finish_reason is None or type(answer.finish_reason) is str)
         and (answer.token_usage is None or type(answer.token_usage) is TokenUsage)
-    )
-
-
-def _text_message(text: str) -> OutputMessage:
-    return OutputMessage.unchecked(
-        role="assistant",
-        content=text,
-        tool_calls=None,
-        reasoning=None,
-        refusal=None,
-        logprobs=None,
     )

@@ -17,17 +17,15 @@ from typing import NamedTuple
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GroupItem, count_fitting
 from quintain.contracts.headers import REQUEST_ID_HEADER
-from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.ledger import AttemptOutcome, Settle, encode_settle_batch
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.ledger import encode_settle_batch
 from quintain.contracts.message import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES, Message
 from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
-from quintain.observe.spans import current_traceparent
 from quintain.routes import SETTLE
 from quintain.rpc.groups import GroupedReply, ReplyGroups
 from quintain.rpc.server import send_reply, truncate_echo
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
-from quintain_worker.request import IncomingRequest
 
 log = logging.getLogger(__name__)
 
@@ -64,40 +62,6 @@ class Reply(NamedTuple):
             {REQUEST_ID_HEADER: truncate_echo(self.request_id)},
             "fault" if isinstance(self.answer, Fault) else "result",
         )
-
-
-def encode_settle(
-    request: IncomingRequest,
-    attempt_id: str,
-    outcome: AttemptOutcome,
-    answer: Message | Fault | None,
-    stored_reply: bytes,
-    *,
-    traceparent: str | None,
-) -> bytes:
-    """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
-
-    Without a ``traceparent`` it has the current one.
-    """
-    settle = Settle.unchecked(
-        session_id=request.credential.id,
-        request_id=request.request_id,
-        attempt_id=attempt_id,
-        outcome=outcome,
-        reply=None,
-        compressed_reply=None,
-        queued_ms=None,
-        duration_ms=None,
-        cost_usd=None,
-        fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
-        token_usage=answer.token_usage if isinstance(answer, Result) else None,
-        traceparent=traceparent or current_traceparent(),
-    )
-    if isinstance(answer, Result) and not stored_reply.startswith(b"{"):
-        settle = settle.with_fields(
-            queued_ms=answer.queued_ms, duration_ms=answer.duration_ms, cost_usd=answer.cost_usd
-        )
-    return settle.to_wire_with_reply(stored_reply) if stored_reply else settle.to_wire()
 
 
 def compress_reply(wire: bytes) -> bytes:

@@ -24,15 +24,13 @@ from quintain.routes import INVOKE
 from quintain.rpc.groups import (
     GroupedDelivery,
     handle_each,
-    is_group,
     refuse_broken,
     refuse_group,
     split_group_or_fault,
 )
 from quintain.rpc.server import copyable_headers, integer_header
 from quintain.topology import target_queue
-from quintain_worker.context import WorkerContext
-from quintain_worker.delivery import make_handler
+from quintain_worker.delivery import WorkerContext, make_handler
 from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -169,7 +167,7 @@ class TargetConsumer:
         drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))
 
     async def _handle(self, slots: CallSlots, delivery: Delivery) -> None:
-        if not is_group(delivery):
+        if delivery.type != INVOKE_GROUP_TYPE:
             await self._handle_call(slots, delivery)
             return
         if not delivery.reply_to or not delivery.correlation_id:

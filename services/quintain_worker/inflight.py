@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from types import TracebackType
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
-from quintain.errors import Cancelled, Overloaded
+from quintain.errors import Overloaded
 
 #: How many duplicates of one call wait in this worker; a further one is refused as `overloaded`.
 MAX_WAITING_DUPLICATES = 16
@@ -34,44 +34,6 @@ class CallIdentity(NamedTuple):
     problem: str | None
 
 
-class AbortScope:
-    """Context whose body is cancelled when `abort` is called; it then raises `Cancelled`.
-
-    It does what `asyncio.timeout` does without a deadline, for a fraction of the time.
-    """
-
-    __slots__ = ("_cancelling_before", "_is_aborted", "_task")
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling_before = 0
-        self._is_aborted = False
-
-    def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        assert self._task is not None, "a call is handled by a task"
-        self._cancelling_before = self._task.cancelling()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        if not self._is_aborted or task is None:
-            return
-        if task.uncancel() <= self._cancelling_before and kind is asyncio.CancelledError:
-            # The body may be an attempt that another worker runs too: what is charged is decided elsewhere.
-            raise Cancelled(charge_unknown=True) from None
-
-    def abort(self) -> None:
-        """Cancel the body, if it still runs in the next iteration of the event loop."""
-        asyncio.get_running_loop().call_soon(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None and not self._is_aborted:
-            self._is_aborted = True
-            self._task.cancel()
-
-
 class InflightCall:
     """One call in flight in this worker, from its arrival until it is settled."""
 
@@ -79,10 +41,12 @@ class InflightCall:
         self.identity = identity
         self.waiting_duplicates = 0
         self.is_settled = False
+        #: The task that handles the call, while the call may be aborted.
+        self.task: asyncio.Task[object] | None = None
+        self._is_aborted = False
         self._result: Result | None = None
         #: Made by the first duplicate that waits.
         self._settled: asyncio.Event | None = None
-        self._abort_scope: AbortScope | None = None
 
     def settle(self, result: Result | None) -> None:
         """Record that the call is settled, with its result or None; only the first call has an effect."""
@@ -107,15 +71,23 @@ class InflightCall:
                     raise
         return None if self._result is None else self._result.with_fields(replayed=True)
 
-    def abort_scope(self) -> AbortScope:
-        """Return a new scope that is cancelled when the call is aborted."""
-        self._abort_scope = AbortScope()
-        return self._abort_scope
-
     def abort(self) -> None:
-        """Cancel the call's current scope, unless a duplicate waits for its result."""
-        if self._abort_scope is not None and not self.waiting_duplicates:
-            self._abort_scope.abort()
+        """Cancel the call's task in the next iteration of the event loop, if the call may be aborted then.
+
+        A call for whose result a duplicate waits is not aborted.
+        """
+        if not self.waiting_duplicates:
+            asyncio.get_running_loop().call_soon(self._cancel)
+
+    def take_cancellation(self) -> bool:
+        """Return whether the `asyncio.CancelledError` that ended the task's work came from `abort`: it goes on then."""
+        task, self.task = self.task, None
+        return self._is_aborted and task is not None and not task.uncancel()
+
+    def _cancel(self) -> None:
+        if self.task is not None and not self._is_aborted:
+            self._is_aborted = True
+            self.task.cancel()
 
 
 class InflightCalls:
@@ -162,7 +134,8 @@ class InflightCalls:
         calls.remove(call)
         if not calls:
             del self._calls[call.identity.key]
-        call.settle(None)
+        if not call.is_settled:
+            call.settle(None)
 
     def abort(self, keys: Iterable[CallKey]) -> None:
         """Abort those of these calls that are in flight here."""
@@ -171,14 +144,12 @@ class InflightCalls:
                 inflight_call.abort()
 
 
+@dataclass(slots=True, eq=False)
 class GateVisit:
     """One call at the gate."""
 
-    __slots__ = ("is_inside", "turn")
-
-    def __init__(self) -> None:
-        self.is_inside = False
-        self.turn: asyncio.Future[None] | None = None
+    is_inside: bool = False
+    turn: asyncio.Future[None] | None = None
 
 
 class CallGate:
@@ -235,7 +206,8 @@ class CallGate:
             self._alone.remove(visit)
             if is_first:
                 self._let_in_all(self._waiting)
-        self._let_next_in()
+        if self._alone:
+            self._let_next_in()
 
     def open(self) -> None:
         """Let all calls in, now and from now on: the worker stops and starts none of them."""

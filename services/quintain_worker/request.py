@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from quintain.bus.base import Delivery
 from quintain.contracts.api_request import ApiRequest, read_request
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import (
     ACCEPT_HEADER,
     DEADLINE_HEADER,
@@ -23,7 +24,7 @@ from quintain.contracts.ledger import Admit
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.values import sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
-from quintain.rpc.server import Credential, admit_fields, call_credential, integer_header, request_id_of
+from quintain.rpc.server import Credential, call_credential, integer_header, request_id_of
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
@@ -49,8 +50,11 @@ class IncomingRequest(NamedTuple):
 
     def admit(self, attempt_id: str, target: str, traceparent: str | None, *, alone: bool | None) -> Admit:
         """Return the question whether this attempt may run; ``alone`` is a field of `Admit`."""
+        is_token = isinstance(self.credential, SessionToken)
         return Admit.unchecked(
-            **admit_fields(self.credential),
+            token=self.credential.text if is_token else None,
+            session_id=None if is_token else self.credential.id,
+            proof=None if is_token else self.credential.text,
             request_id=self.request_id,
             attempt_id=attempt_id,
             target=target,
@@ -69,39 +73,44 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
     Raises `Unauthorized` for a token or a proof whose format is wrong, which needs no ledger. Every other error becomes
     the request's ``problem``: the ledger refuses it after it has checked the token or the proof.
     """
-    headers = delivery.headers
-    request_id = sanitize_request_id(request_id_of(delivery))
+    headers, body = delivery.headers, delivery.body
     request: InvokeRequest | ApiRequest | None = None
     problem: Fault | None = None
-    body_sha256 = hashlib.sha256(delivery.body).hexdigest()
-    credential = call_credential(delivery, target, body_sha256)
     deadline: int | None = None
+    named_id, body_sha256 = request_id_of(delivery), hashlib.sha256(body).hexdigest()
+    request_id = sanitize_request_id(named_id)
     try:
         deadline = integer_header(headers, DEADLINE_HEADER)
-        _check_message(delivery, request_id)
-        request = parse_body(delivery.body, target, check)
+    except BadRequest as unreadable:
+        problem = unreadable
+    credential = call_credential(headers, named_id, target, body_sha256, deadline)
+    try:
+        if problem is None:
+            _check_message(headers, named_id, request_id, len(body))
+            request = parse_body(body, target, check)
     except Fault as fault:
         problem = truncate_message(fault)
+    published_at, accepts = headers.get(PUBLISHED_AT_HEADER), headers.get(ACCEPT_HEADER)
     return IncomingRequest(
         credential=credential,
         request_id=request_id,
         deadline=deadline,
-        published_at=_published_at(headers),
+        published_at=published_at if isinstance(published_at, int) else None,
         body_sha256=body_sha256,
-        body_bytes=len(delivery.body),
+        body_bytes=len(body),
         request=request,
         problem=problem,
-        accepts=_accepted_types(headers),
+        accepts=_split_types(accepts) if isinstance(accepts, str) else frozenset(),
     )
 
 
-def _check_message(delivery: Delivery, request_id: str) -> None:
-    version = integer_header(delivery.headers, PROTOCOL_HEADER)
+def _check_message(headers: Mapping[str, object], named_id: str, request_id: str, size: int) -> None:
+    version = integer_header(headers, PROTOCOL_HEADER)
     if version not in {None, PROTOCOL_VERSION}:
         raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
-    if request_id != request_id_of(delivery):
+    if request_id != named_id:
         raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
-    if (size := len(delivery.body)) > MAX_BODY_BYTES:
+    if size > MAX_BODY_BYTES:
         raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
 
 
@@ -128,20 +137,6 @@ def truncate_message(fault: Fault) -> Fault:
     )
 
 
-def _text(headers: Mapping[str, object], name: str) -> str | None:
-    value = headers.get(name)
-    return value if isinstance(value, str) else None
-
-
-def _accepted_types(headers: Mapping[str, object]) -> frozenset[str]:
-    return _split_types(_text(headers, ACCEPT_HEADER) or "")
-
-
 @lru_cache(maxsize=32)
 def _split_types(header: str) -> frozenset[str]:
     return frozenset(re.split(r"[,\s]+", header)) if header else frozenset()
-
-
-def _published_at(headers: Mapping[str, object]) -> int | None:
-    value = headers.get(PUBLISHED_AT_HEADER)
-    return value if isinstance(value, int) else None

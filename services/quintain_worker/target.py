@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import Throttled
 from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
-from quintain.observe.spans import span
+from quintain.observe.spans import Span, in_span
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_worker.metrics import OK, WorkerMetrics
 from quintain_worker.providers.api_conversation import check_conversation
@@ -32,7 +32,6 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderFailure,
     SessionScopedProvider,
-    provider_for_call,
 )
 from quintain_worker.streaming import PROGRESS_SECONDS
 
@@ -97,49 +96,53 @@ class InstrumentedProvider(SessionScopedProvider):
         started_at = time.perf_counter()
         # Remains UNKNOWN where the try is cancelled or raises anything but `ProviderFailure`.
         outcome: str = Billing.UNKNOWN.value
+        # An `ApiRequest` comes with a provider that takes it.
+        asked: Any = request
+        ask = partial(self._provider.answer, asked, timeout_seconds=timeout_seconds, on_text=on_text)
+        card = self._card
         try:
-            answer = await self._in_span(request, timeout_seconds, on_text)
+            answer = await in_span(
+                partial(provider_span, card.name, card.provider, card.model, request),
+                partial(self._ask, ask, request),
+            )
             outcome = OK
         except ProviderFailure as failure:
             outcome = failure.billing.value
             if isinstance(failure.fault, Throttled):
-                self._metrics.count_throttled(self._card.name)
+                self._metrics.count_throttled(card.name)
             raise
         finally:
-            self._metrics.observe_try(self._card.name, outcome, time.perf_counter() - started_at)
+            self._metrics.observe_try(card.name, outcome, time.perf_counter() - started_at)
+        return answer
+
+    async def _ask(
+        self, ask: Callable[[], Awaitable[ProviderAnswer]], request: InvokeRequest | ApiRequest, try_span: Span | None
+    ) -> ProviderAnswer:
+        if try_span is None or not try_span.is_recording:
+            return await ask()
+        if self._record_content:
+            try_span.set_attributes(input_content(request))
+        try:
+            answer = await ask()
+        except ProviderFailure as failure:
+            try_span.set_attributes({"quintain.billing": failure.billing.value})
+            raise
+        try_span.set_attributes(response_attributes(answer.model, answer.finish_reason, answer.token_usage))
+        if self._record_content:
+            try_span.set_attributes(output_content(answer.text, answer.output, answer.finish_reason, answer.body))
         return answer
 
     def for_call(self, holder: CallHolder) -> InstrumentedProvider:
         """Return the wrapped provider for this call, with the same instrumentation."""
-        provider = provider_for_call(self._provider, holder)
-        if provider is self._provider:
+        if not isinstance(self._provider, SessionScopedProvider):
             return self
-        return InstrumentedProvider(provider, self._card, self._metrics, record_content=self._record_content)
+        return InstrumentedProvider(
+            self._provider.for_call(holder), self._card, self._metrics, record_content=self._record_content
+        )
 
     async def close(self) -> None:
         """Close the wrapped provider."""
         await self._provider.close()
-
-    async def _in_span(
-        self, request: InvokeRequest | ApiRequest, timeout_seconds: float, on_text: OnText | None
-    ) -> ProviderAnswer:
-        with span(partial(provider_span, self._card.name, self._card.provider, self._card.model, request)) as try_span:
-            if self._record_content and try_span.is_recording:
-                try_span.set_attributes(input_content(request))
-            try:
-                # An `ApiRequest` comes with a provider that takes it.
-                asked: Any = request
-                answer = await self._provider.answer(asked, timeout_seconds=timeout_seconds, on_text=on_text)
-            except ProviderFailure as failure:
-                try_span.set_attributes({"quintain.billing": failure.billing.value})
-                raise
-            if try_span.is_recording:
-                try_span.set_attributes(response_attributes(answer.model, answer.finish_reason, answer.token_usage))
-                if self._record_content:
-                    try_span.set_attributes(
-                        output_content(answer.text, answer.output, answer.finish_reason, answer.body)
-                    )
-            return answer
 
 
 class Notification:
@@ -186,7 +189,8 @@ class PauseState:
     @property
     def exceeds_hold_limit(self) -> bool:
         """Whether the pause is so long that calls must return to their queue instead of waiting here."""
-        return self.holds_no_longer(self.remaining_seconds)
+        is_paused = self._provider_until > -math.inf or self._ledger_until > -math.inf
+        return is_paused and self.holds_no_longer(self.remaining_seconds)
 
     def holds_no_longer(self, seconds: float) -> bool:
         """Whether a wait of this many seconds is too long for holding a call in this worker."""

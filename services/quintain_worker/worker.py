@@ -24,7 +24,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.consumer import TargetConsumer
-from quintain_worker.context import WorkerContext
+from quintain_worker.delivery import WorkerContext
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.lease import WorkerLease
 from quintain_worker.metrics import WorkerMetrics

@@ -233,7 +233,7 @@ class AmqpTransport:
             await asyncio.sleep(delay_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
-    async def _send(self, call: InvokeCall, request: RpcRequest, request_id: str, _: Span) -> Result:
+    async def _send(self, call: InvokeCall, request: RpcRequest, request_id: str, _: Span | None) -> Result:
         max_calls = self._groups.max_calls(request.key)
         publish = partial(self._groups.add, max_calls=max_calls) if max_calls > 1 else None
         on_partial = None if call.on_chunk is None and call.on_progress is None else partial(dispatch_partial, call)

@@ -63,8 +63,6 @@ class ApiRequest(NamedTuple):
 
 def read_api_request(wire: bytes) -> ApiRequest | None:
     """Read a published body; None where it has no member ``api``. Raises `BadRequest`, which names what is wrong."""
-    if b'"api"' not in wire:
-        return None
     whole, body = parse_json_object(wire, inner="body")
     values: Mapping[str, Any] = whole.values
     if values.get("api") is None:
@@ -98,4 +96,4 @@ def read_request(wire: bytes) -> InvokeRequest | ApiRequest:
 
     Raises `BadRequest`, which names what is wrong.
     """
-    return read_api_request(wire) or InvokeRequest.from_wire(wire)
+    return (read_api_request(wire) if b'"api"' in wire else None) or InvokeRequest.from_wire(wire)

@@ -168,8 +168,8 @@ def parse_proof(
 
     Raises `Unauthorized` where its format is wrong, and where the message has no deadline.
     """
-    if not isinstance(session_id, str) or not isinstance(mac, str) or _MAC.fullmatch(mac) is None:
+    if not isinstance(session_id, str) or _PUBLIC_ID.fullmatch(session_id) is None:
         raise Unauthorized
-    if deadline is None or "\n" in target or "\n" in session_id:
+    if not isinstance(mac, str) or _MAC.fullmatch(mac) is None or deadline is None or "\n" in target:
         raise Unauthorized
     return CallProof(session_id, request_id, target, body_sha256, deadline, mac)

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, Stri
 
 from quintain import errors
 from quintain.contracts.message import Message
-from quintain.contracts.values import non_finite_path, shorten
+from quintain.contracts.values import Number, Whole, non_finite_path, shorten
 
 #: A number between 0 and 1, such as a probability.
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
@@ -239,17 +239,17 @@ class Result(Message):
 
     output: list[OutputMessage]
     token_usage: TokenUsage | None = None
-    cost_usd: float | None = None
+    cost_usd: Number | None = None
     target: str
     model: str | None = None
     finish_reason: str | None = None
-    attempts: int = 1
+    attempts: Whole = 1
     cached: bool = False
     replayed: bool = False
-    duration_ms: float = 0
-    queued_ms: float = 0
-    call_count: int
-    max_calls: int
+    duration_ms: Number = 0
+    queued_ms: Number = 0
+    call_count: Whole
+    max_calls: Whole
     target_fingerprint: str | None = None
     ignored: list[str] | None = None
     body: dict[str, Any] | None = None

@@ -16,19 +16,22 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Base64Bytes, Field
+from pydantic import Base64Bytes, Field, StringConstraints
 from pydantic_core import to_json
 
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.values import Id, RequestId, TargetName, Text
+from quintain.contracts.values import Id, Number, RequestId, TargetName, Text, Whole
 
 #: Upper bound of a target's ``max_concurrency``.
 MAX_CONCURRENCY = 10_000
 
 #: A time in milliseconds since the epoch, small enough to be exact in every JSON parser.
-Milliseconds = Annotated[int, Field(ge=0, lt=2**53)]
+Milliseconds = Annotated[Whole, Field(ge=0, lt=2**53)]
+
+#: An id, a digest or a proof that a worker makes or has checked, in printable ASCII.
+Token = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,200}$")]
 
 
 class TargetCard(Message):
@@ -152,14 +155,14 @@ class Admit(Message):
     """
 
     token: str | None = None
-    session_id: Id | None = None
-    proof: Id | None = None
+    session_id: Token | None = None
+    proof: Token | None = None
     request_id: RequestId
-    attempt_id: Id
-    target: Id
-    body_sha256: Id
-    body_bytes: int | None = None
-    deadline: int | None = None
+    attempt_id: Token
+    target: TargetName
+    body_sha256: Token
+    body_bytes: Whole | None = None
+    deadline: Whole | None = None
     problem: FaultReply | None = None
     traceparent: str | None = None
     alone: bool | None = None
@@ -181,7 +184,7 @@ class Admit(Message):
 class AdmitBatch(Message):
     """Several admission requests of one worker."""
 
-    incarnation: Id
+    incarnation: Token
     items: list[Admit]
 
 
@@ -197,11 +200,11 @@ class Admission(Message):
     ``max_body_bytes`` is the session's limit, if it has one of its own.
     """
 
-    attempt_id: Id
-    attempt: int = 0
+    attempt_id: Token
+    attempt: Whole = 0
     deadline: Milliseconds = 0
-    call_count: int = 0
-    max_calls: int = 0
+    call_count: Whole = 0
+    max_calls: Whole = 0
     store_replies: bool = True
     unproven: bool = False
     ignore_unsupported: bool = False
@@ -269,15 +272,15 @@ class Settle(Message):
     the cost are those of a result without ``reply``.
     """
 
-    session_id: Id
+    session_id: Token
     request_id: RequestId
-    attempt_id: Id
+    attempt_id: Token
     outcome: AttemptOutcome
     reply: Result | None = None
     compressed_reply: Base64Bytes | None = None
-    queued_ms: float | None = None
-    duration_ms: float | None = None
-    cost_usd: float | None = None
+    queued_ms: Number | None = None
+    duration_ms: Number | None = None
+    cost_usd: Number | None = None
     fault: FaultReply | None = None
     token_usage: TokenUsage | None = None
     traceparent: str | None = None
@@ -292,7 +295,7 @@ class Settle(Message):
 class SettleBatch(Message):
     """The outcomes of several attempts of one worker."""
 
-    incarnation: Id
+    incarnation: Token
     items: list[Settle]
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, StringConstraints
+from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, Strict, StringConstraints
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 #: Target names (``docs/protocol/routing.md``): as routing keys and parts of queue names they have no other characters.
@@ -19,6 +19,10 @@ _NOT_IN_REQUEST_IDS = re.compile("[\0\ud800-\udfff]")
 
 #: How many of something.
 Count = Annotated[int, Field(ge=0)]
+
+#: Numbers that only Quintain's own services write: no text is read as one, and no call checks that it is no boolean.
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
 
 TargetName = Annotated[str, StringConstraints(pattern=TARGET_NAME_PATTERN)]
 
@@ -100,6 +104,8 @@ _CHECK = {"type": "no-info", "function": _refuse}
 
 
 def _without_booleans(schema: Any, *, is_item: bool = False) -> Any:
+    if schema.get("type") in {"int", "float"} and schema.get("strict"):
+        return schema
     if schema.get("type") in {"int", "float"}:
         # Of the items of a list there may be thousands: they are checked without a call for each.
         return {**schema, "strict": True} if is_item else core_schema.no_info_before_validator_function(_refuse, schema)

@@ -116,18 +116,24 @@ def span(
 
 
 async def in_span(
-    start: Callable[[], SpanStart], run: Callable[[Span], Awaitable[Returned]], *, parent: object = None
+    start: SpanStart | Callable[[], SpanStart],
+    run: Callable[[Span | None], Awaitable[Returned]],
+    *,
+    parent: object = None,
 ) -> Returned:
-    """Await ``run`` in a `span`, which it gets; where no span is recorded, that costs next to nothing."""
-    if parent is None and _tracer() is None:
-        return await run(_NO_OP_SPAN)
-    with span(start, parent=parent) as running:
-        return await run(running)
+    """Await ``run`` in a `span`, which it gets; it gets None where spans are not recorded, which costs next to nothing.
 
+    Example::
 
-def are_recorded() -> bool:
-    """Whether spans are recorded: what only a recorded span needs is not computed otherwise."""
-    return _tracer() is not None
+        answer = await in_span(ADMIT, lambda admit_span: self._admit(admit_span))
+    """
+    if _tracer() is not None:
+        with span(start, parent=parent) as running:
+            return await run(running)
+    if parent is None or (incoming := valid_traceparent(parent)) is None:
+        return await run(None)
+    with _propagate_only(incoming):
+        return await run(None)
 
 
 def start_span(start: SpanStart) -> Span:

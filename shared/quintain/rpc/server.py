@@ -175,31 +175,23 @@ def log_defect(error: Exception, action: str) -> Fault:
 Credential: TypeAlias = SessionToken | CallProof
 
 
-def call_credential(delivery: Delivery, target: str, body_sha256: str | None = None) -> Credential:
-    """Return what authorizes a call of this target; ``body_sha256`` is computed where it is not given and needed.
-
-    Raises `Unauthorized` where its format is wrong, which needs no ledger.
-    """
-    headers = delivery.headers
+def call_credential(
+    headers: Mapping[str, object], request_id: str, target: str, body_sha256: str, deadline: int | None
+) -> Credential:
+    """Return what authorizes this call of a target. Raises `Unauthorized` where its format is wrong, without I/O."""
     authorization, mac = headers.get(TOKEN_HEADER), headers.get(PROOF_HEADER)
     if mac is None:
         return SessionToken.parse(authorization if isinstance(authorization, str) else None)
-    try:
-        deadline = integer_header(headers, DEADLINE_HEADER)
-    except BadRequest:
-        deadline = None
     return parse_proof(
-        authorization,
-        mac,
-        request_id=request_id_of(delivery),
-        target=target,
-        body_sha256=hashlib.sha256(delivery.body).hexdigest() if body_sha256 is None else body_sha256,
-        deadline=deadline,
+        authorization, mac, request_id=request_id, target=target, body_sha256=body_sha256, deadline=deadline
     )
 
 
-def admit_fields(credential: Credential) -> dict[str, str | None]:
-    """Return the fields of `quintain.contracts.ledger.Admit` that authorize a call."""
-    if isinstance(credential, SessionToken):
-        return {"token": credential.text, "session_id": None, "proof": None}
-    return {"token": None, "session_id": credential.id, "proof": credential.text}
+def delivery_credential(delivery: Delivery) -> Credential:
+    """Return what authorizes a delivered call of the target that its routing key names, as `call_credential` does."""
+    try:
+        deadline = integer_header(delivery.headers, DEADLINE_HEADER)
+    except BadRequest:
+        deadline = None
+    body_sha256 = hashlib.sha256(delivery.body).hexdigest()
+    return call_credential(delivery.headers, request_id_of(delivery), delivery.routing_key, body_sha256, deadline)

@@ -13,7 +13,7 @@ from quintain.contracts.headers import PROOF_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.errors import Unauthorized
 from quintain.rpc.requests import RpcClient
-from quintain.rpc.server import call_credential, send_reply
+from quintain.rpc.server import delivery_credential, send_reply
 from quintain.topology import METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
 
 ANSWER = Result(output=[OutputMessage(content="yes")], target="a", call_count=1, max_calls=2)
@@ -42,7 +42,7 @@ async def test_a_call_carries_a_proof_also_after_one_was_refused(target: str) ->
     for delivery in seen:
         assert PROOF_HEADER in delivery.headers
         assert delivery.headers[TOKEN_HEADER] == token.id
-        assert call_credential(delivery, target).matches(token.sha256)
+        assert delivery_credential(delivery).matches(token.sha256)
     await rpc_client.close()
     await bus.close()
     memory.close()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.contracts.credentials import CallProof, SessionToken, digest, make_proof
+from quintain.contracts.credentials import CallProof, SessionToken, digest, make_proof, parse_proof
 from quintain.contracts.ledger import Admit
 from quintain.errors import Unauthorized
 
@@ -80,3 +80,11 @@ def test_a_proof_of_the_wrong_format_needs_no_ledger(altered: dict[str, object])
 
 def test_a_proof_is_not_shown() -> None:
     assert proof().text not in repr(proof())
+
+
+@pytest.mark.parametrize(
+    "session_id", ["x" * 201, "é" * 12, TOKEN.id + "x", 12], ids=["long", "no ASCII", "more", "number"]
+)
+def test_what_is_no_id_of_a_session_reaches_no_ledger(session_id: object) -> None:
+    with pytest.raises(Unauthorized):
+        parse_proof(session_id, "0" * 64, request_id="r", target="a", body_sha256="0" * 64, deadline=1)
