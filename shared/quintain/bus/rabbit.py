@@ -36,7 +36,7 @@ from quintain.bus.rabbit_connection import (
     RabbitConnection,
     translated,
 )
-from quintain.bus.rabbit_consumer import RabbitConsumer
+from quintain.bus.rabbit_consumer import RabbitConsumer, install_tolerant_decoders
 from quintain.bus.rabbit_declarations import Declarations
 from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
 from quintain.topology import Exchange, Queue, Topology
@@ -100,6 +100,7 @@ class RabbitBus:
 
     async def start(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> None:
         """Connect. Raises `BrokerUnavailable` after the timeout (seconds), and `BrokerRefused`."""
+        install_tolerant_decoders()
         self._publish_connection.start()
         self._consume_connection.start()
         try:

@@ -1,8 +1,6 @@
 """A supervised RabbitMQ connection: reconnects with back-off and translates aio-pika's errors into `BusError`.
 
-aio-pika's robust connections are not used: when a connection ends, the supervisor opens the next one. What pamqp's
-decoders refuse is read by tolerant ones, because a property that cannot be decoded (invalid UTF-8, a timestamp out of
-range) would end the connection, and the broker would redeliver the same message on the next one.
+aio-pika's robust connections are not used: when a connection ends, the supervisor opens the next one.
 
 Logged is a line when the connection is lost, a line when it is back, and nothing of any message: the libraries below
 log whole frames and messages, with bodies and tokens, and print a traceback for each lost connection.
@@ -12,91 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import logging
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Iterator
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
 from aio_pika.connection import make_url
 from aiormq import exceptions as amqp
-from pamqp import common, decode
-from pamqp.commands import Basic
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.broker_url import node_urls, round_robin, without_password
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
-
-#: The value of a timestamp that cannot be represented as a date.
-EPOCH: Final = dt.datetime.fromtimestamp(0, tz=dt.UTC)
-
-#: Exceptions of pamqp's decoders: invalid UTF-8 is a ValueError, too deep nesting a RecursionError.
-_DECODE_ERRORS = (ValueError, OverflowError, OSError, RecursionError)
-
-
-#: pamqp's decoders by the kinds of a message's values, and of a table's; the tolerant ones take their places only while
-#: a message is read that the others cannot read.
-_METHODS, _TABLE_MAPPING = dict(decode.METHODS), dict(decode.TABLE_MAPPING)
-
-#: Connections of several threads may meet such a message at the same time.
-_TOLERANT = threading.RLock()
-
-
-def install_tolerant_decoders() -> None:
-    """Let pamqp read messages whose strings, timestamps or tables are invalid.
-
-    This affects the whole process; calling it again has no effect.
-    """
-    for kind in (Basic.Properties, Basic.Deliver, Basic.Return):
-        if getattr(kind.unmarshal, "__module__", "") != __name__:
-            kind.unmarshal = _tolerant(kind.unmarshal)  # type: ignore[method-assign]
-
-
-def _tolerant(unmarshal: Callable[..., None]) -> Callable[..., None]:
-    def unmarshal_tolerantly(values: object, *data: object) -> None:
-        try:
-            unmarshal(values, *data)
-        except _DECODE_ERRORS:
-            with _TOLERANT:
-                decode.METHODS.update(shortstr=_decode_short_string, timestamp=_decode_timestamp, table=_decode_table)
-                decode.TABLE_MAPPING[b"T"] = _decode_timestamp
-                try:
-                    unmarshal(values, *data)
-                finally:
-                    decode.METHODS.update(_METHODS)
-                    decode.TABLE_MAPPING.update(_TABLE_MAPPING)
-
-    return unmarshal_tolerantly
-
-
-def _decode_short_string(value: bytes) -> tuple[int, str]:
-    length = value[0]
-    text = value[1 : length + 1]
-    try:
-        return length + 1, text.decode()
-    except UnicodeDecodeError:
-        # One byte for each invalid one, so that the string can be sent again: it has at most 255.
-        return length + 1, text.decode(errors="replace").replace("\ufffd", "?")
-
-
-def _decode_timestamp(value: bytes) -> tuple[int, dt.datetime]:
-    try:
-        return decode.timestamp(value)
-    except _DECODE_ERRORS:
-        return 8, EPOCH
-
-
-def _decode_table(value: bytes) -> tuple[int, common.FieldTable]:
-    try:
-        return decode.field_table(value)
-    except _DECODE_ERRORS:
-        return 4 + int.from_bytes(value[:4]), {}
-
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 #: Pause before a lost consumer is started again or a publish is repeated, in seconds.
@@ -204,7 +131,6 @@ class RabbitConnection:
 
     def start(self) -> None:
         """Start the supervisor task, which connects and reconnects."""
-        install_tolerant_decoders()
         install_value_filter()
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"connect-{self._purpose}")
 

@@ -1,19 +1,26 @@
 """A RabbitMQ consumer: one supervised task that consumes again after any loss of channel, connection or queue.
 
-Deliveries are acknowledged together, with one frame for all that came one after another.
+Deliveries are acknowledged together, with one frame for all that came one after another. What pamqp's decoders refuse
+is read by tolerant ones: a property that cannot be decoded (invalid UTF-8, a timestamp out of range) would end the
+connection, and the broker would redeliver the same message on the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import datetime as dt
 import logging
+import threading
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import aiormq
 from aio_pika.abc import AbstractChannel
 from aiormq.abc import DeliveredMessage
+from pamqp import common, decode
+from pamqp.commands import Basic
 
 from quintain.bus.base import HandlerTasks, Subscription
 from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
@@ -287,3 +294,69 @@ class ChannelAcks:
         while self._settled_until + 1 in self._settled:
             self._settled_until += 1
             self._settled.discard(self._settled_until)
+
+
+#: The value of a timestamp that cannot be represented as a date.
+EPOCH: Final = dt.datetime.fromtimestamp(0, tz=dt.UTC)
+
+#: Exceptions of pamqp's decoders: invalid UTF-8 is a ValueError, too deep nesting a RecursionError.
+_DECODE_ERRORS = (ValueError, OverflowError, OSError, RecursionError)
+
+
+#: pamqp's decoders by the kinds of a message's values, and of a table's; the tolerant ones take their places only while
+#: a message is read that the others cannot read.
+_METHODS, _TABLE_MAPPING = dict(decode.METHODS), dict(decode.TABLE_MAPPING)
+
+#: Connections of several threads may meet such a message at the same time.
+_TOLERANT = threading.RLock()
+
+
+def install_tolerant_decoders() -> None:
+    """Let pamqp read messages whose strings, timestamps or tables are invalid.
+
+    This affects the whole process; calling it again has no effect.
+    """
+    for kind in (Basic.Properties, Basic.Deliver, Basic.Return):
+        if getattr(kind.unmarshal, "__module__", "") != __name__:
+            kind.unmarshal = _tolerant(kind.unmarshal)  # type: ignore[method-assign]
+
+
+def _tolerant(unmarshal: Callable[..., None]) -> Callable[..., None]:
+    def unmarshal_tolerantly(values: object, *data: object) -> None:
+        try:
+            unmarshal(values, *data)
+        except _DECODE_ERRORS:
+            with _TOLERANT:
+                decode.METHODS.update(shortstr=_decode_short_string, timestamp=_decode_timestamp, table=_decode_table)
+                decode.TABLE_MAPPING[b"T"] = _decode_timestamp
+                try:
+                    unmarshal(values, *data)
+                finally:
+                    decode.METHODS.update(_METHODS)
+                    decode.TABLE_MAPPING.update(_TABLE_MAPPING)
+
+    return unmarshal_tolerantly
+
+
+def _decode_short_string(value: bytes) -> tuple[int, str]:
+    length = value[0]
+    text = value[1 : length + 1]
+    try:
+        return length + 1, text.decode()
+    except UnicodeDecodeError:
+        # One byte for each invalid one, so that the string can be sent again: it has at most 255.
+        return length + 1, text.decode(errors="replace").replace("\ufffd", "?")
+
+
+def _decode_timestamp(value: bytes) -> tuple[int, dt.datetime]:
+    try:
+        return decode.timestamp(value)
+    except _DECODE_ERRORS:
+        return 8, EPOCH
+
+
+def _decode_table(value: bytes) -> tuple[int, common.FieldTable]:
+    try:
+        return decode.field_table(value)
+    except _DECODE_ERRORS:
+        return 4 + int.from_bytes(value[:4]), {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pamqp.commands import Basic
 
-from quintain.bus.rabbit_connection import EPOCH, install_tolerant_decoders
+from quintain.bus.rabbit_consumer import EPOCH, install_tolerant_decoders
 
 HEADERS, CORRELATION_ID, REPLY_TO, TIMESTAMP = 1 << 13, 1 << 10, 1 << 9, 1 << 6
 
