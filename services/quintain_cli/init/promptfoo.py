@@ -19,6 +19,9 @@ from quintain_cli.init.carried import CarriedEvaluation, JsonDict, mapping
 _KNOWN = ("description", "prompts", "providers", "targets", "tests", "defaultTest", "evaluateOptions")
 _KNOWN_OF_TEST = ("description", "vars", "assert", "metadata")
 
+#: Keys of a test that change what passes it: without them its assertions say something else.
+_CHANGING_KEYS_OF_TEST = ("threshold", "assertScoringFunction", "options")
+
 #: Fields of a case that have a meaning of their own: a variable of this name gets another one.
 _RESERVED = frozenset({"id", "messages", "settings", "system_prompt", "assertions", "expected"})
 
@@ -65,7 +68,9 @@ def read_promptfoo(document: YamlDocument, folder: Path) -> CarriedEvaluation:
         _add_provider(carried, provider, (key, index))
     default = body.get("defaultTest")
     if isinstance(default, str):
-        carried.leave_out(("defaultTest",), "a default test in a file of its own")
+        found = carried.read_tests(default.removeprefix(_FILE), ("defaultTest",))
+        # What it asserts of each case is not known, if it cannot be read.
+        default = found[0] if found else {"assert": [{"type": "defaultTest"}]}
     shared = mapping(default)
     carried.leave_out_unknown(shared, ("defaultTest",), _KNOWN_OF_TEST)
     # As promptfoo does: without tests the prompts are asked as they are.
@@ -241,6 +246,9 @@ def _add_test(carried: CarriedEvaluation, test: JsonDict, place: Place, default:
         assertions = [
             assertion for one, where in asserted for assertion in carried.assertions(_rendered(one, rendered), where)
         ]
+        if assertions:
+            changing = [key for key in _CHANGING_KEYS_OF_TEST if key in {**default, **test}]
+            assertions += [{"type": "not-carried", "value": key} for key in changing]
         if not first:
             del carried.left_out[noted:]  # of the first of them
         first = False

@@ -86,6 +86,22 @@ def test_what_an_assertion_has_beyond_ours_is_a_note(read: Read, assertion: str,
     assert one["type"] == ("contains" if place else "not-carried")
 
 
+def test_a_default_test_in_a_file_is_read_and_one_that_cannot_be_is_in_each_row(read: Read) -> None:
+    text = PROMPTFOO + "defaultTest: file://shared.yaml\ntests: [{vars: {word: one}}]\n"
+    carried = read(text, shared_dot_yaml="assert: [{type: contains, value: '{{word}}'}]")
+    assert [case["assertions"] for case in carried.cases] == [[{"type": "contains", "value": "one"}]]
+    unread = read(text.replace("shared", "gone"))
+    assert [case["assertions"] for case in unread.cases] == [[{"type": "not-carried", "value": "defaultTest"}]]
+
+
+@pytest.mark.parametrize("key", ["threshold: 0.5", "assertScoringFunction: file://x.js", "options: {transform: x}"])
+def test_what_changes_when_a_test_passes_is_in_its_row(read: Read, key: str) -> None:
+    carried = read(PROMPTFOO + f"tests: [{{vars: {{word: one}}, {key}, assert: [{{type: equals, value: one}}]}}]\n")
+    name = key.partition(":")[0]
+    assert carried.cases[0]["assertions"][1:] == [{"type": "not-carried", "value": name}]
+    assert f"tests[0].{name}" in places(carried)
+
+
 def test_an_evaluation_without_a_prompt_or_a_test_is_refused(read: Read) -> None:
     for text in ("prompts: [file://gone.txt]\n", "tests: [{input: [{role: user, content: [{type: image}]}]}]"):
         with pytest.raises(ConfigError):
