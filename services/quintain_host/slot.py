@@ -21,6 +21,7 @@ from quintain.contracts.remote_target import (
     LeaseOffered,
     LeaseOpened,
     OpenLease,
+    TargetDescriptor,
 )
 from quintain.errors import BadRequest, BusError, Fault, QueueFull, Unroutable
 from quintain.observe.semconv import lease_request_span
@@ -238,10 +239,7 @@ class LeaseSlot:
     async def _create_lease(self) -> tuple[HostedLease | None, LeaseOpened]:
         instance_thread = InstanceThread(f"target {self._name}")
         try:
-            target: Any = await self._create_instance(instance_thread)
-            require_target(target, self._name)
-            codec = Codec(types_of_target(type(target)))
-            descriptor = await instance_thread.call(lambda: codec.describe(target))
+            target, codec, descriptor = await self._create_instance(instance_thread)
             queue, self._next_queue = self._prepare_queue(), None
             lease = HostedLease(
                 self._bus, queue, target, instance_thread, codec, counters=self._counters, timings=self._timings
@@ -263,18 +261,23 @@ class LeaseSlot:
             fingerprint=self._description.fingerprint,
         )
 
-    async def _create_instance(self, instance_thread: InstanceThread) -> Any:
+    async def _create_instance(self, instance_thread: InstanceThread) -> tuple[Any, Codec, TargetDescriptor]:
+        """Make an instance and describe it, within the limit: what its description waits for is as unbounded."""
         self._is_used = True
         limit = asyncio.timeout(self._boot_seconds)
+        what = f"The factory of {self._name} did not return"
         try:
             async with limit:
-                return await instance_thread.call(self._factory)
+                target: Any = await instance_thread.call(self._factory)
+                what = f"The target {self._name} did not describe itself"
+                require_target(target, self._name)
+                codec = Codec(types_of_target(type(target)))
+                return target, codec, await instance_thread.call(lambda: codec.describe(target))
         except TimeoutError:
             if not limit.expired():
                 raise
             raise TimeoutError(
-                f"The factory of {self._name} did not return within {self._boot_seconds:g} s: --boot-timeout-seconds "
-                "of its host is its limit"
+                f"{what} within {self._boot_seconds:g} s: --boot-timeout-seconds of its host is its limit"
             ) from None
 
     async def _close_thread(self, instance_thread: InstanceThread) -> None:

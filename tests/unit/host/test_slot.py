@@ -47,12 +47,12 @@ class HostClient:
         self.factory: Callable[[], Any] = lambda: Bot(do_nothing)
         self.host: Host | None = None
 
-    async def serve(self, slots: int = 1, timings: Timings = DEFAULT_TIMINGS, fingerprint: str | None = None) -> None:
+    async def serve(self, slots: int = 1, timings: Timings = DEFAULT_TIMINGS, **more: Any) -> None:
         def create() -> Any:
             self.instances.append(self.factory())
             return self.instances[-1]
 
-        self.host = Host(self.bus, "bot", create, slots, fingerprint=fingerprint, timings=timings)
+        self.host = Host(self.bus, "bot", create, slots, timings=timings, **more)
         await self.host.start()
 
     async def call(self, key: str, route: Route[Any, Any], message: Any, seconds: float = 10) -> Any:
@@ -442,6 +442,35 @@ async def test_a_teardown_overtakes_a_request_that_does_not_end(
     assert (await host_client.lease()).descriptor
     assert host_client.host.must_end.is_set() != is_torn_down
     may_end.set()
+
+
+@pytest.mark.parametrize("what", ["factory", "description"])
+async def test_an_instance_that_is_not_made_in_time_costs_no_slot(
+    host_client: HostClient, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("quintain_host.instances.CANCEL_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.05)
+    may_end = threading.Event()
+
+    class Stuck(Bot):
+        def __init__(self) -> None:
+            super().__init__(do_nothing)
+            if what == "factory":
+                may_end.wait(20)
+
+        def get_observables(self) -> Any:
+            may_end.wait(20)
+            return super().get_observables()
+
+    host_client.factory = Stuck
+    await host_client.serve(boot_seconds=0.2)
+    failed = await host_client.lease()
+    assert failed.failure is not None
+    assert (failed.failure.type, "--boot-timeout-seconds" in str(failed.failure)) == ("TimeoutError", True)
+    assert host_client.host is not None
+    assert host_client.host.must_end.is_set()
+    may_end.set()
+    assert (await host_client.lease()).descriptor
 
 
 async def test_a_request_that_does_not_end_is_an_error_in_time_and_then_only_a_teardown_is_sent(
