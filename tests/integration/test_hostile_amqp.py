@@ -180,8 +180,9 @@ async def test_no_hostile_message_ends_a_connection(
 async def test_items_that_no_message_could_carry_are_answered_alone_and_once(
     broker_url: str, exchange: Exchange, key: str, is_invented: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = ["n1", "x" * 300, "n2", "half \ud800", "n3"]
+    names = ["n1", "x" * 300, "n2", "half \ud800", "n3", "half a header"]
     items = [GroupItem(name, b'{"question": "x"}', {REQUEST_ID_HEADER: f"r{n}"}) for n, name in enumerate(names)]
+    items[-1] = items[-1]._replace(headers={"x-\ud800": "\ud800"})
     async with run_services(broker_url) as (session, client):
         bus = await connect_bus(broker_url)
         topology = exclusive_reply_topology("quintain.reply.guest.hostile", "hostile.items")
@@ -211,6 +212,6 @@ async def test_items_that_no_message_could_carry_are_answered_alone_and_once(
         await bus.close()
     codes = {reply.correlation_id: json.loads(reply.body).get("code", "result") for reply in answers}
     good = "unauthorized" if is_invented else "result"
-    bad = dict.fromkeys(("x" * 255, "half ?"), "bad_request")
+    bad = dict.fromkeys(("x" * 255, "half ?", "half a header"), "bad_request")
     assert codes == {"n1": good, "n2": good, "n3": good, **bad}
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []

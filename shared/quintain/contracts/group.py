@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from quintain.contracts.values import replace_surrogates, shorten
 from quintain.errors import BadRequest, PayloadTooLarge
 
 #: The AMQP types of a group of requests and of a group of replies.
@@ -132,7 +133,8 @@ def _item(number: int, head: bytes, body: bytes) -> GroupItem:
         raise BadRequest(f"group: the type or the headers of item {number} are of a wrong kind")
     problem, headers = "", headers or {}
     if unfit := [name for name, value in headers.items() if not _fits_header(value)]:
-        problem = f"{unfit[0]}: it holds what no AMQP header can: half of a surrogate pair, or more than 64 bits"
+        name = shorten(replace_surrogates(unfit[0]))
+        problem = f"{name}: it holds what no AMQP header can: half of a surrogate pair, or more than 64 bits"
         headers = {name: value for name, value in headers.items() if name not in unfit}
     short = correlation_id.encode(errors="replace")[:MAX_SHORT_STRING_BYTES].decode(errors="ignore")
     if short != correlation_id:
