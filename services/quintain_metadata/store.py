@@ -222,15 +222,19 @@ def sqlite_path(url: str) -> str:
 def no_ledger(path: str) -> ConfigError:
     """Return the error for a file that is there and is no ledger, or of which a part is missing."""
     return ConfigError(
-        f"{path} is no ledger: it is empty, of another program, or missing beside its {path}-wal. Put a backup in its "
-        "place, without -wal; or name another ledger with QUINTAIN_LEDGER_URL; or delete both files to begin a new "
-        "one, which knows no session that was opened before"
+        f"{path} is no ledger: it is empty, of another program, a link to a file that is not there, or missing beside "
+        f"its {path}-wal. Put a backup in its place, without -wal; or name another ledger with QUINTAIN_LEDGER_URL; or "
+        "delete it and its -wal to begin a new one, which knows no session that was opened before"
     )
 
 
 def require_not_empty(path: str) -> None:
-    """Raise `ConfigError` for a file without a byte: SQLite deletes the log beside it, even where it only reads."""
-    if Path(path).exists() and not Path(path).stat().st_size:
+    """Raise `ConfigError` for a file without a byte: SQLite deletes the log beside it, even where it only reads.
+
+    So for a link that leads nowhere, as to a volume that is not mounted: a new ledger would take its place.
+    """
+    file = Path(path)
+    if (file.is_symlink() and not file.exists()) or (file.exists() and not file.stat().st_size):
         raise no_ledger(path)
 
 
