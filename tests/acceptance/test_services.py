@@ -68,11 +68,13 @@ def test_a_call_before_any_worker_says_what_is_missing_and_waits(shell: CommandL
     )
     for words, code in ((("invoke", "hi"), 1), (("run", "eval.yaml"), 2)):
         assert "quintain serve worker" in evaluator.run(*words, "--no-wait", code=code).stderr
-    waiting = [evaluator.start("invoke", "hi"), evaluator.start("run", "eval.yaml")]
+    waiting = [
+        evaluator.start(*words) for words in (("invoke", "hi"), ("invoke", "hi", "--json"), ("run", "eval.yaml"))
+    ]
     for one in waiting:
         one.wait_for(lambda one: "waiting  no worker" in one.stderr)
     shell.start("serve", "worker").wait_for(ready)
-    assert [one.wait().code for one in waiting] == [0, 0]
+    assert [one.wait().code for one in waiting] == [0, 0, 0]
     named = evaluator.run("invoke", "--target", "other", "hi", "--no-wait", code=1)
     assert "registered are: echo" in named.stderr
 

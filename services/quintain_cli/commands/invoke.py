@@ -32,7 +32,7 @@ def invoke(
     Needs QUINTAIN_SESSION_TOKEN, and QUINTAIN_BROKER_URL or QUINTAIN_GATEWAY_URL.
     """
     text = sys.stdin.read() if question == "-" else question
-    calling = _invoke(text, target, system_prompt, no_wait=no_wait, as_json=as_json)
+    calling = _invoke(text, target, system_prompt, no_wait=no_wait)
     print_result(run_command(calling, as_json=as_json), as_json=as_json)
 
 
@@ -52,16 +52,13 @@ def info(as_json: AsJson = False) -> None:
     print_info(run_command(_info(), as_json=as_json), as_json=as_json)
 
 
-async def _invoke(
-    question: str, target: str | None, system_prompt: str | None, *, no_wait: bool, as_json: bool
-) -> Result:
+async def _invoke(question: str, target: str | None, system_prompt: str | None, *, no_wait: bool) -> Result:
     async with connect(timeout_seconds=10.0) as client:
         info = await client.get_info()
         if (missing := missing_workers(info, [info.target_name if target is None else target])) is not None:
             if no_wait:
                 raise UnknownTarget(f"Nothing was called: {missing}", available_targets=info.available_targets)
-            if not as_json:
-                print_missing(missing)
+            print_missing(missing)
         try:
             return await client.invoke(question, target=target, system_prompt=system_prompt)
         except asyncio.CancelledError:
