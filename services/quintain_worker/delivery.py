@@ -57,7 +57,7 @@ _REPLY_SPAN = reply_span(REPLY.name)
 
 
 #: How many bytes of replies of more than `LARGE_REPLY_BYTES` are settled and sent at a time. Until its message is
-#: confirmed, a reply takes several times its size; others are kept as their providers gave them.
+#: confirmed, a reply takes several times its size; others wait as bytes.
 LARGE_REPLIES_BYTES = 32 * 1024 * 1024
 
 
@@ -257,15 +257,14 @@ class _DeliveryHandler:
         fingerprint = self._target.answer_fingerprint(configured, attempt_result.answer)
         timing = CallTiming(self._target.name, duration_ms, self._queued_ms, fingerprint, self._target.price)
         answer, outcome, wire = response_of(attempt_result, grant, timing)
-        if (size := len(wire)) <= LARGE_REPLY_BYTES:
+        if len(wire) <= LARGE_REPLY_BYTES:
             await self._settle_and_finish(outcome, answer, wire, run, stored=wire if grant.store_replies else b"")
             return
-        assert isinstance(answer, Result), "a fault has no bytes here"
-        wire = b""  # It is encoded again when there is room for it.
-        async with self._context.large_replies.hold(size):
-            wire = answer.to_wire()
+        # Its bytes wait until there is room: as text each character takes four of them if one of all needs four.
+        del attempt_result, answer
+        async with self._context.large_replies.hold(len(wire)):
             stored = await asyncio.to_thread(compress_reply, wire) if grant.store_replies else b""
-            await self._settle_and_finish(outcome, answer, wire, run, stored=stored)
+            await self._settle_and_finish(outcome, Result.from_wire(wire), wire, run, stored=stored)
 
     async def _attempt_with_streaming(self, run: InflightCall, grant: Admission) -> AttemptResult:
         """Ask the provider, and meanwhile send the caller the chunks and progress messages that it asked for."""

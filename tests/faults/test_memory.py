@@ -17,7 +17,7 @@ from support.process_fleet import ProcessFleet, process_fleet
 MIB = 1024 * 1024
 
 #: How many answers are under way, in how many characters each, and how many are asked for.
-IN_FLIGHT, LENGTH, CALLS = 64, 3_500_000, 100
+IN_FLIGHT, LENGTH, CALLS = 64, 7_000_000, 100
 
 CONFIG = f"""
 targets:
@@ -25,6 +25,7 @@ targets:
 """
 
 #: In turn: an answer that is compressed to nearly nothing, one to just what is kept for replays, one to more than that.
+#: Python keeps each character of a text in four bytes where one of them needs four.
 LARGE = f"""
 import random
 
@@ -32,7 +33,8 @@ import random
 async def answer(prompt):
     name, kind = prompt.question, int(prompt.question) % 3
     size = {LENGTH} // 2 if kind == 2 else 440_000
-    return name * ({LENGTH} // len(name)) if kind == 0 else random.Random(name).randbytes(size).hex()
+    text = name * ({LENGTH} // len(name)) if kind == 0 else random.Random(name).randbytes(size).hex()
+    return "\U0001f600" + text
 """
 
 _UNITS = {"Mi": MIB, "Gi": 1024 * MIB}
