@@ -9,99 +9,55 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-#: Commands by name, such as ``session open``: the function (``module:function``) and the first sentence of its
-#: docstring.
-CommandTable = Mapping[str, tuple[str, str]]
+#: Commands by name, such as ``session open``: the module in ``commands`` and the function.
+CommandTable = Mapping[str, str]
 
 COMMANDS: CommandTable = {
-    "demo": ("quintain_cli.commands.demo:demo", "Run an example evaluation, without an API key or a broker."),
-    "init": ("quintain_cli.commands.init:init", "Write the files of a new evaluation, or carry one over."),
-    "check": ("quintain_cli.commands.check:check", "Check an evaluation for errors, and estimate its cost."),
-    "run": ("quintain_cli.commands.run:run", "Run an evaluation."),
-    "rescore": ("quintain_cli.commands.rescore:rescore", "Grade the kept answers of a run again."),
-    "report": (
-        "quintain_cli.commands.report:report",
-        "Show the results of a run, also as HTML, JUnit, Markdown or CSV.",
-    ),
-    "view": ("quintain_cli.commands.view:view", "Show runs in a browser, on this machine only."),
-    "export": ("quintain_cli.commands.export:export", "Write the rows of a run in the format of another tool."),
-    "compare": ("quintain_cli.commands.compare:compare", "Compare two runs case by case, with significance tests."),
-    "up": ("quintain_cli.commands.up:up", "Run all services in this process."),
-    "invoke": ("quintain_cli.commands.invoke:invoke", "Call a target and print its answer."),
-    "info": ("quintain_cli.commands.invoke:info", "Show the session, its counters and the targets it may call."),
-    "status": (
-        "quintain_cli.commands.status:status",
-        "Show the running services, the targets that they serve, and the budgets of open sessions.",
-    ),
-    "doctor": ("quintain_cli.commands.doctor:doctor", "Check the broker, its exchanges and queues, and the ledger."),
-    "drain": ("quintain_cli.commands.drain:drain", "Ask a worker to drain and exit, as SIGTERM does."),
-    "snippet": (
-        "quintain_cli.commands.snippet:snippet",
-        "Print how to set up another tool to call a target over HTTP.",
-    ),
-    "target pause": ("quintain_cli.commands.target:pause", "Pause a target for all workers for the given time."),
-    "target resume": (
-        "quintain_cli.commands.target:resume",
-        "End a target's pause, also one that its provider requested.",
-    ),
-    "session open": ("quintain_cli.commands.session:open_session", "Open a session."),
-    "session list": ("quintain_cli.commands.session:list_sessions", "List sessions, newest first, one page at a time."),
-    "session show": ("quintain_cli.commands.session:show_session", "Show a session and its counters."),
-    "session close": ("quintain_cli.commands.session:close_session", "Close a session permanently."),
-    "serve metadata": (
-        "quintain_cli.commands.serve:serve_metadata",
-        "Run the metadata service: sessions, budgets and the ledger.",
-    ),
-    "serve worker": ("quintain_cli.commands.serve:serve_worker", "Run a worker that serves the configured targets."),
-    "serve gateway": (
-        "quintain_cli.commands.serve_gateway:serve_gateway",
-        "Run the HTTP gateway: OpenAI's, Anthropic's and AgentV's APIs.",
-    ),
-    "serve host": ("quintain_cli.commands.serve_host:serve_host", "Run a host that leases out a target under test."),
-    "ledger verify": ("quintain_cli.commands.ledger:verify", "Recompute every counter of the ledger from its calls."),
-    "ledger export": ("quintain_cli.commands.ledger:export", "Write every call as a line of JSON to standard output."),
-    "ledger prune": (
-        "quintain_cli.commands.ledger:prune",
-        "Count, or delete, old sessions that are closed or expired, with their children and calls.",
-    ),
-    "dlq list": ("quintain_cli.commands.dlq:list_messages", "List the kept messages, oldest first."),
-    "dlq show": (
-        "quintain_cli.commands.dlq:show_message",
-        "Show one message: its headers and its body, with tokens masked.",
-    ),
-    "dlq drop": ("quintain_cli.commands.dlq:drop_messages", "Delete messages permanently."),
-    "dlq replay": ("quintain_cli.commands.dlq:replay", "Send a message again, and delete it once it is answered."),
-    "broker apply": (
-        "quintain_cli.commands.broker:apply",
-        "Set the limits of every queue that a user can declare or fill, and of each user.",
-    ),
-    "broker add-user": (
-        "quintain_cli.commands.broker:add_user",
-        "Add a user of the broker, with the permissions of its role alone; its password is printed once.",
-    ),
-    "broker list-users": (
-        "quintain_cli.commands.broker:list_users",
-        "List the users of the broker and their permissions in its virtual host.",
-    ),
-    "broker remove-user": (
-        "quintain_cli.commands.broker:remove_user",
-        "Remove a user of the broker, and close its connections.",
-    ),
-    "schema eval": (
-        "quintain_cli.commands.schema:evaluation",
-        "Print the JSON schema of an evaluation file, eval.yaml.",
-    ),
-    "schema config": (
-        "quintain_cli.commands.schema:config",
-        "Print the JSON schema of a configuration, quintain.yaml.",
-    ),
-    "schema asyncapi": ("quintain_cli.commands.schema:asyncapi", "Print the AsyncAPI 3 document of the protocol."),
+    "demo": "demo:demo",
+    "init": "init:init",
+    "check": "check:check",
+    "run": "run:run",
+    "rescore": "rescore:rescore",
+    "report": "report:report",
+    "view": "view:view",
+    "export": "export:export",
+    "compare": "compare:compare",
+    "up": "up:up",
+    "invoke": "invoke:invoke",
+    "info": "invoke:info",
+    "status": "status:status",
+    "doctor": "doctor:doctor",
+    "drain": "drain:drain",
+    "snippet": "snippet:snippet",
+    "target pause": "target:pause",
+    "target resume": "target:resume",
+    "session open": "session:open_session",
+    "session list": "session:list_sessions",
+    "session show": "session:show_session",
+    "session close": "session:close_session",
+    "serve metadata": "serve:serve_metadata",
+    "serve worker": "serve:serve_worker",
+    "serve gateway": "serve_gateway:serve_gateway",
+    "serve host": "serve_host:serve_host",
+    "ledger verify": "ledger:verify",
+    "ledger export": "ledger:export",
+    "ledger prune": "ledger:prune",
+    "dlq list": "dlq:list_messages",
+    "dlq show": "dlq:show_message",
+    "dlq drop": "dlq:drop_messages",
+    "dlq replay": "dlq:replay",
+    "broker apply": "broker:apply",
+    "broker add-user": "broker:add_user",
+    "schema eval": "schema:evaluation",
+    "schema config": "schema:config",
+    "schema asyncapi": "schema:asyncapi",
 }
 
 GROUPS = {
@@ -123,18 +79,31 @@ def import_object(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-class LazyCommand(TyperCommand):
-    """A command that is known by its name and summary only, until it is used."""
+def summary_of(reference: str) -> str:
+    """The first sentence of a command's docstring, read from its file: an import would take a second."""
+    module, _, name = reference.partition(":")
+    source = (Path(__file__).parent / "commands" / f"{module}.py").read_text(encoding="utf-8")
+    docstring = source.partition(f"\ndef {name}(")[2].split('"""')[1]
+    return f"{' '.join(docstring.split()).partition('. ')[0].removesuffix('.')}."
 
-    def __init__(self, name: str, reference: str, summary: str) -> None:
-        """Create a command for the function at ``reference`` (``module:function``). ``summary`` is shown in lists."""
-        super().__init__(name, help=summary, rich_markup_mode=None)
+
+class LazyCommand(TyperCommand):
+    """A command that is known by its name only, until it is used."""
+
+    def __init__(self, name: str, reference: str) -> None:
+        """Create a command for the function at ``reference``, as in `COMMANDS`."""
+        super().__init__(name, rich_markup_mode=None)
         self._reference = reference
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return what lists of commands show."""
+        self.help = summary_of(self._reference)
+        return super().get_short_help_str(limit)
 
     def load_command(self) -> TyperCommand:
         """Import the function and return the command with its parameters."""
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(self.name)(import_object(self._reference))
+        app.command(self.name)(import_object(f"quintain_cli.commands.{self._reference}"))
         command: TyperCommand = typer.main.get_command(app)  # type: ignore[assignment]
         return command
 
@@ -145,7 +114,7 @@ class LazyCommand(TyperCommand):
 
 def add_commands(root: TyperGroup, commands: CommandTable, groups: Mapping[str, str]) -> None:
     """Add all commands of a table to the root group, in its order. ``groups`` has the help of each subgroup."""
-    for name, (reference, summary) in commands.items():
+    for name, reference in commands.items():
         group_name, _, command_name = name.partition(" ")
         group = root
         if command_name:
@@ -154,7 +123,7 @@ def add_commands(root: TyperGroup, commands: CommandTable, groups: Mapping[str, 
                     TyperGroup(name=group_name, help=groups[group_name], no_args_is_help=True, rich_markup_mode=None)
                 )
             group = root.commands[group_name]  # type: ignore[assignment]
-        group.add_command(LazyCommand(command_name or group_name, reference, summary))
+        group.add_command(LazyCommand(command_name or group_name, reference))
 
 
 class _RootGroup(TyperGroup):

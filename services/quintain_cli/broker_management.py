@@ -62,10 +62,6 @@ class Management:
         except ValueError:
             raise BusError(f"The management API says no time: Date is {date!r}") from None
 
-    def delete(self, path: str) -> None:
-        """Delete an object."""
-        self._request("DELETE", path)
-
     def _request(self, method: str, path: str, body: bytes | None = None) -> _Answer:
         where = f"/api/{path.replace('{vhost}', quote(self.vhost, safe=''))}"
         base = urlsplit(self.address)

@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,12 +27,6 @@ from quintain.settings import environment, read_log_settings, read_trace_setting
 def format_count(number: int, noun: str) -> str:
     """Format a number with its noun, in the singular or the plural: ``1 call``, ``1,200 calls``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-#: The maximum number of bytes in a hex dump.
-MAX_DUMPED_BYTES = 512
-
-_ROW_BYTES = 16
 
 
 def mask_body(body: bytes) -> bytes:
@@ -54,20 +48,10 @@ def body_to_json(body: bytes) -> dict[str, str]:
     return {"base64": base64.b64encode(mask_body(body)).decode()} if text is None else {"text": text}
 
 
-def hex_dump(body: bytes, *, max_bytes: int = MAX_DUMPED_BYTES) -> str:
-    """Format the first ``max_bytes`` of a body, 16 per line, as offset, hexadecimal and ASCII."""
-    masked_body = mask_body(body)
-    lines = []
-    for start in range(0, min(len(masked_body), max_bytes), _ROW_BYTES):
-        row = masked_body[start : min(start + _ROW_BYTES, max_bytes)]
-        ascii_text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
-        lines.append(f"{start:08x}  {row.hex(' '):<{3 * _ROW_BYTES - 1}}  {ascii_text}")
-    if len(masked_body) > max_bytes:
-        lines.append(f"and {len(masked_body) - max_bytes} bytes more: --json has them all")
-    return "\n".join(lines)
-
-
 ResultT = TypeVar("ResultT")
+
+#: The option of every command that prints a result.
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 #: Libraries whose logs are shown only with ``--verbose``.
 NOISY_LOGGERS = ("aiormq", "aio_pika", "uvicorn")
@@ -129,6 +113,11 @@ def print_json(value: object) -> None:
 def print_result(result: Message, exit_code: int) -> None:
     """Print a result with the command's exit code, as one JSON object on standard output."""
     print_json({"exitCode": exit_code, **json.loads(result.to_wire())})
+
+
+def single_line(text: str) -> str:
+    """Return untrusted text for one line of a terminal."""
+    return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def escape_for_terminal(text: str) -> str:

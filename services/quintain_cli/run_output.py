@@ -166,7 +166,6 @@ MarkdownOption = Annotated[
     typer.Option(help="Write tables and failed rows as Markdown here; $GITHUB_STEP_SUMMARY is appended to."),
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write all runs as one HTML file here, to hand on.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")]
 CsvOption = Annotated[Path | None, typer.Option(help="Write a CSV line per row here, for a spreadsheet.")]
 
 

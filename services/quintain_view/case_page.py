@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quintain.web import visible
-from quintain_runner.results.row import CheckRow, GraderRow, Row
+from quintain_runner.results.row import Check, GraderRow, Row
 from quintain_view.index_schema import Outcome, outcome_of
 from quintain_view.text import (
     ShownMessage,
@@ -214,7 +214,7 @@ def _unread_calls(grader: GraderRow) -> Iterator[JudgeCall]:
         yield JudgeCall("call" if grader.calls == 1 else f"{grader.calls} calls", named)
 
 
-def _shown_check(check: CheckRow) -> ShownCheck:
+def _shown_check(check: Check) -> ShownCheck:
     notes = [text for text in (check.reason, check.evidence) if text]
     return ShownCheck(check.passed, shown(check.text, 2_000).text, check.score, shown(" · ".join(notes), 4_000).text)
 

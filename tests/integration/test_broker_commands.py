@@ -137,7 +137,7 @@ def test_printed_definitions_are_of_the_urls_virtual_host_and_change_nothing(
     assert api.requests == []
 
 
-def test_users_are_added_listed_and_removed(api: ManagementApi, shell: CommandLine) -> None:
+def test_a_user_is_added_with_the_permissions_of_its_role(api: ManagementApi, shell: CommandLine) -> None:
     there = ("--management", api.url)
     added = shell.run("broker", "add-user", "evaluator-alice", "--role", "evaluator", *there, "--json").json
     assert api.written() == {
@@ -145,16 +145,6 @@ def test_users_are_added_listed_and_removed(api: ManagementApi, shell: CommandLi
         "/api/permissions/evals/evaluator-alice": user_permissions("evaluator", "evaluator-alice").body(),
         **{f"/api/user-limits/evaluator-alice/{name}": {"value": most} for name, most in USER_LIMITS.items()},
     }
-    api.answers["/api/users"] = [{"name": "evaluator-alice"}, {"name": "other"}]
-    api.answers["/api/vhosts/evals/permissions"] = [{"user": "other", "configure": "a", "write": "b", "read": "c"}]
-    assert shell.run("broker", "list-users", *there, "--json").json["users"] == [
-        {"name": "evaluator-alice", "configure": "", "write": "", "read": ""},
-        {"name": "other", "configure": "a", "write": "b", "read": "c"},
-    ]
-    api.answers["/api/connections"] = [{"name": "1 -> 2", "user": "evaluator-alice"}, {"name": "3", "user": "other"}]
-    shell.run("broker", "remove-user", "evaluator-alice", *there)
-    deleted = [path for method, path, _ in api.requests if method == "DELETE"]
-    assert deleted == ["/api/users/evaluator-alice", "/api/connections/1%20-%3E%202"]
 
 
 @pytest.mark.parametrize("status", [401, 403, 500])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, ToolCall
-from quintain_runner.results.row import Answer, CheckRow, GraderRow, Row, RowCase, RowStatus
+from quintain_runner.results.row import Answer, Check, GraderRow, Row, RowCase, RowStatus
 from support.results_folder import MADE_OF
 
 HOSTILE = (
@@ -17,7 +17,7 @@ def hostile_row(case_id: str = HOSTILE) -> Row:
         score=0.0,
         passed=False,
         reason=HOSTILE,
-        checks=[CheckRow(text=HOSTILE, passed=False, reason=HOSTILE, evidence=HOSTILE)],
+        checks=[Check(text=HOSTILE, passed=False, reason=HOSTILE, evidence=HOSTILE)],
         details={HOSTILE: HOSTILE},
         request_id=HOSTILE,
     )

@@ -20,7 +20,7 @@ OWN = {"quintain", *(path.name for path in (REPOSITORY / "services").glob("quint
 
 #: What is imported without an extra: the module of every command, and what these import when they are used.
 MODULES = [
-    *sorted({reference.partition(":")[0] for reference, _ in COMMANDS.values()}),
+    *sorted({f"quintain_cli.commands.{reference.partition(':')[0]}" for reference in COMMANDS.values()}),
     "quintain.client.http_transport",
     "quintain_gateway.app",
     "quintain_metadata.sqlite",

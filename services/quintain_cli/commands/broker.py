@@ -28,7 +28,7 @@ from quintain_cli.broker_management import (
     vhost_limits,
     vhost_of,
 )
-from quintain_cli.console import exit_with_error, print_json, print_stderr, stdout_console
+from quintain_cli.console import AsJson, exit_with_error, print_json, print_stderr, stdout_console
 
 ManagementOption = Annotated[
     str | None,
@@ -40,7 +40,6 @@ VhostOption = Annotated[
 PrintOption = Annotated[
     bool, typer.Option("--print", help="Change nothing; print definitions for `rabbitmqctl import_definitions`.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The user.")]
 
 _HASHING = "rabbit_password_hashing_sha256"
@@ -123,35 +122,6 @@ def add_user(
         return
     stdout_console().print(f"added    {name}, as {role}\npassword {password}", markup=False, soft_wrap=True)
     print_stderr(f"next     QUINTAIN_BROKER_URL=amqp://{name}:PASSWORD@HOST/ for this {role} alone")
-
-
-def list_users(management: ManagementOption = None, as_json: AsJson = False) -> None:
-    """List the users of the broker and their permissions in its virtual host."""
-    with _management(management, None, as_json=as_json) as api:
-        permissions = {each["user"]: each for each in api.get("vhosts/{vhost}/permissions")}
-        names = [user["name"] for user in api.get("users")]
-    users = [
-        {"name": name, **{key: permissions.get(name, {}).get(key, "") for key in ("configure", "write", "read")}}
-        for name in sorted(names)
-    ]
-    if as_json:
-        print_json({"users": users})
-        return
-    for user in users:
-        stdout_console().print("  ".join(user.values()), markup=False, soft_wrap=True)
-
-
-def remove_user(name: NameArgument, management: ManagementOption = None, as_json: AsJson = False) -> None:
-    """Remove a user of the broker, and close its connections."""
-    with _management(management, None, as_json=as_json) as api:
-        api.delete(f"users/{quote(name, safe='')}")
-        for connection in api.get("connections"):
-            if connection.get("user") == name:
-                api.delete(f"connections/{quote(connection['name'], safe='')}")
-    if as_json:
-        print_json({"removed": name})
-    else:
-        stdout_console().print(f"removed  {name}", markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

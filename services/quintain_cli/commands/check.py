@@ -15,6 +15,7 @@ from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
     EXIT_USAGE,
+    AsJson,
     escape_for_terminal,
     format_count,
     print_json,
@@ -35,7 +36,7 @@ def check(
         Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
     ] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Call each target once; each call is charged.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check an evaluation for errors, and estimate its cost.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, print_json, run_command, stdout_console
+from quintain_cli.console import EXIT_BELOW_THRESHOLD, EXIT_OK, AsJson, print_json, run_command, stdout_console
 from quintain_cli.run_output import print_table
 from quintain_runner.report.comparison import Comparison, compare_runs, comparison_lines, comparison_tables, conclusion
 from quintain_runner.report.run_report import read_report
@@ -22,7 +22,7 @@ def compare(
         bool, typer.Option("--fail-on-regression", help="Exit 3 if a target is significantly worse.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Compare even if datasets or graders differ.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the comparison, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two runs case by case, with significance tests.
 

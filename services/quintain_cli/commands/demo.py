@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
-from quintain_cli.console import exit_with_error, print_stderr
+from quintain_cli.console import AsJson, exit_with_error, print_stderr
 from quintain_cli.run_output import OutputFiles, run_and_report
 from quintain_runner.engine.run_settings import RunOptions
 
@@ -22,7 +22,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="The folder for the example; existing files are kept.")] = Path(
         "quintain-demo"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an example evaluation, without an API key or a broker.
 

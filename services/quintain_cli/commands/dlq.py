@@ -23,17 +23,18 @@ from quintain_cli import console
 from quintain_cli.commands.invoke import print_result
 from quintain_cli.console import (
     EXIT_ERRORS,
+    AsJson,
     escape_for_terminal,
     exit_with_error,
     print_json,
     print_stderr,
     run_command,
+    single_line,
     stderr_console,
     stdout_console,
 )
 from quintain_runner import services
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 PoisonIdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The message's id, as `quintain dlq list` shows it.")
 ]
@@ -65,7 +66,7 @@ def show_message(poison_id: PoisonIdArgument, as_json: AsJson = False) -> None:
         return
     stdout_console().print(_message_details(message))
     text = console.body_to_text(body)
-    sys.stdout.write(f"\n{console.hex_dump(body) if text is None else escape_for_terminal(text)}\n")
+    sys.stdout.write(f"\n{'The body is not UTF-8: --json has it' if text is None else escape_for_terminal(text)}\n")
     sys.stdout.flush()
     print_stderr(
         f"next     quintain dlq replay {single_line(poison_id)}, or quintain dlq drop {single_line(poison_id)}"
@@ -128,11 +129,6 @@ def unknown_ids_error(ids: list[str]) -> BadRequest:
     """Return the error for ids that no message has."""
     id_list = ", ".join(repr(message_id) for message_id in ids)
     return BadRequest(f"No message {id_list} in quintain.poison: `quintain dlq list` shows what is there")
-
-
-def single_line(text: str) -> str:
-    """Escape untrusted text for one line of a terminal."""
-    return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 async def _list_messages(limit: int | None) -> list[PoisonMessage]:

@@ -26,6 +26,7 @@ from quintain_cli.commands.status import look_at_fleet_at
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
+    AsJson,
     escape_for_terminal,
     print_result,
     print_stderr,
@@ -53,7 +54,7 @@ def doctor(
     management: Annotated[
         str | None, typer.Option(metavar="URL", help="Ask RabbitMQ's management API there, such as http://HOST:15672.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the broker, its exchanges and queues, and the ledger.
 

@@ -13,6 +13,7 @@ from quintain.timings import DEFAULT_TIMINGS
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
+    AsJson,
     escape_for_terminal,
     print_result,
     print_stderr,
@@ -29,7 +30,7 @@ def drain(
     worker_id: Annotated[str, typer.Argument(metavar="WORKER_ID", help="The worker, as `quintain status` shows it.")],
     wait: Annotated[bool, typer.Option(help="Wait until the worker has drained.")] = True,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait; the drain goes on afterwards.")] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the outcome, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask a worker to drain and exit, as SIGTERM does.
 

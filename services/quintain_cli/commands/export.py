@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quintain_cli.console import print_json, print_stderr, run_command, stdout_console
+from quintain_cli.console import AsJson, print_json, print_stderr, run_command, stdout_console
 from quintain_runner.report.exports import write_agentv_run, write_inspect_logs
 from quintain_runner.report.report_files import write_csv
 from quintain_runner.report.run_report import read_report
@@ -32,7 +32,7 @@ def export(
         Path | None,
         typer.Option(help="The folder of the logs or runs, or the CSV file; default: in the results folder."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the paths, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the rows of a run in the format of another tool. No call is made.
 

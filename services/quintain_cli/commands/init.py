@@ -17,7 +17,7 @@ from quintain.config.references import find_variables, missing_variable_errors
 from quintain.config.yaml_file import read_yaml_document
 from quintain.errors import ConfigError
 from quintain.settings import environment, with_secrets
-from quintain_cli.console import escape_for_terminal, exit_with_error, print_json, print_stderr
+from quintain_cli.console import AsJson, escape_for_terminal, exit_with_error, print_json, print_stderr
 from quintain_cli.init.agentv import read_agentv
 from quintain_cli.init.carried import CarriedEvaluation, project_files, to_yaml
 from quintain_cli.init.promptfoo import read_promptfoo
@@ -32,7 +32,7 @@ def init(
         Path | None, typer.Option("--from", help="A promptfooconfig.yaml, or an evaluation file of AgentV.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, and write none.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the files and notes, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the files of a new evaluation, or carry one over.
 

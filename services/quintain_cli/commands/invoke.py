@@ -14,10 +14,8 @@ from quintain.contracts.invoke import Result
 from quintain.contracts.session import Info
 from quintain.errors import Fault, UnknownTarget
 from quintain_cli.commands.session import print_info
-from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command
+from quintain_cli.console import AsJson, escape_for_terminal, print_json, print_stderr, run_command
 from quintain_cli.running_fleet import missing_workers, print_missing
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 
 def invoke(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quintain.settings import environment, read_settings
-from quintain_cli.console import EXIT_ERRORS, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.console import EXIT_ERRORS, AsJson, print_json, print_stderr, run_command, stdout_console
 from quintain_cli.state_dir import ledger_url
 from quintain_metadata import (
     AuditReport,
@@ -22,8 +22,6 @@ from quintain_metadata import (
     verify_counters,
 )
 from quintain_metadata import prune as delete_old
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 
 def verify(as_json: AsJson = False) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from quintain.errors import ConfigError
 from quintain.settings import environment
-from quintain_cli.console import print_json, run_command
+from quintain_cli.console import AsJson, print_json, run_command
 from quintain_cli.run_output import (
     CsvOption,
     HtmlOption,
@@ -31,7 +31,7 @@ def report(
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the totals and statistics, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the results of a run, also as HTML, JUnit, Markdown or CSV.
 

@@ -11,13 +11,12 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
-from quintain_cli.console import run_command
+from quintain_cli.console import AsJson, run_command
 from quintain_cli.run_output import (
     ConcurrencyOption,
     ConfigOption,
     CsvOption,
     GradersOption,
-    JsonOption,
     JunitOption,
     MarkdownOption,
     OutputFiles,
@@ -41,7 +40,7 @@ def rescore(
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Grade the kept answers of a run again.
 

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
+from quintain_cli.console import AsJson
 from quintain_cli.run_output import (
     ConcurrencyOption,
     ConfigOption,
     CsvOption,
     GradersOption,
-    JsonOption,
     JunitOption,
     MarkdownOption,
     OutputFiles,
@@ -96,7 +96,7 @@ def run(
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an evaluation. The same command resumes a run that was stopped.
 

@@ -18,13 +18,11 @@ from quintain.contracts.message import describe_validation_error
 from quintain.contracts.session import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
 from quintain.errors import ConfigError
 from quintain.settings import Settings, environment, read_settings
-from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.console import AsJson, escape_for_terminal, print_json, print_stderr, run_command, stdout_console
 from quintain_cli.state_dir import require_admin_token
 from quintain_runner.services import load_configuration
 
 ResultT = TypeVar("ResultT")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 
 
 def open_session(

@@ -19,7 +19,7 @@ from quintain.client.client import connect
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError, UnknownTarget
 from quintain.settings import environment, read_settings
-from quintain_cli.console import print_json, print_stderr, run_command
+from quintain_cli.console import AsJson, print_json, print_stderr, run_command
 
 
 class SnippetTool(StrEnum):
@@ -200,7 +200,7 @@ _CONNECT_TIMEOUT_SECONDS = 10.0
 def snippet(
     tool: Annotated[SnippetTool, typer.Argument(help="The tool.")],
     target: Annotated[str | None, typer.Option(help="The target to call; by default that of the session.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the parts, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print how to set up another tool to call a target over HTTP.
 

@@ -26,11 +26,11 @@ from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_queue
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
-    escape_for_terminal,
     handle_stop_signals,
     print_result,
     print_stderr,
     run_command,
+    single_line,
     stdout_console,
 )
 from quintain_cli.running_fleet import fleet_broker_url
@@ -120,7 +120,7 @@ def _drawn_table(table: Table, max_rows: int | None) -> rich.table.Table:
         drawn.add_column(column.title.lower(), overflow="fold", justify="left" if column.is_words else "right")
     for row in texts[:max_rows]:
         # Names of workers and labels are untrusted.
-        drawn.add_row(*(Text(_one_line(row[number])) for number in shown))
+        drawn.add_row(*(Text(single_line(row[number])) for number in shown))
     if max_rows is not None and len(texts) > max_rows:
         drawn.add_row(Text(f"and {len(texts) - max_rows} more: without --watch all are shown"))
     return drawn
@@ -139,13 +139,9 @@ def _remarks(figures: FleetFigures) -> Iterator[str]:
     kinds = (("note", figures.notes), ("warning", figures.warnings), ("problem", figures.problems))
     for kind, texts in kinds:
         for text in texts:
-            yield f"{kind:8} {_one_line(text)}"
+            yield f"{kind:8} {single_line(text)}"
     if not figures.problems:
         yield f"well     {figures.answering} services answer, and no target was found without a worker"
-
-
-def _one_line(text: str) -> str:
-    return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 #: The queues that every metadata service consumes, each with one consumer.

@@ -12,10 +12,9 @@ import typer
 from quintain.client.admin import Admin
 from quintain.contracts.session import MAX_PAUSE_SECONDS, TargetPause
 from quintain.fleet.tables import duration
-from quintain_cli.console import escape_for_terminal, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.console import AsJson, escape_for_terminal, print_json, print_stderr, run_command, stdout_console
 from quintain_cli.running_fleet import open_fleet_admin
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
 
 UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}

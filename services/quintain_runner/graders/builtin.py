@@ -20,7 +20,7 @@ from quintain_runner.graders.base import GradingContext, GradingResult
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.cases import expected_text
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import Check, GraderRow, Verdict
+from quintain_runner.results.row import Check, GraderRow
 from quintain_runner.spec.graders import (
     BuiltinGrader,
     ContainsGrader,
@@ -87,7 +87,7 @@ def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Vali
 
 
 #: Compares an answer with the case. Raises `GraderError` if the case has no usable expected answer.
-Compare = Callable[[Case, str], Verdict]
+Compare = Callable[[Case, str], GraderRow]
 
 #: The most schema violations that a verdict lists.
 _MAX_SHOWN_VIOLATIONS = 5
@@ -106,7 +106,7 @@ class BuiltinGraderRunner:
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Compare an answer with the case; see `GraderRunner.grade`."""
         try:
-            row = GraderRow.of(self.compare(trial.case, result.raw_text))
+            row = self.compare(trial.case, result.raw_text)
         except GraderError as error:
             row = GraderRow(error=error.message)
         return GradingResult(row, NO_TOKENS)
@@ -134,7 +134,7 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
 def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], bool]) -> Compare:  # noqa: FBT001 -- an option
     """The comparison of texts by ``matches``, without surrounding white space and optionally ignoring case."""
 
-    def compare(case: Case, answer: str) -> Verdict:
+    def compare(case: Case, answer: str) -> GraderRow:
         expected = _require_expected_text(case, name).strip()
         answer = answer.strip()
         if ignore_case:
@@ -148,7 +148,7 @@ def _compare_pattern(spec: RegexGrader) -> Compare:
     """The comparison of the regex grader."""
     matches = compile_pattern(spec.pattern, ignore_case=spec.ignore_case)
 
-    def compare(_: Case, answer: str) -> Verdict:
+    def compare(_: Case, answer: str) -> GraderRow:
         try:
             return _verdict(matches(answer))
         except BacktrackLimitExceeded:
@@ -159,7 +159,7 @@ def _compare_pattern(spec: RegexGrader) -> Compare:
     return compare
 
 
-def _compare_number(spec: NumericGrader, case: Case, answer: str) -> Verdict:
+def _compare_number(spec: NumericGrader, case: Case, answer: str) -> GraderRow:
     """The comparison of the numeric grader."""
     text = _require_expected_text(case, "numeric")
     expected = parse_number(text)
@@ -178,7 +178,7 @@ def _compare_number(spec: NumericGrader, case: Case, answer: str) -> Verdict:
     )
 
 
-def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> Verdict:
+def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> GraderRow:
     """The comparison of the json-schema grader."""
     try:
         value = read_json(extract_fenced_json(answer) if fenced else answer)
@@ -187,8 +187,10 @@ def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> Verdic
     violations = [
         violation for violation, _ in zip(validator.iter_errors(value), range(_MAX_SHOWN_VIOLATIONS), strict=False)
     ]
-    checks = tuple(Check(text=_violation_text(violation), passed=False) for violation in violations)
-    return Verdict(score=float(not checks), passed=not checks, reason=checks[0].text if checks else None, checks=checks)
+    checks = [Check(text=_violation_text(violation), passed=False) for violation in violations]
+    return GraderRow(
+        score=float(not checks), passed=not checks, reason=checks[0].text if checks else None, checks=checks
+    )
 
 
 def _violation_text(violation: ValidationError) -> str:
@@ -205,6 +207,6 @@ def _require_expected_text(case: Case, name: str) -> str:
     return expected
 
 
-def _verdict(passed: bool, reason: str | None = None) -> Verdict:  # noqa: FBT001 -- the verdict itself
+def _verdict(passed: bool, reason: str | None = None) -> GraderRow:  # noqa: FBT001 -- the verdict itself
     """A verdict with a score of 1 or 0."""
-    return Verdict(score=float(passed), passed=passed, reason=reason)
+    return GraderRow(score=float(passed), passed=passed, reason=reason)

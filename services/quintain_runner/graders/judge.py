@@ -30,7 +30,7 @@ from quintain_runner.graders.base import (
 from quintain_runner.graders.verdict import PASS_FIELDS, GraderError, verdict_from_fields
 from quintain_runner.plan.cases import expected_text
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import TARGET_CHANGED, GraderRow, Verdict, target_changed_text
+from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
 from quintain_runner.spec.graders import JudgeGrader
 from quintain_runner.spec.prompts import case_field
 
@@ -84,7 +84,7 @@ def build_judge_request(
     )
 
 
-def parse_judgement(reply: str) -> Verdict:
+def parse_judgement(reply: str) -> GraderRow:
     """The verdict in a judge's reply. Raises `GraderError` if it is invalid; an invalid reply never becomes a score."""
     try:
         value = read_json(extract_fenced_json(reply))
@@ -200,7 +200,7 @@ class JudgeGraderRunner:
             row = _with_id(GraderRow(error=target_changed_text(request.target or ""), calls=spent_calls), request_id)
             return GradingResult(row, reply.token_usage or NO_TOKENS, error_code=TARGET_CHANGED)
         try:
-            row = GraderRow.of(parse_judgement(reply.raw_text), calls=spent_calls)
+            row = parse_judgement(reply.raw_text).with_fields(calls=spent_calls)
         except GraderError as error:
             row = GraderRow(error=error.message, calls=spent_calls)
         return GradingResult(_with_id(row, request_id), reply.token_usage or NO_TOKENS)

@@ -108,7 +108,7 @@ class ProgramGraderRunner:
                     traceparent=current_traceparent(),
                 )
                 reply = await self.execute(invocation)
-                row = GraderRow.of(parse_verdict(reply))
+                row = parse_verdict(reply)
             except GraderError as error:
                 row = GraderRow(error=error.message)
         if session is None:

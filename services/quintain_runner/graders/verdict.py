@@ -9,7 +9,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from quintain.errors import QuintainError
 from quintain_runner.files import InvalidJson, unique_keys
-from quintain_runner.results.row import Check, Verdict
+from quintain_runner.results.row import Check, GraderRow
 
 #: The lowest score that passes, if the grader does not return ``pass``.
 PASS_SCORE = 0.5
@@ -37,12 +37,12 @@ class GraderError(QuintainError):
     """A grader returned no verdict; the message says why."""
 
 
-def parse_verdict(stdout: bytes) -> Verdict:
+def parse_verdict(stdout: bytes) -> GraderRow:
     """The verdict in a grader's stdout. Raises `GraderError` with a message for the grader's author."""
     return verdict_from_fields(_parse_object(stdout))
 
 
-def verdict_from_fields(fields: Mapping[str, object]) -> Verdict:
+def verdict_from_fields(fields: Mapping[str, object]) -> GraderRow:
     """The verdict in a grader's JSON object, in any of AgentV's three formats.
 
     Raises `GraderError`, also if the object has an ``error``, with which a grader reports that it failed on a case.
@@ -51,11 +51,11 @@ def verdict_from_fields(fields: Mapping[str, object]) -> Verdict:
     if error is not None and error is not False:
         text = _parse_text(error) or json.dumps(error)
         raise GraderError(f"It reported an error: {text[:_MAX_ERROR_CHARACTERS]}")
-    checks = tuple(_parse_checks(fields))
+    checks = list(_parse_checks(fields))
     score, passed = _parse_score(fields.get("score"), "score"), _parse_pass(fields, "")
     if score is None:
         score = _derive_score(checks, passed=passed)
-    return Verdict(
+    return GraderRow(
         score=score,
         passed=score >= PASS_SCORE if passed is None else passed,
         reason=_parse_text(fields.get("reason")) or _parse_text(fields.get("reasoning")),
@@ -82,7 +82,7 @@ def _parse_object(stdout: bytes) -> dict[str, object]:
     return value
 
 
-def _derive_score(checks: tuple[Check, ...], *, passed: bool | None) -> float:
+def _derive_score(checks: list[Check], *, passed: bool | None) -> float:
     """The score of a verdict without one: the mean of its checks, else 1 or 0 by ``pass``. Raises `GraderError`."""
     if checks:
         scores = [float(check.passed) if check.score is None else check.score for check in checks]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
 
@@ -13,31 +12,6 @@ from quintain.contracts.invoke import NO_TOKENS, ChatMessage, OutputMessage, Res
 from quintain.contracts.message import Message
 from quintain.errors import ProviderError
 from quintain.graders import Case
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One criterion that a grader checked: its description, whether it passed, and optionally a score, reason and
-    evidence.
-    """
-
-    text: str
-    passed: bool
-    id: str | None = None
-    score: float | None = None
-    reason: str | None = None
-    evidence: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A grader's verdict on one answer. ``score`` is from 0 to 1; ``details`` is any JSON object."""
-
-    score: float
-    passed: bool
-    reason: str | None = None
-    checks: tuple[Check, ...] = ()
-    details: dict[str, JsonValue] | None = None
 
 
 def is_none(value: object) -> bool:
@@ -178,8 +152,10 @@ def column_names(targets: Iterable[str], prompts: Iterable[str]) -> list[str]:
 _PASS = AliasChoices("pass", "passed")
 
 
-class CheckRow(Message):
-    """One check of a grader's verdict, as stored in a row."""
+class Check(Message):
+    """One criterion that a grader checked: its description, whether it passed, and optionally a score, reason and
+    evidence.
+    """
 
     id: str | None = Field(default=None, exclude_if=is_none)
     text: str
@@ -188,22 +164,11 @@ class CheckRow(Message):
     reason: str | None = Field(default=None, exclude_if=is_none)
     evidence: str | None = Field(default=None, exclude_if=is_none)
 
-    @classmethod
-    def of(cls, check: Check) -> CheckRow:
-        """The stored form of a check."""
-        return cls(
-            id=check.id,
-            text=check.text,
-            passed=check.passed,
-            score=check.score,
-            reason=check.reason,
-            evidence=check.evidence,
-        )
-
 
 class GraderRow(Message):
-    """The result of one grader, as stored in a row: a verdict, or an error. ``calls`` counts the calls that it made.
+    """The result of one grader: a verdict, or an error. ``calls`` counts the calls that it made.
 
+    ``score`` is from 0 to 1; ``details`` is any JSON object.
     ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``weight`` is that of its score in the
     row's mean; a grader of weight 0 is reported, and counts neither in the score nor in the pass. ``generation`` counts
     the times that the run was graded again on purpose. ``request_id`` is that of a judge's call, and ``session_id`` the
@@ -213,7 +178,7 @@ class GraderRow(Message):
     score: float | None = None
     passed: bool | None = Field(default=None, validation_alias=_PASS, serialization_alias="pass")
     reason: str | None = None
-    checks: list[CheckRow] = Field(default_factory=list)
+    checks: list[Check] = Field(default_factory=list)
     details: dict[str, JsonValue] | None = Field(default=None, exclude_if=is_none)
     error: str | None = Field(default=None, exclude_if=is_none)
     calls: int = 0
@@ -222,18 +187,6 @@ class GraderRow(Message):
     request_id: str | None = Field(default=None, exclude_if=is_none)
     session_id: str | None = Field(default=None, exclude_if=is_none)
     weight: float = Field(default=1.0, exclude_if=lambda weight: weight == 1.0)
-
-    @classmethod
-    def of(cls, verdict: Verdict, *, calls: int = 0) -> GraderRow:
-        """The stored form of a verdict."""
-        return cls(
-            score=verdict.score,
-            passed=verdict.passed,
-            reason=verdict.reason,
-            checks=[CheckRow.of(check) for check in verdict.checks],
-            details=verdict.details,
-            calls=calls,
-        )
 
 
 class RowError(Message):

@@ -13,7 +13,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.graders.builtin import build_comparison
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.results.row import Verdict
+from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.graders import BuiltinGrader, GraderSpec
 
 SCHEMA = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
@@ -24,7 +24,7 @@ def spec(**options: object) -> BuiltinGrader:
     return read
 
 
-def verdict(answer: str, expected: JsonValue = "Paris", *, folder: Path = Path(), **options: object) -> Verdict:
+def verdict(answer: str, expected: JsonValue = "Paris", *, folder: Path = Path(), **options: object) -> GraderRow:
     case = Case(id="1", question="q", expected=expected)
     return build_comparison(spec(**options), folder)(case, answer)
 

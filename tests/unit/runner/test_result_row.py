@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.results.row import Check, GraderRow, Row, RowError, RowStatus, Verdict
+from quintain_runner.results.row import Check, GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF
 
-VERDICT = Verdict(score=0.5, passed=True, reason="r", checks=(Check(text="c", passed=False, evidence="e"),))
+VERDICT = GraderRow(score=0.5, passed=True, reason="r", checks=[Check(text="c", passed=False, evidence="e")], calls=2)
 
 
 def test_a_graded_row_has_the_protocols_fields_and_no_other() -> None:
@@ -20,7 +20,7 @@ def test_a_graded_row_has_the_protocols_fields_and_no_other() -> None:
         status=RowStatus.GRADED,
         output="Paris",
         score=0.5,
-        graders={"judge": GraderRow.of(VERDICT, calls=2)},
+        graders={"judge": VERDICT},
         calls=3,
         token_usage=TokenUsage(input=4, output=1),
         duration_ms=2.5,
@@ -67,7 +67,7 @@ def test_a_row_reads_back_as_it_was_written() -> None:
         target="bot",
         repeat=1,
         status=RowStatus.GRADED,
-        graders={"j": GraderRow.of(VERDICT)},
+        graders={"j": VERDICT},
     )
     assert Row.model_validate_json(row.to_line()) == row
 

@@ -7,36 +7,36 @@ import json
 import pytest
 
 from quintain_runner.graders.verdict import GraderError, parse_verdict
-from quintain_runner.results.row import Check, Verdict
+from quintain_runner.results.row import Check, GraderRow
 
 
-def parse(output: object) -> Verdict:
+def parse(output: object) -> GraderRow:
     return parse_verdict(json.dumps(output).encode())
 
 
 def test_the_first_shape_has_hits_misses_and_a_reasoning() -> None:
     verdict = parse({"score": 0.75, "hits": ["short"], "misses": ["rude"], "reasoning": "mixed", "details": {}})
-    assert verdict == Verdict(
+    assert verdict == GraderRow(
         score=0.75,
         passed=True,
         reason="mixed",
-        checks=(Check(text="short", passed=True), Check(text="rude", passed=False)),
+        checks=[Check(text="short", passed=True), Check(text="rude", passed=False)],
     )
 
 
 def test_the_second_shape_has_assertions() -> None:
     verdict = parse({"score": 0.2, "assertions": [{"text": "cites", "passed": False, "evidence": "none"}]})
-    assert verdict == Verdict(score=0.2, passed=False, checks=(Check(text="cites", passed=False, evidence="none"),))
+    assert verdict == GraderRow(score=0.2, passed=False, checks=[Check(text="cites", passed=False, evidence="none")])
 
 
 def test_the_third_shape_has_a_pass_a_reason_and_checks() -> None:
     check = {"id": "c1", "text": "cites", "pass": True, "score": 0.9, "reason": "page 3"}
     verdict = parse({"pass": True, "score": 0.1, "reason": "good", "checks": [check]})
-    assert verdict == Verdict(
+    assert verdict == GraderRow(
         score=0.1,
         passed=True,
         reason="good",
-        checks=(Check(id="c1", text="cites", passed=True, score=0.9, reason="page 3"),),
+        checks=[Check(id="c1", text="cites", passed=True, score=0.9, reason="page 3")],
     )
 
 
