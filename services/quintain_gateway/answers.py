@@ -7,7 +7,7 @@ one answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -205,6 +205,3 @@ def _data_event(data: Json) -> bytes:
 
 def _named_event(data: Json) -> bytes:
     return f"event: {data.get('type')}\ndata: {json.dumps(data)}\n\n".encode()
-
-
-EncoderOf = Callable[[str], AnswerEncoder]

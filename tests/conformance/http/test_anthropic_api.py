@@ -14,7 +14,6 @@ from quintain.contracts.credentials import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
-from support.model_streams import anthropic_thinking_events, chat_reasoning_events
 from support.model_wires import ANTHROPIC, CHAT
 from support.official_clients import SentRequests, anthropic_client
 
@@ -186,35 +185,6 @@ async def test_what_a_client_sends_reaches_openais_provider(
     ]
 
 
-async def test_what_a_client_sends_reaches_anthropics_provider_as_it_was_sent(
-    fleet: ModelFleet, client: anthropic.AsyncAnthropic
-) -> None:
-    fleet.provider.set_responses(ScriptedResponse(body=ANTHROPIC.answer("It rains")))
-    await client.messages.create(
-        model="claude", max_tokens=77, system="Be brief.", messages=CONVERSATION, tools=[WEATHER],
-        tool_choice={"type": "any"}, output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
-    )  # fmt: skip
-    assert fleet.provider.requests[-1].body == {
-        "model": "served", "max_tokens": 77, "system": "Be brief.", "messages": CONVERSATION, "tools": [WEATHER],
-        "tool_choice": {"type": "any"},
-        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
-    }  # fmt: skip
-
-
-async def test_the_tools_that_a_model_wants_called_come_back(
-    fleet: ModelFleet, client: anthropic.AsyncAnthropic
-) -> None:
-    fleet.provider.set_responses(
-        ScriptedResponse(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
-    )
-    answer = await client.messages.create(**{**ASK, "model": "model"}, tools=[WEATHER])
-    assert answer.stop_reason == "tool_use"
-    assert [block.to_dict() for block in answer.content] == [
-        {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}},
-        {"type": "tool_use", "id": "c2", "name": "weather", "input": {"arguments": "no json"}},
-    ]
-
-
 async def test_every_parameter_reaches_the_provider(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
     thinking = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "redacted_thinking", "data": "r"}]
     answer = ANTHROPIC.answer("Yes")
@@ -254,33 +224,6 @@ async def test_the_providers_answer_arrives_with_everything_that_it_says(
     assert came["id"] != answer["id"]
     sent = fleet.provider.requests[-1].headers
     assert {name: sent[name] for name in headers} == headers
-
-
-async def test_thinking_is_streamed_as_it_comes(fleet: ModelFleet, client: anthropic.AsyncAnthropic) -> None:
-    answer = CHAT.answer("Yes") | {"choices": [
-        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Yes", "reasoning": "Hm."}}
-    ]}  # fmt: skip
-    fleet.provider.set_responses(ScriptedResponse(body=answer))
-    said = await client.messages.create(**{**ASK, "model": "model"})
-    assert [block.type for block in said.content] == ["thinking", "text"]
-    fleet.provider.set_responses(StreamedResponse(events=chat_reasoning_events(["H", "m."], ["Ye", "s"])))
-    async with client.messages.stream(**{**ASK, "model": "model"}) as stream:
-        streamed = await stream.get_final_message()
-    assert [block.to_dict() for block in streamed.content] == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
-        {"type": "text", "text": "Yes"},
-    ]
-    fleet.provider.set_responses(StreamedResponse(events=anthropic_thinking_events(["H", "m."], "s", "r", "Yes")))
-    async with client.messages.stream(**{**ASK, "model": "claude"}) as stream:
-        pieces = [event.delta.thinking async for event in stream if event.type == "content_block_delta"
-                  and event.delta.type == "thinking_delta"]  # fmt: skip
-        streamed = await stream.get_final_message()
-    assert "".join(pieces) == "Hm."
-    assert [block.to_dict() for block in streamed.content] == [
-        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
-        {"type": "redacted_thinking", "data": "r"},
-        {"type": "text", "text": "Yes"},
-    ]
 
 
 async def test_what_cannot_be_honoured_is_refused_and_ignored_on_request(
@@ -485,21 +428,6 @@ async def test_what_fails_within_a_stream_ends_it_with_an_error(
     assert failed.value.body["type"] == "error"  # type: ignore[index]
     assert failed.value.body["error"]["charged"] is True  # type: ignore[index]
     assert await gateway_client.read_call_count() == 1
-
-
-async def test_a_call_of_a_tool_is_streamed_while_the_model_still_writes_it(
-    fleet: ModelFleet, client: anthropic.AsyncAnthropic
-) -> None:
-    events = CHAT.call_events([("c1", "weather", ['{"city": ', '"Paris"}'])])
-    fleet.provider.set_responses(StreamedResponse(events=events, event_count=3, then="stall"))
-    seen = ""
-    async with client.messages.stream(**{**ASK, "model": "model"}, tools=[WEATHER]) as stream:
-        async for event in stream:
-            if event.type == "input_json":
-                seen += event.partial_json
-                if seen:
-                    break
-    assert seen == '{"city": '
 
 
 async def test_thinking_of_earlier_answers_goes_back_to_the_provider_that_signed_it(

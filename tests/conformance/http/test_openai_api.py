@@ -15,7 +15,6 @@ from quintain.contracts.credentials import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
-from support.model_streams import chat_reasoning_events
 from support.model_wires import CHAT
 from support.official_clients import SentRequests, openai_client
 
@@ -190,40 +189,6 @@ def _image(url: str) -> dict[str, Any]:
 
 def _call(call_id: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "weather", "arguments": arguments}}
-
-
-async def test_a_plain_question_is_sent_with_nothing_else(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
-    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("Hi")))
-    await client.chat.completions.create(model="model", messages=HELLO)
-    assert fleet.provider.requests[-1].body == {"model": "served", "messages": HELLO}
-
-
-async def test_the_tools_that_a_model_wants_called_come_back(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
-    fleet.provider.set_responses(
-        ScriptedResponse(body=CHAT.calls([("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "no json")]))
-    )
-    answer = await client.chat.completions.create(
-        model="model", messages=HELLO, tools=[WEATHER], tool_choice="required", parallel_tool_calls=True
-    )
-    choice = answer.choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert [call.to_dict() for call in choice.message.tool_calls or []] == [
-        _call("c1", '{"city": "Paris"}'),
-        _call("c2", "no json"),
-    ]
-    assert fleet.provider.requests[-1].body["tool_choice"] == "required"
-
-
-async def test_the_providers_answer_arrives_with_everything_that_it_says(
-    fleet: ModelFleet, gateway_client: GatewayClient
-) -> None:
-    answer: Any = CHAT.answer("Hi") | {"system_fingerprint": "fp", "service_tier": "flex", "new": [1.0, None]}
-    answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "cost": 0.5}
-    answer["choices"][0]["message"] |= {"annotations": [{"type": "url_citation"}], "audio": {"id": "a"}}
-    fleet.provider.set_responses(ScriptedResponse(body=answer))
-    status, came = await gateway_client.post("/v1/chat/completions", {"model": "model", "messages": HELLO})
-    assert (status, came) == (200, answer | {"id": came["id"]})
-    assert came["id"] != answer["id"]
 
 
 UNKNOWN: Any = {
@@ -631,17 +596,6 @@ async def test_the_first_token_comes_before_the_provider_has_finished(
     await fleet.provider.disconnected.wait()
 
 
-async def test_tool_calls_are_streamed(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
-    calls = [("c1", "weather", ['{"city"', ': "Paris"}']), ("c2", "weather", ["{}"])]
-    fleet.provider.set_responses(StreamedResponse(events=CHAT.call_events(calls)))
-    async with client.chat.completions.stream(model="model", messages=HELLO, tools=[WEATHER]) as stream:
-        answer = await stream.get_final_completion()
-    choice = answer.choices[0]
-    assert choice.finish_reason == "tool_calls"
-    said = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
-    assert said == [("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "{}")]
-
-
 @pytest.mark.parametrize(
     ("model", "kind", "status"),
     [("nope", openai.NotFoundError, 404), ("broken", openai.InternalServerError, 502)],
@@ -672,32 +626,3 @@ async def test_what_fails_within_a_stream_ends_it_with_an_error(
     assert failed.value.body["charged"] is True
     assert failed.value.code == failed.value.body["code"]
     assert await gateway_client.read_call_count() == 1
-
-
-async def test_a_call_of_a_tool_is_streamed_while_the_model_still_writes_it(
-    fleet: ModelFleet, client: openai.AsyncOpenAI
-) -> None:
-    events = CHAT.call_events([("c1", "weather", ['{"city": ', '"Paris"}'])])
-    fleet.provider.set_responses(StreamedResponse(events=events, event_count=3, then="stall"))
-    seen: list[Any] = []
-    async with await client.chat.completions.create(
-        model="model", messages=HELLO, tools=[WEATHER], stream=True
-    ) as stream:
-        async for chunk in stream:
-            seen += chunk.choices[0].delta.tool_calls or []
-            if sum(len(call.function.arguments) for call in seen) > 5:
-                break
-    assert (seen[0].index, seen[0].id, seen[0].function.name) == (0, "c1", "weather")
-    assert "".join(call.function.arguments for call in seen) == '{"city": '
-    assert all(call.id is None for call in seen[1:])
-
-
-async def test_reasoning_is_streamed_before_the_text(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
-    fleet.provider.set_responses(StreamedResponse(events=chat_reasoning_events(["H", "m."], ["Ye", "s"])))
-    stream = await client.chat.completions.create(model="model", messages=HELLO, stream=True)
-    deltas = [chunk.choices[0].delta async for chunk in stream if chunk.choices]
-    reasoning = [index for index, delta in enumerate(deltas) if (delta.model_extra or {}).get("reasoning_content")]
-    text = [index for index, delta in enumerate(deltas) if delta.content]
-    assert max(reasoning) < min(text)
-    assert "".join((deltas[index].model_extra or {})["reasoning_content"] for index in reasoning) == "Hm."
-    assert "".join(deltas[index].content or "" for index in text) == "Yes"

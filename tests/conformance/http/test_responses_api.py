@@ -147,15 +147,6 @@ async def test_an_answer_that_was_cut_says_so(
     assert answer.incomplete_details.reason == told
 
 
-async def test_a_refusal_has_a_part_of_its_own(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
-    body: Any = chat_answer("")
-    body["choices"][0]["message"] = {"role": "assistant", "content": None, "refusal": "I will not."}
-    fleet.provider.set_responses(ScriptedResponse(body=body))
-    [message] = (await client.responses.create(model="model", input="x")).output
-    assert message.type == "message"
-    assert message.content[0].to_dict() == {"type": "refusal", "refusal": "I will not."}
-
-
 # Streams.
 
 
