@@ -34,7 +34,7 @@ from quintain_gateway.endpoint import (
 from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
 from quintain_gateway.idempotency import read_deadline_seconds, read_request_id
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
-from quintain_gateway.response import ignored_header
+from quintain_gateway.response_writer import ignored_header
 
 #: Codes of provider failures, which AgentV's API answers with status 500; the body has the code.
 PROVIDER_FAILURES = frozenset(

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from quintain.contracts.api_request import ApiName
 from quintain.errors import UnknownTarget
-from quintain_gateway.answers import AnswerEncoder
+from quintain_gateway.answer_encoder import AnswerEncoder
 from quintain_gateway.auth import FleetGateway, model_token, verify_token_on_body_error
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.calls import CallGroup
@@ -37,7 +37,7 @@ from quintain_gateway.endpoint import (
 from quintain_gateway.errors import AnthropicErrorResponse, NotFound, OpenAIErrorResponse
 from quintain_gateway.idempotency import read_deadline_seconds, read_idempotency_key, retry_identity
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
-from quintain_gateway.response import ResponseWriter
+from quintain_gateway.response_writer import ResponseWriter
 
 MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
 

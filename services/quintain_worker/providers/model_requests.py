@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import PydanticSerializationError, to_json
 
 from quintain.apis.policy import PUBLISHED_FIELDS, Policy, check_request
-from quintain.apis.translate import CONVERSATION_APIS, own_name, request_from_chat, request_to_chat
+from quintain.apis.requests import CONVERSATION_APIS, own_name, request_from_chat, request_to_chat
 from quintain.apis.translation import Json, Translation, invalid, text_of, tool_call
 from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiName, ApiRequest

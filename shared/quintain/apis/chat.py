@@ -1,6 +1,6 @@
 """Streams of chat completions: put together to the whole, continued, and read piece by piece. No I/O.
 
-Every answer is translated as a stream, because a whole answer is its events put together (`translate.py`). Chunks of
+Every answer is translated as a stream, because a whole answer is its events put together (`streams.py`). Chunks of
 chat completions are the neutral form between the APIs.
 """
 

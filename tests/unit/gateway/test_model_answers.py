@@ -15,7 +15,7 @@ from quintain.apis.streams import STREAMS, translate_answer
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import ProviderFailed
-from quintain_gateway.answers import AnswerEncoder
+from quintain_gateway.answer_encoder import AnswerEncoder
 
 Json = dict[str, Any]
 APIS: Sequence[ApiName] = ("chat", "responses", "messages")

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from quintain.apis.translate import CONVERSATION_APIS, request_to_chat
+from quintain.apis.requests import CONVERSATION_APIS, request_to_chat
 from quintain.apis.translation import Translation
 from quintain.contracts.api_request import ApiName, read_request
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BadRequest
 from quintain_gateway.bodies import BODIES, parse_body
-from quintain_gateway.response import MAX_NAME_LENGTH, format_field_names
+from quintain_gateway.response_writer import MAX_NAME_LENGTH, format_field_names
 from quintain_worker.providers.api_conversation import ApiConversation, check_conversation, conversation_of
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault
-from quintain_gateway.answers import KEEP_ALIVE_COMMENT, AnswerEncoder, ignored_fields
+from quintain_gateway.answer_encoder import KEEP_ALIVE_COMMENT, AnswerEncoder, ignored_fields
 from quintain_gateway.calls import CallEvent, CallGroup
 from quintain_gateway.endpoint import RequestContext
 from quintain_gateway.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, GatewayStopping, StillRunning
