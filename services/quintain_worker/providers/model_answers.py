@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from quintain.apis import messages, responses
-from quintain.apis.chat import pieces_of
+from quintain.apis.chat import arguments_of, pieces_of
 from quintain.apis.left_out import left_out
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, count_of, objects, text_of
@@ -181,7 +181,7 @@ def _tool_call(call: Json) -> ToolCall:
     return ToolCall(
         id=_text(call.get("id")),
         name=_text(fields.get("name")),
-        arguments=replace_surrogates(_text(fields.get("arguments"))),
+        arguments=replace_surrogates(arguments_of(fields)),
     )
 
 

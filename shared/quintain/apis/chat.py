@@ -6,6 +6,7 @@ chat completions are the neutral form between the APIs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -218,8 +219,7 @@ class PieceReader:
 
     def feed(self, chunk: Json) -> Iterator[Piece]:
         """Yield the pieces of the next chunk."""
-        for choice in objects(chunk.get("choices"))[:1]:
-            self.reason = choice.get("finish_reason") or self.reason
+        self.reason = _first_choice(chunk).get("finish_reason") or self.reason
         self.usage = chunk.get("usage") or self.usage
         for piece in pieces_of(chunk):
             if piece.kind == "call" and self._call is None:
@@ -236,8 +236,8 @@ class PieceReader:
 
 
 def pieces_of(chunk: Json) -> Iterator[Piece]:
-    """Yield the pieces of a chunk's first choice."""
-    choice: Json = next(iter(objects(chunk.get("choices"))), {})
+    """Yield the pieces of a completion's first choice in a chunk."""
+    choice = _first_choice(chunk)
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         return
@@ -253,10 +253,24 @@ def pieces_of(chunk: Json) -> Iterator[Piece]:
     if refusal := _text(delta.get("refusal")):
         yield Piece("refusal", 0, refusal, {})
     for call in objects(delta.get("tool_calls")):
+        if (call.get("type") or "function") != "function" or "custom" in call:
+            continue
         function = call.get("function")
         fields = function if isinstance(function, dict) else {}
         named = {"id": call.get("id"), "name": fields.get("name")}
-        yield Piece("call", call.get("index") or 0, _text(fields.get("arguments")), named)
+        yield Piece("call", call.get("index") or 0, arguments_of(fields), named)
+
+
+def _first_choice(chunk: Json) -> Json:
+    return next((choice for choice in objects(chunk.get("choices")) if not choice.get("index")), {})
+
+
+def arguments_of(function: Json) -> str:
+    """Return the arguments of a call as text; some servers write them as an object."""
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        return arguments or ""
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def _text(value: object) -> str:

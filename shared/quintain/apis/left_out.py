@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from quintain.apis.policy import PUBLISHED_FIELDS
-from quintain.apis.translation import Json
+from quintain.apis.translation import Json, objects
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.values import shorten
 
@@ -17,7 +17,8 @@ from quintain.contracts.values import shorten
 _CARRIED: Final[Mapping[ApiName, frozenset[str]]] = {
     "chat": frozenset({
         "id", "object", "created", "model", "choices[].index", "choices[].finish_reason", "choices[].message.role",
-        "choices[].message.content", "choices[].message.refusal", "choices[].message.reasoning_content",
+        "choices[].message.content", "choices[].message.content[text].type",
+        "choices[].message.content[text].text", "choices[].message.refusal", "choices[].message.reasoning_content",
         "choices[].message.reasoning", "choices[].message.thinking_blocks", "choices[].message.tool_calls[function]",
         "choices[].message.tool_calls[]", "choices[].logprobs.content", "usage.prompt_tokens",
         "usage.completion_tokens", "usage.total_tokens", "usage.prompt_tokens_details.cached_tokens",
@@ -64,11 +65,15 @@ def left_out(source: ApiName, target: ApiName, answer: Json) -> list[str]:
         return []
     carried = _CARRIED[source] - _LACKING.get(target, frozenset())
     begun = {path[:at] for path in _CARRIED[source] for at, letter in enumerate(path) if letter in ".["}
-    return sorted({shorten(path) for path in _without_place("", answer, carried, begun)})
+    # A translated answer has one choice.
+    others = {f"choices[{index}]" for index in range(1, len(objects(answer.get("choices"))))}
+    return sorted({*others, *(shorten(path) for path in _without_place("", answer, carried, begun))})
 
 
 def _without_place(path: str, value: Any, carried: frozenset[str], begun: set[str]) -> Iterator[str]:
-    if path in carried or not _says(value) or value in _DEFAULTS.get(path, ()):
+    # A text may be a list of parts too, of which some have no place.
+    is_carried = path in carried and not (isinstance(value, list) and path in begun)
+    if is_carried or not _says(value) or value in _DEFAULTS.get(path, ()):
         return
     if path and path not in begun:
         yield path

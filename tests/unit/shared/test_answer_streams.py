@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from quintain.apis.chat import DifferentAnswer, chunk_of
+from quintain.apis.left_out import left_out
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.contracts.api_request import ApiName
+from quintain_worker.providers.model_answers import read_answer
 
 Json = dict[str, Any]
 APIS: tuple[ApiName, ...] = ("chat", "responses", "messages")
@@ -149,3 +152,46 @@ def test_calls_are_continued_under_the_indexes_that_their_server_gave_them(index
         for event in list(sent.rest_of(answer)):
             sent.feed(event)
         assert sent.answer() == answer
+
+
+def completion(message: Json, *others: Json) -> Json:
+    choices = [
+        {"index": at, "message": {"role": "assistant", "content": None, **each}, "finish_reason": "stop"}
+        for at, each in enumerate((message, *others))
+    ]
+    return {**HEAD, "object": "chat.completion", "choices": choices}
+
+
+@pytest.mark.parametrize("target", ["responses", "messages"])
+def test_arguments_that_a_server_writes_as_an_object_are_not_lost(target: ApiName) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"city": "Zürich"}}}
+    answer = completion({"tool_calls": [call]})
+    chat = translate_answer(target, "chat", translate_answer("chat", target, answer))
+    assert json.loads(chat["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Zürich"}
+    read = read_answer(answer).output
+    assert read is not None
+    assert [each.arguments for message in read for each in message.tool_calls or []] == ['{"city": "Zürich"}']
+
+
+@pytest.mark.parametrize("target", ["responses", "messages"])
+def test_a_translated_answer_is_the_first_choice_and_names_the_others(target: ApiName) -> None:
+    answer = completion({"content": "One."}, {"content": "Two."})
+    assert texts_of(translate_answer("chat", target, answer)) == "One."
+    assert left_out("chat", target, answer) == ["choices[1]"]
+
+
+@pytest.mark.parametrize("target", ["responses", "messages"])
+def test_a_call_that_is_named_as_left_out_is_no_call_without_a_name(target: ApiName) -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}
+    answer = completion({"content": "Fine.", "tool_calls": [call]})
+    translated_whole = translate_answer("chat", target, answer)
+    assert translated_whole == translate_answer("chat", target, completion({"content": "Fine."}))
+    assert left_out("chat", target, answer) == ["choices[].message.tool_calls[custom]"]
+
+
+@pytest.mark.parametrize("target", ["responses", "messages"])
+def test_the_parts_of_a_text_are_joined_and_other_parts_are_named(target: ApiName) -> None:
+    parts = [{"type": "text", "text": "One, "}, {"type": "image", "image": "x"}, {"type": "text", "text": "two."}]
+    answer = completion({"content": parts})
+    assert texts_of(translate_answer("chat", target, answer)) == "One, two."
+    assert left_out("chat", target, answer) == ["choices[].message.content[image]"]
