@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, CommandResult, run_python
+from support.command_line import CommandLine, CommandResult
 from support.evaluations import write_files
 from support.running_gateway import RunningGateway, run_program
 
@@ -28,15 +28,6 @@ def snippet_environment(evaluator: CommandLine, tool: str, target: str) -> dict[
     assert isinstance(variables, dict)
     ours = {name: value for name, value in evaluator.env.items() if not name.startswith("QUINTAIN_")}
     return {**ours, **variables}
-
-
-@pytest.mark.parametrize("tool", ["openai", "anthropic"])
-def test_an_official_client_answers_whole_and_in_pieces(gateway: RunningGateway, tool: str) -> None:
-    evaluator = gateway.open_session_shell("echo")
-    env = snippet_environment(evaluator, tool, "judge")
-    ended = run_python(EXAMPLES / f"{tool}_client.py", "judge", env=env, folder=evaluator.folder)
-    assert ended.stdout == "whole: Paris\npieces:Paris\n", ended
-    assert evaluator.run("info", "--json").json["callCount"] == 2
 
 
 def test_curl_is_enough(gateway: RunningGateway) -> None:

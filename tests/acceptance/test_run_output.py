@@ -143,14 +143,6 @@ def test_a_run_that_got_worse_fails_where_it_is_asked_to(shell: CommandLine) -> 
     assert same.stdout.splitlines()[-1].startswith("exit 0: no significant change.")
 
 
-@pytest.mark.parametrize("words", [("report", "nothing"), ("compare", "nothing", "nothing")], ids=" ".join)
-def test_a_folder_that_no_run_wrote_is_refused(shell: CommandLine, words: tuple[str, ...]) -> None:
-    (shell.folder / "nothing").mkdir()
-    refused = shell.run(*words, code=2)
-    assert "there is no run.json in it" in refused.stderr
-    assert shell.run(*words, "--json", code=2).json["code"] == "config_error"
-
-
 def test_on_a_fleet_the_cost_is_told_and_the_calls_are_its_operators(broker_url: str) -> None:
     with process_fleet(broker_url, CONFIG, targets=["sage", "free", "rogue"]) as fleet:
         write_files(

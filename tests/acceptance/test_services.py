@@ -142,9 +142,7 @@ def test_a_second_metadata_service_on_the_same_ledger_is_refused(shell: CommandL
 @pytest.mark.parametrize(
     ("words", "unset", "mend"),
     [
-        (("serve", "metadata"), "QUINTAIN_BROKER_URL", "amqp://"),
         (("serve", "worker"), "QUINTAIN_BROKER_URL", "amqp://"),
-        (("serve", "gateway"), "QUINTAIN_BROKER_URL", "amqp://"),
         (("serve", "metadata"), "QUINTAIN_ADMIN_TOKEN", "16 characters or more"),
     ],
 )
@@ -162,8 +160,6 @@ def test_a_service_names_the_variable_it_needs(
         ("serve", "metadata"),
         ("serve", "worker"),
         ("up",),
-        ("session", "list"),
-        ("session", "open", "--default-target", "echo"),
     ],
     ids=" ".join,
 )

@@ -66,12 +66,6 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_example_runs_as_it_is(gateway: RunningGateway) -> None:
-    evaluator = gateway.open_session_shell("judge", 3)
-    ended = run_python(EXAMPLE, env=evaluator.env, folder=evaluator.folder)
-    assert (ended.stdout, ended.stderr) == ("Paris 1 of 3\n", "")
-
-
 def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
     with process_fleet(broker_url, "targets: {judge: {provider: mock, response: Paris}}\n", targets=["judge"]) as fleet:
         fleet.start_service("metadata")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import json
 from pathlib import Path
 
@@ -153,22 +152,6 @@ async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the
     assert (finished.exit_code, finished.total.passed, finished.parked_targets) == (ExitCode.PASSED, 500, {})
     assert len(folder.client.requests) == asked + 500
     assert "parkedTargets" not in json.loads((folder.output / "run.json").read_text())
-
-
-async def test_what_was_graded_before_the_endpoint_died_is_kept(tmp_path: Path) -> None:
-    numbers = itertools.count(1)
-
-    async def dying(request: InvokeRequest) -> str:
-        if next(numbers) > 150:
-            raise ProviderFailed("openai could not be reached; nothing was sent")
-        return request.question or ""
-
-    folder = prepared(tmp_path, 500, FakeClient(dying))
-    parked = await folder.run()
-    assert (parked.total.graded, parked.total.errors < 30) == (150, True)
-    folder.client.answer, before = echo, len(folder.client.requests)
-    finished = await folder.run()
-    assert (finished.total.passed, len(folder.client.requests) - before) == (500, 350)
 
 
 async def test_the_other_target_finishes(tmp_path: Path) -> None:

@@ -145,18 +145,6 @@ async def test_a_section_that_no_case_has_is_refused_with_the_nearest_name(
     assert nearest in problem
 
 
-@pytest.mark.parametrize(
-    ("prompt", "sentence"),
-    [("Be {{ manner }}: {{ question }}", "no field 'manner' in 1 of 1 cases"), ("{{ id }} ", None), (" ", "an empty")],
-)
-async def test_a_prompt_needs_the_fields_that_it_names(tmp_path: Path, prompt: str, sentence: str | None) -> None:
-    path = write_evaluation(tmp_path)
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "prompts": [{"name": "polite", "user": prompt}]}))
-    problems = (await inspect(path)).problems
-    assert [sentence in problem for problem in problems if sentence] == ([True] if sentence else [])
-
-
 async def test_a_section_that_some_cases_lack_is_a_warning_with_their_number(tmp_path: Path) -> None:
     cases: list[dict[str, object]] = [
         {"id": "a", "question": "q", "rubric": "short"},

@@ -169,14 +169,6 @@ def test_nothing_is_projected_before_there_is_a_pace() -> None:
     assert not [line for line in rendered_lines(progress_state(100)) if line.startswith(("ends", "budget"))]
 
 
-def test_hostile_names_are_shown_as_text() -> None:
-    board = progress_state(1, "bot")
-    board.add_row(row("1").model_copy(update={"graders": {HOSTILE: GraderRow(score=1.0, passed=True)}}))
-    text = "\n".join(rendered_lines(board))
-    assert "\x1b" not in text
-    assert "[red]b:bomb:" in text
-
-
 @pytest.mark.parametrize("took_ms", [0.0, 0.05, 0.3, 12.0, 999.0, 65_000.0])
 def test_a_quantile_of_one_latency_is_that_latency(took_ms: float) -> None:
     latencies = Latencies()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 import json
-import os
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BrokerUnavailable, ConfigError, ProviderFailed, WorkerLost
@@ -18,7 +15,7 @@ from quintain_runner.engine.run import update_budget
 from quintain_runner.engine.session import PlanSession
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.progress_display import Lines, NoProgressDisplay
+from quintain_runner.report.progress_display import NoProgressDisplay
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowStatus
@@ -40,14 +37,6 @@ async def test_every_case_is_asked_once_and_the_run_passes(tmp_path: Path) -> No
     record = json.loads((folder.output / "run.json").read_text())
     assert (record["exitCode"], record["totals"]["graded"], record["totals"]["calls"]) == (0, 50, 50)
     assert record["endedAt"] is not None
-
-
-async def test_every_target_answers_every_case_as_often_as_said(tmp_path: Path) -> None:
-    write_evaluation(tmp_path, cases(3), [EXACT], repeats=2)
-    folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "other")), targets=("bot", "other"))
-    summary = await folder.run()
-    assert len({row.key for row in folder.rows()}) == 12
-    assert (summary.total.cases, summary.total.trials, summary.per_target["other"].trials) == (3, 12, 6)
 
 
 async def test_only_so_many_trials_exist_at_once(tmp_path: Path) -> None:
@@ -81,16 +70,6 @@ async def test_the_result_does_not_depend_on_the_order_in_which_cases_end(tmp_pa
     summary = await folder.run()
     assert [row.case_id for row in folder.rows()] == ["case-3", "case-1", "case-0", "case-2"]
     assert (summary.total.passed, summary.exit_code) == (4, ExitCode.PASSED)
-
-
-async def test_the_same_command_again_asks_nothing_that_is_kept(tmp_path: Path) -> None:
-    folder = prepared(tmp_path)
-    await folder.run()
-    before = (folder.output / "results.jsonl").read_bytes()
-    again = await folder.run()
-    assert len(folder.client.requests) == 10
-    assert (folder.output / "results.jsonl").read_bytes() == before
-    assert (again.total.passed, again.exit_code) == (10, ExitCode.PASSED)
 
 
 async def test_errored_cases_are_asked_again_and_doubtful_ones_kept(tmp_path: Path) -> None:
@@ -201,23 +180,6 @@ print(json.dumps({"score": 1}))
     assert summary.total.mean_score == 1.0
 
 
-async def test_at_the_end_of_the_budget_the_run_parks_and_goes_on_when_it_is_raised(tmp_path: Path) -> None:
-    folder = prepared(tmp_path, 20, client=FakeClient(max_calls=7))
-    parked = await folder.run()
-    assert (parked.exit_code, parked.total.graded, parked.total.waiting) == (ExitCode.BUDGET_SPENT, 7, 13)
-    assert (parked.total.calls, parked.total.errors, len(folder.rows())) == (7, 0, 7)
-    folder.client.max_calls = 20
-    finished = await folder.run()
-    assert (finished.exit_code, finished.total.passed, finished.total.calls) == (ExitCode.PASSED, 20, 20)
-
-
-async def test_a_run_below_its_threshold_says_so(tmp_path: Path) -> None:
-    wrong = [{**case, "expected": "something else"} for case in cases(1)]
-    write_evaluation(tmp_path, cases(4)[1:] + wrong, [EXACT], threshold=0.8)
-    summary = await EvaluationFolder(tmp_path, FakeClient()).run()
-    assert (summary.exit_code, summary.total.mean_score) == (ExitCode.BELOW_THRESHOLD, 0.75)
-
-
 async def test_an_interrupted_run_leaves_complete_rows_and_is_taken_up(tmp_path: Path) -> None:
     stuck = asyncio.Event()
 
@@ -238,16 +200,6 @@ async def test_an_interrupted_run_leaves_complete_rows_and_is_taken_up(tmp_path:
     folder.client.answer = echo
     summary = await folder.run()
     assert (summary.exit_code, summary.total.passed) == (ExitCode.PASSED, 10)
-
-
-async def test_a_torn_last_line_is_cut_and_its_case_asked_again(tmp_path: Path) -> None:
-    folder = prepared(tmp_path)
-    await folder.run()
-    path = folder.output / "results.jsonl"
-    os.truncate(path, path.stat().st_size - 5)
-    summary = await folder.run()
-    assert (len(folder.rows()), summary.total.passed) == (10, 10)
-    assert summary.total.calls == 10
 
 
 async def test_a_fleet_that_is_gone_ends_the_run_with_its_reason_and_keeps_the_rows(tmp_path: Path) -> None:
@@ -296,32 +248,6 @@ async def test_a_grader_inherits_no_secret(tmp_path: Path) -> None:
     seen = json.loads(row.graders["judge"].reason or "")
     assert (seen["PATH"], seen["LANG"], seen["OPENAI_API_KEY"]) == ("/bin", "C", "token-1")
     assert {"AWS_SECRET_ACCESS_KEY", "QUINTAIN_ADMIN_TOKEN"} & seen.keys() == set()
-
-
-async def test_what_a_model_wrote_reaches_the_results_as_it_is_and_the_terminal_escaped(tmp_path: Path) -> None:
-    hostile = "\x1b[2J\x1b]0;owned\x07[red]wiped"
-
-    async def evil(request: InvokeRequest) -> str:
-        return hostile
-
-    source = "import json, sys; sys.exit(json.load(sys.stdin)['output'])"
-    write_evaluation(tmp_path, cases(1), [{"name": "judge", "command": write_script(tmp_path, "j.py", source)}])
-    stream = io.StringIO()
-    folder = EvaluationFolder(tmp_path, FakeClient(evil), progress=Lines(Console(file=stream, width=200)))
-    await folder.run()
-    assert folder.rows()[0].output == hostile
-    assert "[red]wiped" in stream.getvalue()
-    assert "\x1b" not in stream.getvalue()
-    assert "owned" not in stream.getvalue()
-
-
-async def test_a_narrowed_run_and_the_whole_one_share_a_folder(tmp_path: Path) -> None:
-    write_evaluation(tmp_path, cases(3), [EXACT], targets=["bot", "other"])
-    folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "other")))
-    narrow = await folder.run()
-    folder.targets = ("bot", "other")
-    whole = await folder.run()
-    assert (narrow.total.trials, whole.total.trials, len(folder.client.requests)) == (3, 6, 6)
 
 
 def key_order(rows: list[Row]) -> list[Row]:
