@@ -22,7 +22,7 @@ from quintain.contracts.values import TARGET_NAME_PATTERN
 from quintain.errors import ConfigError
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
-from quintain.programs.processes import ProcessMark
+from quintain.programs.processes import ProcessMark, adopt_orphans, reap_orphans
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.commands.serve import (
@@ -328,10 +328,13 @@ async def _serve_slot(
     ends: Sequence[asyncio.Task[Any]],
 ) -> bool:
     """Serve one lease after another until one of ``ends`` is done or the process is to be replaced; returns whether."""
+    adopt_orphans()
     settings, leftovers = read_settings(environment()), Leftovers(environment())
 
     async def after_lease() -> bool:
-        return await leftovers.end() or host_options.process is ProcessUse.PER_LEASE
+        has_left = await leftovers.end()
+        reap_orphans()
+        return has_left or host_options.process is ProcessUse.PER_LEASE
 
     async with connect_when_available(settings, "host", print_waiting) as bus:
         host = Host(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import secrets
 import signal
@@ -120,6 +121,30 @@ class ProcessMark:
             return False
         stat = (_read(f"/proc/{name}/stat") or b"").rpartition(b")")[2].split()
         return len(stat) > _START_FIELD and int(stat[_START_FIELD]) / _TICKS_PER_SECOND >= self._made - 1
+
+
+#: Linux: a process becomes the parent of those of its descendants whose own parent has ended.
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants that are left without one; elsewhere than on Linux do nothing.
+
+    So a mark that it inherited also finds those that left their session and their environment.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans() -> None:
+    """Take the exit codes of all children that have ended, so that none of them stays a zombie.
+
+    It takes those of the program's own `subprocess.Popen` too: call it where nobody waits for one.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _children() -> set[int]:
