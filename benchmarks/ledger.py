@@ -16,14 +16,13 @@ import asyncio
 import secrets
 import statistics
 import time
-from functools import partial
 
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, Settle, TargetCard
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain_metadata import calls, leases, sessions
+from quintain_metadata import leases, sessions
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.store import Ledger
@@ -68,7 +67,7 @@ class Bench:
                 outcome=AttemptOutcome.RESULT,
                 reply=result,
             )
-            call, _ = await self.ledger.transact(partial(calls.settle, settlement=settle))
+            ((call, _),) = await self.queue.operations.run([settle])
             await self.queue.on_settled([] if call is None else [call])
         return (time.process_time() - began) / SETTLES_PER_ROUND
 

@@ -37,9 +37,8 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain_metadata import leases, sessions
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.calls import SettleOperation
 from quintain_metadata.opening import open_ledger
-from quintain_metadata.store import Ledger, Moment, SqlProgram, unwrap
+from quintain_metadata.store import Ledger, Moment, SqlProgram
 from servers import durable_postgres, fresh_database
 
 STORES = ("sqlite", "postgres")
@@ -108,8 +107,8 @@ class Store:
             )
             for admit in admits
         ]
-        outcomes = await self.ledger.transact_each([SettleOperation(settle) for settle in settles])
-        await self.queue.on_settled([call for call, _ in map(unwrap, outcomes) if call is not None])
+        outcomes = await self.queue.operations.run(settles)
+        await self.queue.on_settled([call for call, _ in outcomes if call is not None])
 
     async def calls_per_second(self, options: argparse.Namespace) -> float:
         """Admit and settle for so many seconds."""

@@ -6,8 +6,14 @@ from collections import defaultdict
 from html import escape
 
 from generate.markdown import code, table
-from quintain_metadata.attempts import MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
-from quintain_metadata.lifecycle import COUNTED_STATES, TRANSITIONS, CallState, LifecycleEvent
+from quintain_metadata.lifecycle import (
+    COUNTED_STATES,
+    MAX_ATTEMPTS,
+    MAX_UNCOUNTED_ATTEMPTS,
+    TRANSITIONS,
+    CallState,
+    LifecycleEvent,
+)
 
 #: The centre of each state's box.
 PLACES = {

@@ -29,13 +29,13 @@ from quintain.observe.semconv import ledger_admit_span
 from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_metadata.call_rows import CallRow
-from quintain_metadata.calls import AdmitOperation
-from quintain_metadata.decisions import DeferReason, Deferred
+from quintain_metadata.call_rows import CallKey, CallRow
+from quintain_metadata.calls import CallOperations
+from quintain_metadata.decisions import AdmitOperation, DeferReason, Deferred
 from quintain_metadata.lifecycle import CallState
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.store import Ledger, Operation, Returned
-from quintain_metadata.waiting import CallKey, SendAnswer, WaitingAdmit, WaitingAdmits, read_capacity, read_ready
+from quintain_metadata.waiting import SendAnswer, WaitingAdmit, WaitingAdmits, read_capacity, read_ready
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class AdmissionQueue:
         self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
     ) -> None:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
-        self._waiting = WaitingAdmits()
+        self.operations, self._waiting = CallOperations(ledger), WaitingAdmits()
         self._clock = Clock()
         self._targets_to_fill: set[str] = set()
         #: Whether the ledger took the last operation of this queue.
@@ -70,7 +70,7 @@ class AdmissionQueue:
 
         ``send_answer`` is called now, and again for each waiting admit when it is decided.
         """
-        self._metrics.observe_batch("admit", len(batch.items))
+        self._metrics.observe_admits(len(batch.items))
         now = asyncio.get_running_loop().time()
         renewed_ids, admits = list[str](), batch.items
         if self._waiting:
@@ -237,24 +237,31 @@ class AdmissionQueue:
         """
         if not admits:
             return []
-        started_at = time.perf_counter()
-        outcomes = await self._ledger.transact_each(
-            [
-                AdmitOperation(admit, worker, after_others=admit.target in awaited_targets)
-                for admit, worker in zip(admits, incarnations, strict=True)
-            ]
-        )
+        started_at, decisions = time.perf_counter(), list[Admission | Deferred | None]()
+        operations = [
+            _operation(admit, worker, after_others=admit.target in awaited_targets)
+            for admit, worker in zip(admits, incarnations, strict=True)
+        ]
+        decided = iter(await self.operations.run([each for each in operations if isinstance(each, AdmitOperation)]))
         seconds = time.perf_counter() - started_at
-        decisions = [_decision_of(admit, outcome) for admit, outcome in zip(admits, outcomes, strict=True)]
+        for admit, operation in zip(admits, operations, strict=True):
+            outcome = next(decided) if isinstance(operation, AdmitOperation) else operation
+            decision = _decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
+            decisions.append(decision)
+            if isinstance(decision, Admission):
+                self._metrics.count_admission(admit.target, decision)
+                if admit.traceparent is not None:
+                    _record_span(admit, decision, seconds=seconds)
         self._is_ledger_available = None not in decisions
-        self._metrics.count_admissions(each for each in decisions if isinstance(each, Admission))
-        for admit, decision in zip(admits, decisions, strict=True):
-            if not isinstance(decision, Admission):
-                continue
-            self._metrics.call_counter.count_admission(admit.target, decision)
-            if admit.traceparent is not None:
-                _record_span(admit, decision, seconds=seconds)
         return decisions
+
+
+def _operation(admit: Admit, incarnation: str, *, after_others: bool) -> AdmitOperation | Fault:
+    """Return the operation of an admit, or its fault where the format of its credential is wrong."""
+    try:
+        return AdmitOperation(admit, incarnation, admit.credential(), after_others)
+    except Fault as unauthorized:
+        return unauthorized
 
 
 async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
@@ -272,18 +279,16 @@ def _is_blocked(decision: Admission | Deferred) -> bool:
     return isinstance(decision, Deferred) and decision.reason is DeferReason.TARGET
 
 
-def _decision_of(admit: Admit, outcome: Admission | Deferred | Exception) -> Admission | Deferred | None:
-    if isinstance(outcome, BudgetUnavailable):
+def _decision_of(admit: Admit, error: Exception) -> Admission | None:
+    if isinstance(error, BudgetUnavailable):
         return None
-    if isinstance(outcome, Fault):
-        return _refusal(admit, outcome)
-    if isinstance(outcome, Exception):
-        # A defect in one admit must not affect the others of its batch.
-        with logs.log_context(
-            request_id=admit.request_id, session_id=admit.session_id or public_id(admit.token), target=admit.target
-        ):
-            return _refusal(admit, log_defect(outcome, f"admitting call {admit.request_id!r}"))
-    return outcome
+    if isinstance(error, Fault):
+        return _refusal(admit, error)
+    # A defect in one admit must not affect the others of its batch.
+    with logs.log_context(
+        request_id=admit.request_id, session_id=admit.session_id or public_id(admit.token), target=admit.target
+    ):
+        return _refusal(admit, log_defect(error, f"admitting call {admit.request_id!r}"))
 
 
 def _with_deadline(admit: Admit, deferred: Deferred) -> Admit:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import SessionState
-from quintain_metadata.attempts import HOLDER_WITHOUT_ROW
+from quintain_metadata.call_rows import HOLDER_WITHOUT_ROW
 from quintain_metadata.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.replies import REPLY_RETENTION_MS
 from quintain_metadata.sessions import FAMILY_CTE

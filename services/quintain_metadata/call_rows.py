@@ -1,52 +1,22 @@
-"""Reads and writes the rows of calls."""
+"""The rows that calls are decided by, how they are locked and read, and the statements that write them.
+
+The attempt that holds a call, or held it last, needs no row: the call names it, and without a row it may have been
+billed. A row has an attempt that another one followed, one that was proven unbilled, and one that must never run.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.values import sanitize_request_id
-from quintain_metadata import call_counter
-from quintain_metadata.lifecycle import (
-    CallState,
-    Transition,
-)
-from quintain_metadata.session_rows import SessionRow
-from quintain_metadata.store import (
-    Moment,
-    Row,
-    SqlProgram,
-    SqlValue,
-    acquire_lock,
-    execute,
-    fetch_one,
-    filled_up,
-    values_table,
-)
+from quintain_metadata.lifecycle import CallState
+from quintain_metadata.session_rows import SessionRow, lock_sessions
+from quintain_metadata.store import AdvisoryLock, Lookup, Moment, Row, SqlProgram, fetch_one
 
 #: The session id and the request id of a call.
 CallKey = tuple[str, str]
-
-
-def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bool]:
-    """Whether any of these calls of a session is running."""
-    row = yield from fetch_one(
-        f"SELECT 1 FROM {values_table(request_ids)} AS wanted JOIN call ON call.request_id = wanted.column1"
-        " WHERE call.session_id = ? AND call.state = 'running' LIMIT 1",
-        *(*request_ids, session_id),
-    )
-    return row is not None
-
-
-def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:
-    """Return the target that a call was resolved to first; it never changes."""
-    row = yield from fetch_one(
-        "SELECT target FROM call WHERE session_id = ? AND request_id = ? AND target <> ''",
-        *(session_id, sanitize_request_id(request_id)),
-    )
-    return None if row is None else row[0]
 
 
 class CallRow(NamedTuple):
@@ -72,23 +42,54 @@ class CallRow(NamedTuple):
     uncounted_attempts: int = 0
 
     @property
-    def counted_attempts(self) -> int:
-        """How many attempts count towards `MAX_ATTEMPTS`."""
-        return self.attempts - self.uncounted_attempts
-
-    @property
     def is_cancelled(self) -> bool:
         """Whether its caller has cancelled it."""
         return self.cancelled_at is not None
+
+
+class WorkerRow(NamedTuple):
+    """A worker: whether its lease is valid, and how many calls it ran when it was lost; 0 while its lease is valid."""
+
+    is_alive: bool
+    lost_calls: int
+
+
+@dataclass(slots=True)
+class Rows:
+    """What operations are decided by.
+
+    ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, proven (unbilled) or void
+    (never to run). ``capacities`` are how many more calls may run, of targets with a limit.
+    """
+
+    sessions: dict[str, SessionRow]
+    calls: dict[CallKey, CallRow]
+    attempts: dict[CallKey, dict[str, str]] = field(default_factory=dict)
+    workers: dict[str, WorkerRow] = field(default_factory=dict)
+    capacities: dict[str, int] = field(default_factory=dict)
 
 
 _CALL_COLUMNS = ", ".join(CallRow._fields)
 _STATE_INDEX = CallRow._fields.index("state")
 _STATES: Final[dict[str, CallState]] = {state.value: state for state in CallState}
 
-LOAD_CALL_SQL = f"SELECT {_CALL_COLUMNS} FROM call WHERE session_id = ? AND request_id = ?"
+_CALLS_SQL = (
+    f"SELECT {_CALL_COLUMNS} FROM wanted JOIN call ON call.session_id = wanted.key1 AND call.request_id = wanted.key2"
+)
 
-#: Makes a call running that is new, or that no attempt holds; its parameters are `start_parameters`.
+_ATTEMPTS_SQL = (
+    "SELECT attempt.session_id, attempt.request_id, attempt.id, attempt.state FROM wanted JOIN attempt"
+    " ON attempt.session_id = wanted.key1 AND attempt.request_id = wanted.key2"
+)
+
+#: Of a worker that is gone, how many calls it ran: what was recorded with the first of them, or their number now.
+_WORKERS_SQL = (
+    "SELECT worker.incarnation, lease_until, CASE WHEN lease_until > ? THEN 0 ELSE coalesce(lost_calls, (SELECT"
+    " CAST(sum(running) AS bigint) FROM running_calls WHERE running_calls.incarnation = worker.incarnation), 0) END"
+    " FROM wanted JOIN worker ON worker.incarnation = wanted.key1"
+)
+
+#: Makes a call running that is new, or that no attempt holds.
 START_CALL_SQL = (
     "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
     " deadline, call_count, uncounted_attempts, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -99,11 +100,26 @@ START_CALL_SQL = (
     " updated_at = excluded.updated_at"
 )
 
-#: Applies a transition to a call that is still in its state; its parameters are `transition_parameters`.
+#: Applies a transition to a call that is still in its state.
 TRANSITION_SQL = (
     "UPDATE call SET state = ?, fault = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
     " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached)"
     " WHERE session_id = ? AND request_id = ? AND state = ?"
+)
+
+#: Reserves a call, or moves the end of its reservation.
+RESERVE_SQL = (
+    "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count, created_at,"
+    " updated_at) VALUES (?, ?, '', '', ?, 0, ?, 0, ?, ?) ON CONFLICT (session_id, request_id) DO UPDATE SET"
+    " state = excluded.state, deadline = excluded.deadline, updated_at = excluded.updated_at"
+)
+
+#: Marks a call as cancelled, known or not.
+CANCEL_SQL = (
+    "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count,"
+    " cancelled_at, created_at, updated_at) VALUES (?, ?, '', '', ?, 0, 0, 0, ?, ?, ?)"
+    " ON CONFLICT (session_id, request_id) DO UPDATE SET state = excluded.state, cancelled_at = excluded.cancelled_at,"
+    " updated_at = excluded.updated_at"
 )
 
 #: Records until when another delivery is known to wait for a call's answer, unless the call is cancelled.
@@ -118,24 +134,72 @@ COUNT_RUNNING_SQL = (
     " ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + excluded.running"
 )
 
-_CHECKED_TRANSITION_SQL = f"{TRANSITION_SQL} RETURNING 1"
+#: Gives an attempt a row, unless it has one: id, session id, request id, number, incarnation, state, time.
+INSERT_ATTEMPT_SQL = (
+    "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (id) DO NOTHING"
+)
+
+#: The same, and sets the state of one that has a row.
+UPSERT_ATTEMPT_SQL = INSERT_ATTEMPT_SQL.replace("NOTHING", "UPDATE SET state = excluded.state, at = excluded.at")
+
+#: Parameters: the time and the attempt.
+RECORD_UNPROVEN_SQL = "UPDATE attempt SET state = 'unproven', at = ? WHERE id = ?"
+
+#: Records how many calls ran at a worker that is gone, if that was not recorded before.
+RECORD_LOSS_SQL = "UPDATE worker SET lost_calls = coalesce(lost_calls, ?) WHERE incarnation = ?"
+
+#: Whether the attempt that holds a call, or held it last, has no row: it may have been billed then.
+HOLDER_WITHOUT_ROW = (
+    "(call.attempt_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM attempt AS holder WHERE holder.id = call.attempt_id"
+    " AND holder.session_id = call.session_id AND holder.request_id = call.request_id))"
+)
+
+
+def lock_calls(
+    keys: Collection[CallKey],
+    *,
+    reservations: Collection[str] = (),
+    targets: Iterable[str] = (),
+    is_each_locked: bool = True,
+) -> SqlProgram[Rows]:
+    """Lock and read these calls and their sessions; what is read stays true until the operation ends.
+
+    ``reservations`` are sessions whose reservations are locked too: one lock for all of a session, because they are
+    released by the thousand, and a store's number of locks is limited. Who changes nothing but reservations locks no
+    calls (``is_each_locked``). ``targets`` are locked where their capacity counts.
+    """
+    names: list[tuple[str, ...]] = [("call", *key) for key in sorted(keys)] if is_each_locked else []
+    names += [("reservations", session_id) for session_id in sorted(reservations)]
+    names += [("target", target) for target in sorted(targets)]
+    yield AdvisoryLock(names)
+    sessions = yield from lock_sessions([*reservations, *(key[0] for key in keys)])
+    return Rows(sessions, (yield from read_calls(list(keys))))
 
 
 def read_calls(keys: Sequence[CallKey]) -> SqlProgram[dict[CallKey, CallRow]]:
     """Return those of these calls that the ledger has."""
-    filled = filled_up(keys)
-    rows = yield from execute(
-        f"SELECT {_CALL_COLUMNS} FROM (VALUES {', '.join(['(?, ?)'] * len(filled))}) AS wanted"
-        " JOIN call ON call.session_id = wanted.column1 AND call.request_id = wanted.column2",
-        *itertools.chain.from_iterable(filled),
-    )
-    return {call[:2]: call for call in map(call_from_row, rows)}
+    rows = yield Lookup(_CALLS_SQL, keys)
+    return {(row[0], row[1]): call_from_row(row) for row in rows}
+
+
+def read_attempts(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[None]:
+    """Read the attempts at these calls that have a row."""
+    for session_id, request_id, attempt_id, state in (yield Lookup(_ATTEMPTS_SQL, keys)):
+        rows.attempts.setdefault((session_id, request_id), {})[attempt_id] = state
+
+
+def read_workers(moment: Moment, rows: Rows, incarnations: Iterable[str | None]) -> SqlProgram[None]:
+    """Read those of these workers that are registered."""
+    keys = [(incarnation,) for incarnation in sorted({each for each in incarnations if each is not None})]
+    for incarnation, lease_until, lost_calls in (yield Lookup(_WORKERS_SQL, keys, (moment.lease_cutoff,))):
+        rows.workers[incarnation] = WorkerRow(lease_until > moment.lease_cutoff, lost_calls)
 
 
 def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
     """Return a call, or None where the ledger has no row of it."""
-    row = yield from fetch_one(LOAD_CALL_SQL, session_id, request_id)
-    return None if row is None else call_from_row(row)
+    rows = yield Lookup(_CALLS_SQL, [(session_id, request_id)])
+    return call_from_row(rows[0]) if rows else None
 
 
 def call_from_row(row: Row) -> CallRow:
@@ -145,86 +209,20 @@ def call_from_row(row: Row) -> CallRow:
     return CallRow._make(columns)
 
 
-def load_calls(session_id: str, request_ids: Sequence[str]) -> SqlProgram[dict[str, CallRow]]:
-    """Return those of a session's calls that the ledger has, by request id."""
-    rows = yield from execute(
-        f"SELECT {_CALL_COLUMNS} FROM {values_table(request_ids)} AS wanted JOIN call ON call.request_id = "
-        "wanted.column1"
-        " WHERE call.session_id = ?",
-        *(*request_ids, session_id),
+def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bool]:
+    """Whether any of these calls of a session is running."""
+    rows = yield Lookup(
+        "SELECT 1 FROM wanted JOIN call ON call.session_id = wanted.key1 AND call.request_id = wanted.key2"
+        " WHERE call.state = 'running' LIMIT 1",
+        [(session_id, request_id) for request_id in request_ids],
     )
-    return {call.request_id: call for call in map(call_from_row, rows)}
+    return bool(rows)
 
 
-def lock_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
-    """Lock a call until the operation ends, so that its state stays as it was read; returns the call."""
-    yield from acquire_lock("call", session_id, request_id)
-    call = yield from load_call(session_id, request_id)
-    if call is None or call.state is not CallState.RESERVED:
-        return call
-    yield from lock_reservations(session_id)
-    return (yield from load_call(session_id, request_id))
-
-
-def lock_reservations(session_id: str) -> SqlProgram[None]:
-    """Lock all reservations of a session until the operation ends.
-
-    One lock for all: they are released by the thousand, and a store's number of locks is limited.
-    """
-    yield from acquire_lock("reservations", session_id)
-
-
-def count_running(target: str, incarnation: str, change: int) -> SqlProgram[None]:
-    """Add ``change`` to the number of a target's running calls at a worker."""
-    yield from execute(COUNT_RUNNING_SQL, target, incarnation, change)
-
-
-def apply_transition(
-    moment: Moment,
-    session: SessionRow,
-    call: CallRow,
-    change: Transition,
-    fault: str | None,
-    token_usage: TokenUsage | None = None,
-) -> SqlProgram[None]:
-    """Apply a transition, on the condition that the call is still in the state it was decided for.
-
-    ``fault`` is the fault to store, as JSON; ``token_usage`` the usage of the call, where its provider reported it.
-    """
-    updated_rows = yield from execute(
-        _CHECKED_TRANSITION_SQL,
-        *transition_parameters(moment, call, change, fault, token_usage),
+def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:
+    """Return the target that a call was resolved to first; it never changes."""
+    row = yield from fetch_one(
+        "SELECT target FROM call WHERE session_id = ? AND request_id = ? AND target <> ''",
+        *(session_id, sanitize_request_id(request_id)),
     )
-    if updated_rows and call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
-        assert call.incarnation is not None, "a running call is held by an attempt"
-        yield from count_running(call.target, call.incarnation, -1)
-    if updated_rows and change.used < 0:
-        yield from call_counter.refund(session, -change.used)
-
-
-def transition_parameters(
-    moment: Moment, call: CallRow, change: Transition, fault: str | None, token_usage: TokenUsage | None
-) -> tuple[SqlValue, ...]:
-    """Return the parameters of `TRANSITION_SQL`, which are the arguments of `apply_transition`."""
-    key = (call.session_id, call.request_id, call.state)
-    if token_usage is None:
-        return change.to, fault, moment.now, None, None, None, *key
-    return change.to, fault, moment.now, *call_counter.clamp_token_counts(token_usage), *key
-
-
-def start_parameters(moment: Moment, call: CallRow) -> tuple[SqlValue, ...]:
-    """Return the parameters of `START_CALL_SQL` for a call as it is when it runs."""
-    key = (call.session_id, call.request_id, call.body_sha256, call.target, call.state, call.attempts)
-    held = (call.attempt_id, call.incarnation, call.deadline, call.call_count, call.uncounted_attempts)
-    return *key, *held, moment.now, moment.now
-
-
-def is_holder_alive(moment: Moment, call: CallRow) -> SqlProgram[bool]:
-    """Whether the worker that runs this call is registered and its lease has not lapsed."""
-    return (yield from is_lease_valid(moment, call.incarnation))
-
-
-def is_lease_valid(moment: Moment, incarnation: str | None) -> SqlProgram[bool]:
-    """Whether this worker is registered and its lease has not lapsed."""
-    row = yield from fetch_one("SELECT lease_until FROM worker WHERE incarnation = ?", incarnation)
-    return row is not None and row[0] > moment.lease_expiry_cutoff
+    return None if row is None else row[0]

@@ -1,190 +1,314 @@
-"""Runs admits and settles in batches: reads their rows, decides them by `decisions`, and writes. One is a batch too.
+"""Runs what happens to calls: locks and reads their rows, decides by them without I/O, and writes. One is a batch too.
 
 What is read stays true until the transaction ends: it holds the locks of the calls, of their sessions' reservations and
-of the targets, then the rows of the sessions, each kind in one order.
+of the targets, then the rows of the sessions, each kind in one order. The rules are in `decisions` and `changes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import itertools
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
-from quintain.contracts.credentials import CallProof, SessionToken
-from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.errors import Fault
-from quintain_metadata import attempts, call_rows, replies, session_rows, targets
-from quintain_metadata.call_rows import CallKey, CallRow
-from quintain_metadata.decisions import Decisions, Deferred, Replay, Requester, Rows
-from quintain_metadata.lifecycle import CallState, Transition
-from quintain_metadata.store import AdvisoryLock, Moment, SqlProgram, lock_key, unwrap
+from quintain.contracts.ledger import AttemptOutcome, Settle
+from quintain.errors import BudgetExhausted, BudgetUnavailable, Fault
+from quintain.runtime.concurrency import BatchSender
+from quintain_metadata import decisions, leases, replies, targets
+from quintain_metadata.call_rows import CallKey, CallRow, Rows, lock_calls, read_attempts, read_calls, read_workers
+from quintain_metadata.changes import Changes
+from quintain_metadata.decisions import AdmitOperation, Replay
+from quintain_metadata.lifecycle import MAX_DEADLINE_AHEAD_MS, CallState, TransitionEffect
+from quintain_metadata.session_rows import SessionRow
+from quintain_metadata.sessions import IS_NOT_COMMITTED
+from quintain_metadata.store import Ledger, Lookup, Moment, SqlProgram, execute
 
-Settled: TypeAlias = tuple[CallRow | None, Transition]
+log = logging.getLogger(__name__)
+
+CallOperation: TypeAlias = AdmitOperation | Settle
+
+#: The outcome of an admit is a grant, the stored answer, `Deferred`, or the `Fault` that refuses it; that of a settle
+#: the call as it was, and the transition.
+Outcome: TypeAlias = Any
+
+#: How many batches of workers share a transaction at most: each waits for all of them.
+MAX_BATCHES = 8
 
 
-def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram[list[Any]]:
+class CallOperations:
+    """Runs admits and settles on a ledger; what waits at the same time shares a transaction."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._sender = BatchSender[None, tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]](self._run)
+
+    async def run(self, operations: Sequence[CallOperation]) -> list[Outcome]:
+        """Run operations; returns the outcome of each: `BudgetUnavailable` where the ledger is out of reach.
+
+        A defect in one of them is its own outcome.
+        """
+        outcomes: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        self._sender.add(None, (operations, outcomes), max_batch=MAX_BATCHES)
+        return await outcomes
+
+    async def _run(self, _: None, batches: list[tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]]) -> None:
+        operations = [operation for batch, _ in batches for operation in batch]
+        try:
+            found = await self._ledger.transact(partial(run_batch, operations=operations))
+        except BudgetUnavailable as unavailable:
+            found = [unavailable] * len(operations)
+        except Exception as defect:
+            log.error("A defect while running operations together; each is run by itself", exc_info=defect)
+            found = [await self._run_alone(operation) for operation in operations]
+        remaining = iter(found)
+        for batch, outcomes in batches:
+            of_batch = list(itertools.islice(remaining, len(batch)))
+            if not outcomes.done():  # of a caller that was cancelled: what was committed stays committed
+                outcomes.set_result(of_batch)
+
+    async def _run_alone(self, operation: CallOperation) -> Outcome:
+        try:
+            return (await self._ledger.transact(partial(run_batch, operations=[operation])))[0]
+        except Exception as error:
+            return error
+
+
+def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram[list[Outcome]]:
     """Run operations as if one after another; returns the result or the fault of each."""
-    outcomes = list[Any]()
+    outcomes = list[Outcome]()
     for one_of_each_call in _rounds(operations):
-        decisions = Decisions(moment, (yield from _read(moment, one_of_each_call)))
-        for operation in one_of_each_call:
+        changes = Changes(moment, (yield from _read(moment, one_of_each_call)))
+        for operation in one_of_each_call.values():
             try:
-                outcomes.append(operation.decide(decisions))
+                if isinstance(operation, Settle):
+                    outcomes.append(decisions.settle(changes, operation))
+                else:
+                    outcomes.append(decisions.admit(changes, operation))
             except Fault as refusal:
                 outcomes.append(refusal)
-        yield from decisions.write()
+        yield from changes.write()
     for number, outcome in enumerate(outcomes):
         if isinstance(outcome, Replay):
-            outcomes[number] = yield from _read_replay(outcome)
+            try:
+                outcomes[number] = yield from replies.replay(outcome.session, outcome.call, outcome.attempt_id)
+            except Fault as expired:
+                outcomes[number] = expired
     return outcomes
 
 
-def _read_replay(replay: Replay) -> SqlProgram[Admission | Fault]:
-    try:
-        return (yield from replies.replay(replay.session, replay.call, replay.attempt_id))
-    except Fault as expired:
-        return expired
-
-
-def _rounds(operations: Sequence[CallOperation]) -> Iterator[list[CallOperation]]:
-    """Divide operations, in their order, into lists with one operation of each call."""
-    keys, current = set[CallKey](), list[CallOperation]()
+def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallOperation]]:
+    """Divide operations, in their order, into those with one operation of each call, by call."""
+    current = dict[CallKey, CallOperation]()
     for operation in operations:
-        if operation.key in keys:
+        if isinstance(operation, Settle):
+            key = (operation.session_id, operation.request_id)
+        else:
+            key = (operation.credential.id, operation.request.request_id)
+        if key in current:
             yield current
-            keys, current = set(), []
-        if operation.key is not None:
-            keys.add(operation.key)
-        current.append(operation)
+            current = {}
+        current[key] = operation
     yield current
 
 
-def _read(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram[Rows]:
+def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgram[Rows]:
     """Lock and read the rows that these operations are decided by."""
-    keyed = {operation.key: operation for operation in operations if operation.key is not None}
-    admits = {key: each for key, each in keyed.items() if isinstance(each, AdmitOperation)}
-    if not keyed:
-        return Rows({}, {}, {}, {}, {})
-    wanted_targets = sorted({each.request.target for each in admits.values()})
-    yield AdvisoryLock(
-        (
-            *(lock_key("call", *key) for key in sorted(keyed)),
-            *(
-                lock_key("reservations", name)
-                for name in sorted({key[0] for key, each in keyed.items() if each.may_release})
-            ),
-            *(lock_key("target", target) for target in wanted_targets),
-        )
-    )
-    sessions = yield from session_rows.lock_sessions(sorted({session_id for session_id, _ in keyed}))
-    calls = yield from call_rows.read_calls(list(keyed))
-    rows = Rows(sessions, calls, {}, {}, {})
-    yield from _read_attempts(rows, keyed)
-    if admits:
-        incarnations = {each.incarnation for each in admits.values()}
-        incarnations |= {calls[key].incarnation or "" for key in admits if key in calls}
-        rows.workers = yield from attempts.read_workers(moment, sorted(incarnations))
+    reserving, wanted_targets, incarnations = set[str](), set[str](), set[str | None]()
+    for key, operation in operations.items():
+        if not isinstance(operation, Settle):
+            wanted_targets.add(operation.request.target)
+            incarnations.add(operation.incarnation)
+            reserving.add(key[0])
+        elif operation.outcome is AttemptOutcome.NEVER_SENT:
+            reserving.add(key[0])
+    rows = yield from lock_calls(operations, reservations=reserving, targets=wanted_targets)
+    several = list[CallKey]()
+    for key, operation in operations.items():
+        call = rows.calls.get(key)
+        if not isinstance(operation, Settle):
+            incarnations.add(None if call is None else call.incarnation)
+        elif (
+            operation.outcome is AttemptOutcome.RESULT
+            and call is not None
+            and (call.state, call.attempt_id) == (CallState.RUNNING, operation.attempt_id)
+        ):
+            continue  # the result of the attempt that holds its running call, which has no row of its own
+        several.append(key)
+    if several:
+        yield from read_attempts(rows, several)
+    if wanted_targets:
+        yield from read_workers(moment, rows, incarnations)
         rows.capacities = yield from targets.free_capacities(moment, wanted_targets)
     return rows
 
 
-def _read_attempts(rows: Rows, keyed: dict[CallKey, CallOperation]) -> SqlProgram[None]:
-    """Read the rows of these attempts, and those of the other attempts at calls that may have several."""
-    ids, several = list[str](), list[CallKey]()
-    for key, operation in keyed.items():
-        call = rows.calls.get(key)
-        if isinstance(operation, AdmitOperation):
-            ids.append(operation.request.attempt_id)
-            if call is not None and call.attempts:
-                several.append(key)
-        elif not operation.is_plain(call):
-            ids.append(operation.settlement.attempt_id)
-            if call is not None and call.attempts > 1:
-                several.append(key)
-    rows.attempts = yield from attempts.read_attempts(ids, several)
+def reserve(moment: Moment, session: SessionRow, request_ids: Collection[str], deadline: int) -> SqlProgram[int]:
+    """Reserve all of these calls or none; returns how many are new.
 
-
-@dataclass(slots=True)
-class AdmitOperation:
-    """An admit; its outcome is a grant, the stored answer, `Deferred`, or the `Fault` that refuses it.
-
-    ``after_others``: other admits wait for the target, so that a new call waits too; a take-over does not.
+    A call that is reserved already keeps its reservation until the later deadline; one whose reservation was released
+    is reserved again; any other one with a row costs nothing. ``deadline`` is in milliseconds since the epoch. Raises
+    `BudgetExhausted`.
     """
+    session.require_not_paused()
+    keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
+    rows = yield from lock_calls(keys, reservations=[session.id], is_each_locked=False)
+    session, changes = rows.sessions[session.id], Changes(moment, rows)
+    deadline = min(max(0, deadline), moment.now + MAX_DEADLINE_AHEAD_MS)
+    created = sum(changes.reserve(key, deadline) for key in keys)
+    try:
+        changes.counters.charge(session, created)
+    except BudgetExhausted:
+        narrowest = min((session, *session.ancestors), key=lambda payer: payer.max_calls - payer.used)
+        raise BudgetExhausted(
+            f"Batch would exceed max calls (current: {narrowest.used}, batch: {len(request_ids)}, "
+            f"limit: {narrowest.max_calls})"
+        ) from None
+    yield from changes.write()
+    return created
 
-    request: Admit
-    incarnation: str
-    after_others: bool = False
-    #: The session's and the request's id; None where the credential has the wrong format.
-    key: CallKey | None = field(init=False, default=None)
-    may_release: ClassVar[bool] = True
-    run_batch: ClassVar[RunBatch] = staticmethod(run_batch)
-    _credential: SessionToken | CallProof | Fault = field(init=False)
 
-    def __post_init__(self) -> None:
-        try:
-            self._credential = self.request.credential()
-            self.key = (self._credential.id, self.request.request_id)
-        except Fault as unauthorized:
-            self._credential = unauthorized
-
-    def decide(self, decisions: Decisions) -> Admission | Deferred | Replay:
-        """Decide it. Raises the `Fault` that refuses it."""
-        if isinstance(self._credential, Fault):
-            raise self._credential
-        return decisions.admit(Requester(self.request, self._credential, self.incarnation, self.after_others))
-
-    def __call__(self, moment: Moment) -> SqlProgram[Admission | Deferred]:
-        """Run this admit by itself."""
-        (outcome,) = yield from run_batch(moment, [self])
-        admitted: Admission | Deferred = unwrap(outcome)
-        return admitted
+def release(moment: Moment, session: SessionRow, request_ids: Collection[str]) -> SqlProgram[int]:
+    """Release those of these calls that are still only reserved; returns how many."""
+    keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
+    rows = yield from lock_calls(keys, reservations=[session.id], is_each_locked=False)
+    changes = Changes(moment, rows)
+    released = [changes.release(call).used for call in rows.calls.values()]
+    yield from changes.write()
+    return -sum(released)
 
 
 @dataclass(slots=True)
-class SettleOperation:
-    """A settle; its outcome is the call as it was, and the transition."""
+class CancelResult:
+    """The number of cancelled calls, and the request ids of those that run and must be aborted."""
 
-    settlement: Settle
-    key: CallKey = field(init=False)
-    run_batch: ClassVar[RunBatch] = staticmethod(run_batch)
-
-    def __post_init__(self) -> None:
-        self.key = (self.settlement.session_id, self.settlement.request_id)
-
-    @property
-    def may_release(self) -> bool:
-        """Whether it may release a reservation."""
-        return self.settlement.outcome is AttemptOutcome.NEVER_SENT
-
-    def is_plain(self, call: CallRow | None) -> bool:
-        """Whether it is the result of the attempt that holds its running call, which has no row of its own."""
-        return (
-            call is not None
-            and call.state is CallState.RUNNING
-            and call.attempt_id == self.settlement.attempt_id
-            and self.settlement.outcome is AttemptOutcome.RESULT
-        )
-
-    def decide(self, decisions: Decisions) -> Settled:
-        """Decide it."""
-        return decisions.settle(self.settlement)
-
-    def __call__(self, moment: Moment) -> SqlProgram[Settled]:
-        """Run this settle by itself."""
-        (outcome,) = yield from run_batch(moment, [self])
-        settled: Settled = unwrap(outcome)
-        return settled
+    cancelled_count: int = 0
+    to_abort: list[str] = field(default_factory=list)
 
 
-CallOperation: TypeAlias = AdmitOperation | SettleOperation
-RunBatch: TypeAlias = Callable[[Moment, Sequence[Any]], SqlProgram[list[Any]]]
+def cancel(moment: Moment, session: SessionRow, request_ids: Collection[str]) -> SqlProgram[CancelResult]:
+    """Mark the calls of these request ids as cancelled, including unknown ids (`Changes.cancel`)."""
+    keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
+    rows = yield from lock_calls(keys, reservations=[session.id])
+    changes = Changes(moment, rows)
+    marked = {key: change for key in keys if (change := changes.cancel(key)).effect is not TransitionEffect.NOTED}
+    yield from changes.write()
+    return CancelResult(len(marked), [key[1] for key, change in marked.items() if change.to is CallState.RUNNING])
 
 
-def admit(moment: Moment, request: Admit, incarnation: str) -> SqlProgram[Admission | Deferred]:
-    """Run one admit (`AdmitOperation`)."""
-    return AdmitOperation(request, incarnation)(moment)
+#: How many calls one operation ends at most, so that it does not block the store for long.
+MAX_ENDED_CALLS = 500
+
+#: How long after its deadline a running call ends whose holder lives, in milliseconds: its attempt has ended, and its
+#: settle was lost with its queue.
+LOST_SETTLE_MS = 60_000
 
 
-def settle(moment: Moment, settlement: Settle) -> SqlProgram[Settled]:
-    """Run one settle (`SettleOperation`)."""
-    return SettleOperation(settlement)(moment)
+def sweep(moment: Moment) -> SqlProgram[int]:
+    """End the overdue calls, and delete expired replies and forgotten workers; returns how many calls were found.
+
+    A reservation past its deadline is released: it provably reached no provider. A running call past its deadline
+    becomes in doubt once its holder's lease has lapsed, or after `LOST_SETTLE_MS`: a call that may have reached a
+    provider is never refunded by a timeout. What an expired child session reserved is given back to its parent.
+    """
+    expired = yield from execute(
+        "SELECT id FROM session WHERE reserved > 0 AND expires_at <= ? ORDER BY id LIMIT ?",
+        *(moment.now, MAX_ENDED_CALLS),
+    )
+    overdue = yield from execute(
+        "SELECT call.session_id, call.request_id FROM call LEFT JOIN worker USING (incarnation)"
+        " WHERE call.state IN ('reserved', 'running') AND call.deadline <= ?"
+        " AND (call.state = 'reserved' OR call.deadline <= ? OR worker.lease_until IS NULL OR worker.lease_until <= ?)"
+        " ORDER BY call.state LIMIT ?",
+        *(moment.now, moment.now - LOST_SETTLE_MS, moment.lease_cutoff, MAX_ENDED_CALLS),
+    )
+    if expired or overdue:
+        yield from _end_overdue(moment, [row[0] for row in expired], [(row[0], row[1]) for row in overdue])
+    yield from replies.delete_expired(moment.now)
+    yield from leases.delete_forgotten(moment.now)
+    return len(overdue)
+
+
+def _end_overdue(moment: Moment, children: list[str], keys: list[CallKey]) -> SqlProgram[None]:
+    rows = yield from lock_calls(keys, reservations={key[0] for key in keys} | set(children))
+    yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
+    changes = Changes(moment, rows)
+    for call in rows.calls.values():
+        # The call may have changed since the query.
+        if call.deadline > moment.now:
+            continue
+        if call.state is CallState.RESERVED:
+            changes.release(call)
+        elif call.state is CallState.RUNNING and (
+            not changes.holder(call).is_alive or call.deadline <= moment.now - LOST_SETTLE_MS
+        ):
+            changes.end_lost(call)
+    for session_id in children:
+        changes.counters.release_reserved(rows.sessions[session_id])
+    yield from changes.write()
+
+
+_FAMILY_SQL = (
+    ", family (id) AS (SELECT key1 FROM wanted UNION SELECT child.id FROM session AS child"
+    " JOIN family ON child.parent_id = family.id)"
+)
+
+
+def end_family(moment: Moment, session_ids: Sequence[str]) -> SqlProgram[int]:
+    """Release every reservation of sessions that are closed and of their descendants; returns how many calls.
+
+    Their running calls are in doubt whose workers are gone: no attempt can take them over. At most `MAX_ENDED_CALLS`:
+    the sweep ends the others at their deadlines. What the sessions themselves reserved is given back to their parents.
+    """
+    roots = [(session_id,) for session_id in session_ids]
+    found = yield Lookup(f"{_FAMILY_SQL} SELECT id FROM family", roots)
+    family = {row[0] for row in found}
+    found = yield Lookup(
+        "SELECT session_id, request_id FROM wanted JOIN call ON call.session_id = wanted.key1"
+        f" LEFT JOIN worker USING (incarnation) WHERE call.state = 'running' AND {IS_NOT_COMMITTED}"
+        " AND (worker.lease_until IS NULL OR worker.lease_until <= ?)",
+        [(session_id,) for session_id in sorted(family)],
+        (moment.lease_cutoff,),
+    )
+    lost = sorted({(row[0], row[1]) for row in found})[:MAX_ENDED_CALLS]
+    rows = yield from lock_calls(lost, reservations=family)
+    found = yield Lookup(
+        "SELECT session_id, request_id FROM wanted JOIN call ON call.session_id = wanted.key1"
+        f" WHERE call.state = 'reserved' AND {IS_NOT_COMMITTED}",
+        [(session_id,) for session_id in sorted(family)],
+    )
+    reserved = yield from read_calls(sorted({(row[0], row[1]) for row in found}))
+    yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
+    changes = Changes(moment, rows)
+    for call in rows.calls.values():
+        if call.state is CallState.RUNNING and not changes.holder(call).is_alive:
+            changes.end_lost(call)
+    for call in reserved.values():
+        changes.release(call)
+    for session_id in sorted(family):
+        changes.counters.release_reserved(rows.sessions[session_id])
+    yield from changes.write()
+    return len(reserved)
+
+
+def end_dead_letter(
+    moment: Moment, session: SessionRow, request_id: str
+) -> SqlProgram[tuple[CallRow | None, Fault | None]]:
+    """End a call whose message was dead-lettered, where no attempt can finish it; returns the call as it was.
+
+    The fault is that of a running call that is lost.
+    """
+    key = (session.id, request_id)
+    rows = yield from lock_calls([key], reservations=[session.id])
+    call = rows.calls.get(key)
+    if call is None:
+        return None, None
+    yield from read_workers(moment, rows, [call.incarnation])
+    changes, fault = Changes(moment, rows), None
+    if call.state is CallState.RUNNING and not changes.holder(call).is_alive:
+        fault = changes.end_lost(call)
+    changes.release(call)
+    yield from changes.write()
+    return call, fault

@@ -29,8 +29,9 @@ from quintain.observe.semconv import process_span
 from quintain.rpc.server import delivery_context, delivery_credential, request_id_of, result_or_fault, send_reply
 from quintain.timings import Timings
 from quintain.topology import DEAD, DEAD_QUEUE, DELIVERY_LIMIT, POISON
-from quintain_metadata import attempts, call_rows, replies, sessions
-from quintain_metadata.lifecycle import CallState, LifecycleEvent, transition
+from quintain_metadata import calls, replies, sessions
+from quintain_metadata.call_rows import CallRow
+from quintain_metadata.lifecycle import CallState
 from quintain_metadata.routing import forwarded_headers
 from quintain_metadata.store import Ledger, Moment, SqlProgram
 
@@ -73,23 +74,18 @@ class DeadLetterConsumer:
 
         def operation(moment: Moment) -> SqlProgram[Message]:
             session = yield from sessions.authenticate(moment.now, credential)
-            call = yield from call_rows.lock_call(session.id, request_id)
-            if call is None or call.state in {CallState.RELEASED, CallState.REFUNDED}:
-                was_cancelled = call is not None and call.is_cancelled
-                return FaultReply.from_fault(Cancelled() if was_cancelled else uncharged_fault(reason))
-            if call.state is CallState.RESERVED:
-                yield from call_rows.apply_transition(
-                    moment, session, call, transition(call.state, LifecycleEvent.RELEASED), None
-                )
-                return FaultReply.from_fault(uncharged_fault(reason))
-            if call.state is CallState.RUNNING and not (yield from call_rows.is_holder_alive(moment, call)):
-                return FaultReply.from_fault((yield from attempts.mark_in_doubt(moment, call)))
-            if call.state is CallState.RUNNING:
+            call, lost = yield from calls.end_dead_letter(moment, session, request_id)
+            if lost is not None:
+                return FaultReply.from_fault(lost)
+            if call is not None and call.state is CallState.RUNNING:
                 # A duplicate was dead-lettered while the call runs: its worker answers, or the sweep ends it, and only
                 # then it is decided whether the call stays charged.
                 running = "The deadline passed while the call was running"
                 return FaultReply.from_fault(Expired(running, charge_unknown=True))
-            return (yield from stored_answer(call))
+            if call is not None and call.state in {CallState.COMMITTED, CallState.IN_DOUBT}:
+                return (yield from stored_answer(call))
+            was_cancelled = call is not None and call.is_cancelled
+            return FaultReply.from_fault(Cancelled() if was_cancelled else uncharged_fault(reason))
 
         while True:
             try:
@@ -181,7 +177,7 @@ def public_token_part(value: object) -> str:
         return "…"
 
 
-def stored_answer(call: call_rows.CallRow) -> SqlProgram[Message]:
+def stored_answer(call: CallRow) -> SqlProgram[Message]:
     """Return the stored reply or fault of a call that has ended."""
     if call.fault is not None:
         return FaultReply.from_wire(call.fault)

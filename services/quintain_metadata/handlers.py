@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import TypeVar
 
-from quintain.bus.base import Bus, Delivery
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts import fleet
 from quintain.contracts import session as session_messages
 from quintain.contracts.credentials import SessionToken, same_secret
 from quintain.contracts.headers import TOKEN_HEADER
-from quintain.contracts.ledger import OpenChild
+from quintain.contracts.ledger import CallKey, CancelBroadcast, OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
 from quintain.contracts.session import (
+    CallsCancelled,
     DrainWorker,
     ListWorkers,
     OpenSession,
@@ -26,7 +28,7 @@ from quintain.contracts.session import (
     TargetPause,
     WorkerList,
 )
-from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
+from quintain.errors import BadRequest, BusError, PayloadTooLarge, Unauthorized, Unroutable
 from quintain.observe.semconv import process_span
 from quintain.routes import (
     AMEND,
@@ -51,15 +53,21 @@ from quintain.routes import (
 )
 from quintain.rpc.server import delivery_context, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
-from quintain_metadata import call_rows, leases, reservations, sessions, targets
-from quintain_metadata.cancellation import CallCanceller
+from quintain_metadata import call_rows, calls, leases, sessions, targets
+from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.events import read_fleet
 from quintain_metadata.lifecycle import CallState
 from quintain_metadata.session_rows import SessionRow, load_session
-from quintain_metadata.store import Ledger, Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.store import Ledger, Lookup, Moment, SqlProgram, execute, fetch_one
+
+log = logging.getLogger(__name__)
 
 Returned = TypeVar("Returned")
+
+#: How many calls one transaction of a cancellation locks at most: a store's number of locks is limited.
+MAX_CALLS_PER_TRANSACTION = 200
 
 #: How often `info` looks whether the calls that its asker was answered have ended, in seconds.
 SETTLE_CHECK_SECONDS = 0.05
@@ -94,12 +102,12 @@ class MetadataRequestHandler:
         self,
         bus: Bus,
         ledger: Ledger,
-        canceller: CallCanceller,
+        admission_queue: AdmissionQueue,
         admin_sha256: bytes | None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
-        self.canceller, self.timings = canceller, timings
+        self._admission_queue, self.timings = admission_queue, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one request and acknowledge it."""
@@ -147,6 +155,39 @@ class MetadataRequestHandler:
 
         return await self._ledger.transact(operation)
 
+    async def cancel(self, session: SessionRow, request_ids: Sequence[str]) -> CallsCancelled:
+        """Cancel these calls, including request ids that the ledger does not know yet.
+
+        The cancellation is in the ledger even where a worker could not be notified.
+        """
+        unique_ids = sorted(set(request_ids))
+        cancelled_count = 0
+        to_abort: list[CallKey] = []
+        for start in range(0, len(unique_ids), MAX_CALLS_PER_TRANSACTION):
+            page = unique_ids[start : start + MAX_CALLS_PER_TRANSACTION]
+            result = await self._ledger.transact(partial(calls.cancel, session=session, request_ids=page))
+            cancelled_count += result.cancelled_count
+            to_abort += [CallKey(session_id=session.id, request_id=request_id) for request_id in result.to_abort]
+        if to_abort:
+            await self._broadcast(CancelBroadcast(calls=to_abort))
+        await self._admission_queue.retry_calls({(session.id, request_id) for request_id in unique_ids})
+        return CallsCancelled(cancelled=cancelled_count)
+
+    async def _broadcast(self, message: CancelBroadcast) -> None:
+        """Notify all workers at once.
+
+        A worker that misses the message gets the cancellation with its next heartbeat.
+        """
+        envelope = Envelope(body=message.to_wire(), type=CANCEL.key, persistent=False)
+        try:
+            await self._bus.publish(CANCEL_EXCHANGE, "", envelope, timeout_seconds=self.timings.heartbeat_seconds)
+        except Unroutable:
+            log.info("No worker consumes cancellations; each gets them with its next heartbeat")
+        except BusError as error:
+            log.warning(
+                "A cancellation was not published; workers get it with their next heartbeats: %s", error.message
+            )
+
 
 def _read_info(
     moment: Moment, request: session_messages.GetInfo, session: SessionRow | None, *, waits: bool
@@ -172,8 +213,7 @@ def _amend(
 ) -> SqlProgram[session_messages.Info]:
     if request.state is session_messages.SessionState.CLOSED:
         session = yield from sessions.require_session(request.session_id)
-        yield from leases.end_lost_calls(moment, session)
-        yield from reservations.release_all(moment, session)
+        yield from calls.end_family(moment, [session.id])
     return (yield from sessions.amend_session(moment.now, request))
 
 
@@ -190,28 +230,21 @@ def _close_children(
     moment: Moment, _: session_messages.CloseChildren, session: SessionRow | None
 ) -> SqlProgram[session_messages.Info]:
     parent = _require_session(session)
-    children = yield from sessions.open_children(moment.now, parent.id)
-    # Every lock before any counter, as when a session is closed.
-    yield from reservations.lock_descendants(parent)
-    for child_id in children:
-        closed = session_messages.AmendSession(session_id=child_id, state=session_messages.SessionState.CLOSED)
-        yield from _amend(moment, closed, None)
+    yield from _close_all(moment, (yield from sessions.open_children(moment.now, parent.id)))
     return (yield from sessions.info_by_id(moment.now, parent.id))
 
 
 def _reserve(
     moment: Moment, request: session_messages.ReserveCalls, session: SessionRow | None
 ) -> SqlProgram[session_messages.CallsReserved]:
-    granted = yield from reservations.reserve(
-        moment.now, _require_session(session), request.request_ids, request.deadline
-    )
+    granted = yield from calls.reserve(moment, _require_session(session), request.request_ids, request.deadline)
     return session_messages.CallsReserved(granted=granted)
 
 
 def _release(
     moment: Moment, request: session_messages.ReleaseCalls, session: SessionRow | None
 ) -> SqlProgram[session_messages.CallsReleased]:
-    released = yield from reservations.release(moment, _require_session(session), request.request_ids)
+    released = yield from calls.release(moment, _require_session(session), request.request_ids)
     return session_messages.CallsReleased(released=released)
 
 
@@ -291,7 +324,7 @@ async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, tok
 
 async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
     request, session = await request_handler.run_operation(CANCEL, Role.SESSION, _return_request, delivery, token)
-    return await request_handler.canceller.cancel(session, request.request_ids)
+    return await request_handler.cancel(session, request.request_ids)
 
 
 OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
@@ -346,8 +379,10 @@ def _close_earlier(moment: Moment, request: OpenChild) -> SqlProgram[None]:
         "SELECT id FROM session WHERE parent_id = ? AND opened_for = ? AND state <> ?",
         *(request.session_id, request.request_id, SessionState.CLOSED),
     )
-    for (child_id,) in rows:
-        child = yield from sessions.require_session(child_id)
-        yield from leases.end_lost_calls(moment, child)
-        yield from reservations.release_all(moment, child)
-        yield from execute("UPDATE session SET state = ? WHERE id = ?", SessionState.CLOSED, child_id)
+    yield from _close_all(moment, [row[0] for row in rows])
+
+
+def _close_all(moment: Moment, session_ids: list[str]) -> SqlProgram[None]:
+    yield from calls.end_family(moment, session_ids)
+    keys = [(session_id,) for session_id in session_ids]
+    yield Lookup(f"UPDATE session SET state = '{SessionState.CLOSED}' WHERE id IN (SELECT key1 FROM wanted)", keys)

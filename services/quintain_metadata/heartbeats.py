@@ -27,7 +27,7 @@ from quintain.runtime.concurrency import Batcher
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import admit_topology
 from quintain_metadata import leases
-from quintain_metadata.store import Ledger, Moment, SqlProgram
+from quintain_metadata.store import LeaseExpiry, Ledger, Moment, SqlProgram
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ HEARTBEAT_PREFETCH = 2
 class LeaseGuard:
     """Decides which leases may lapse, from the probes that were read. Times are milliseconds on the ledger's clock."""
 
-    def __init__(self, ledger: Ledger, timings: Timings = DEFAULT_TIMINGS) -> None:
-        self._ledger = ledger
+    def __init__(self, lease_expiry: LeaseExpiry, timings: Timings = DEFAULT_TIMINGS) -> None:
+        self._lease_expiry = lease_expiry
         self._lease_ms, self._gap_ms = timings.lease_ms, int(timings.gap_seconds * 1000)
         self._read_until = 0
         self._has_missed = self._was_late = False
@@ -49,7 +49,7 @@ class LeaseGuard:
         """Let no lease lapse for the duration of one lease: heartbeats may have been lost before the start."""
         self._suspend(now)
         self._read_until = now
-        self._ledger.lapse_leases_until(now)
+        self._lease_expiry.lapse_until = now
 
     def on_missed(self) -> None:
         """Note that a heartbeat was read and its lease not renewed, because the ledger was out of reach."""
@@ -66,10 +66,10 @@ class LeaseGuard:
             self._suspend(now)
         self._was_late, self._has_missed = is_late, False
         self._read_until = max(self._read_until, min(sent_at, now))
-        self._ledger.lapse_leases_until(self._read_until)
+        self._lease_expiry.lapse_until = self._read_until
 
     def _suspend(self, now: int) -> None:
-        self._ledger.suspend_lease_expiry_until(now + self._lease_ms)
+        self._lease_expiry.suspended_until = now + self._lease_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class HeartbeatConsumer:
     ) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
         self._own_admits = own_admits or OwnAdmitQueue(bus)
-        self._guard = LeaseGuard(ledger, timings)
+        self._guard = LeaseGuard(ledger.lease_expiry, timings)
         self._order = asyncio.Lock()
         self._batches: Batcher[_Unprocessed] = Batcher(self._process)
         #: Of each worker with a heartbeat that is not processed: done when it is.
@@ -133,10 +133,6 @@ class HeartbeatConsumer:
         if earlier is not None:
             await asyncio.wait([earlier])
         self._of_worker[heartbeat.incarnation] = self._batches.add(_Unprocessed(delivery, heartbeat))
-
-    async def renew(self, delivery: Delivery) -> LeaseRenewed:
-        """Renew the lease of the worker that sent this heartbeat."""
-        return await self._renew_one(Heartbeat.from_wire(delivery.body))
 
     async def _process(self, batch: list[_Unprocessed]) -> None:
         """Process heartbeats and probes in their order, the heartbeats between two probes in one transaction."""

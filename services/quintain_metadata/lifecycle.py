@@ -15,6 +15,16 @@ from typing import Final
 #: Deadlines are at most this far ahead, in milliseconds: less than the broker's consumer timeout of 30 minutes.
 MAX_DEADLINE_AHEAD_MS: Final = 25 * 60_000
 
+#: How many attempts a call has at most that count: one that dies with its worker is followed by another.
+MAX_ATTEMPTS: Final = 3
+
+#: How many attempts of a call do not count at most because they died with a worker that ran other calls too: any of
+#: these may have ended it.
+MAX_UNCOUNTED_ATTEMPTS: Final = 4
+
+#: A call that lost so many attempts with their workers runs only where nothing runs beside it.
+LOSSES_BEFORE_ALONE: Final = 2
+
 
 class CallState(StrEnum):
     """The state of a call. ``none`` is a call without a row in the ledger."""

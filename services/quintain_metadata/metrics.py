@@ -11,14 +11,14 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from quintain.contracts.fleet import BUCKET_BASE, CallCounts, RegisteredTarget
-from quintain.contracts.ledger import Admission, AttemptOutcome, Settle
+from quintain.contracts.ledger import Admission, Settle
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable
 from quintain.observe.metrics import ServiceMetrics
@@ -26,9 +26,12 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata import targets
 from quintain_metadata.lifecycle import CallState
 from quintain_metadata.sessions import IS_NOT_COMMITTED
-from quintain_metadata.store import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one, unwrap
+from quintain_metadata.store import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one
 
 _LOG_BASE = math.log(BUCKET_BASE)
+
+#: How the decisions on admits are counted that are no fault; the others by their code.
+GRANTED, REPLAYED = "granted", "replayed"
 
 
 def bucket_of(milliseconds: float) -> int:
@@ -54,17 +57,17 @@ class CallCounter:
     def __init__(self) -> None:
         self._targets: defaultdict[str, _TargetCounts] = defaultdict(_TargetCounts)
 
-    def count_admission(self, target: str, admission: Admission) -> None:
-        """Count a decision: a granted call, or the code of its refusal; others are neither."""
-        if admission.fault is not None:
-            self._targets[target].faults[admission.fault.code] += 1
-        elif admission.is_grant:
+    def count_admission(self, target: str, code: str) -> None:
+        """Count a decision: `GRANTED`, or the code of its refusal; others are neither."""
+        if code == GRANTED:
             self._targets[target].started += 1
+        elif code != REPLAYED:
+            self._targets[target].faults[code] += 1
 
     def count_settle(self, target: str, item: Settle) -> None:
         """Count how an attempt ended, with the times, tokens and cost that its worker reported."""
         counts = self._targets[target]
-        counts.outcomes[str(item.outcome)] += 1
+        counts.outcomes[item.outcome.value] += 1
         if item.fault is not None:
             counts.faults[item.fault.code] += 1
         timed = item if item.reply is None else item.reply
@@ -133,8 +136,6 @@ LEDGER_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
-GRANTED, REPLAYED = "granted", "replayed"
-
 
 class MetadataMetrics(ServiceMetrics):
     """Prometheus metrics of one metadata service."""
@@ -149,8 +150,7 @@ class MetadataMetrics(ServiceMetrics):
         self._batches = self.histogram(
             "batch_size", "Admits or settles in one batch", "kind", buckets=BATCH_SIZE_BUCKETS
         )
-        self._batches_by_kind = {kind: self._batches.labels(kind) for kind in ("admit", "settle")}
-        self._ledger_seconds = self.histogram(
+        self.ledger_seconds = self.histogram(
             "ledger_seconds",
             "Seconds of a ledger operation, or of several submitted together, with the commit",
             buckets=LEDGER_SECONDS_BUCKETS,
@@ -158,30 +158,23 @@ class MetadataMetrics(ServiceMetrics):
         self.ledger_reachable = self.gauge("ledger_reachable", "Whether the ledger took its last operation")
         self.add_callback(self._collect_gauges)
 
-    def count_admissions(self, admissions: Iterable[Admission]) -> None:
-        """Count the decisions on admits."""
-        codes = Counter(
-            each.fault.code if each.fault else REPLAYED if each.is_replay else GRANTED
-            for each in admissions
-            if not each.must_be_alone
-        )
-        for code, count in codes.items():
-            self._admits.labels(code).inc(count)
+    def count_admission(self, target: str, admission: Admission) -> None:
+        """Count a decision on an admit."""
+        if admission.must_be_alone:
+            return
+        code = admission.fault.code if admission.fault else REPLAYED if admission.is_replay else GRANTED
+        self._admits.labels(code).inc()
+        self.call_counter.count_admission(target, code)
 
-    def count_settles(self, outcomes: Iterable[AttemptOutcome]) -> None:
-        """Count settles by their outcomes."""
-        for outcome, count in Counter(map(str, outcomes)).items():
-            self._settles.labels(outcome).inc(count)
+    def observe_admits(self, size: int) -> None:
+        """Observe the size of a worker's batch of admits."""
+        self._batches.labels("admit").observe(size)
 
-    def observe_batch(self, kind: str, size: int) -> None:
-        """Observe the size of one batch; ``kind`` is admit or settle."""
-        self._batches_by_kind[kind].observe(size)
-
-    def observe_ledger_operation(self, seconds: float, *, is_reachable: bool) -> None:
-        """Record whether the ledger was reachable, and the seconds of what was submitted together if it was."""
-        self.ledger_reachable.set(int(is_reachable))
-        if is_reachable:
-            self._ledger_seconds.observe(seconds)
+    def count_settles(self, items: Sequence[Settle]) -> None:
+        """Count a worker's batch of settles, by their outcomes."""
+        self._batches.labels("settle").observe(len(items))
+        for item in items:
+            self._settles.labels(item.outcome.value).inc()
 
     def set_gauges(self, gauges: LedgerGauges) -> None:
         """Export these values of the ledger until the next call."""
@@ -228,82 +221,42 @@ class InstrumentedLedger:
         self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
     ) -> None:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
-        self._is_unreachable = False
-        self._last_failure_at = 0.0
-
-    @property
-    def kind(self) -> str:
-        """The kind of the wrapped ledger."""
-        return self._ledger.kind
+        self._failed_at: float | None = None
+        self._metrics.ledger_reachable.set(1)
+        self.kind, self.lease_expiry, self.close = ledger.kind, ledger.lease_expiry, ledger.close
+        self.listen_for_capacity, self.announce_capacity = ledger.listen_for_capacity, ledger.announce_capacity
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation (`Ledger.transact`)."""
         started_at = time.perf_counter()
         try:
-            outcome: Returned | Exception = await self._ledger.transact(operation)
-        except Exception as error:
-            outcome = error
-        return unwrap(self._observe(outcome, time.perf_counter() - started_at))
-
-    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
-        """Run several operations (`Ledger.transact_each`); an outage is returned as the outcome of each."""
-        started_at = time.perf_counter()
-        try:
-            outcomes = await self._ledger.transact_each(operations)
+            return await self._ledger.transact(operation)
         except BudgetUnavailable as unavailable:
-            outcomes = [unavailable for _ in operations]
-        seconds = time.perf_counter() - started_at
-        if outcomes and not any(isinstance(outcome, BudgetUnavailable) for outcome in outcomes):
-            # One observation, because they were committed together.
-            self._observe(outcomes[0], seconds)
-            return outcomes
-        return [self._observe(outcome, seconds) for outcome in outcomes]
-
-    def _observe(self, outcome: Returned | Exception, seconds: float) -> Returned | Exception:
-        """Measure and log an outcome; return it, or the error for clients in place of an outage."""
-        is_reachable = not isinstance(outcome, BudgetUnavailable)
-        self._metrics.observe_ledger_operation(seconds, is_reachable=is_reachable)
-        if isinstance(outcome, BudgetUnavailable):
-            return self._record_failure(outcome)
-        self._record_success()
-        return outcome
-
-    def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
-        """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
-        self._ledger.suspend_lease_expiry_until(timestamp_ms)
-
-    def lapse_leases_until(self, timestamp_ms: int) -> None:
-        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
-        self._ledger.lapse_leases_until(timestamp_ms)
-
-    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
-        """Listen for free capacity (`Ledger.listen_for_capacity`)."""
-        self._ledger.listen_for_capacity(callback)
-
-    def announce_capacity(self, targets: Iterable[str]) -> None:
-        """Announce free capacity (`Ledger.announce_capacity`)."""
-        self._ledger.announce_capacity(targets)
+            started_at = math.inf
+            raise self._note_failure(unavailable) from None
+        finally:
+            if started_at < math.inf:
+                self._metrics.ledger_seconds.observe(time.perf_counter() - started_at)
+                if self._failed_at is not None:
+                    self._note_success(self._failed_at)
 
     async def now(self) -> int:
         """Return the store's clock (`Ledger.now`)."""
         try:
             return await self._ledger.now()
         except BudgetUnavailable as unavailable:
-            raise self._record_failure(unavailable) from None
+            raise self._note_failure(unavailable) from None
 
-    async def close(self) -> None:
-        """Close the wrapped ledger."""
-        await self._ledger.close()
-
-    def _record_failure(self, unavailable: BudgetUnavailable) -> BudgetUnavailable:
+    def _note_failure(self, unavailable: BudgetUnavailable) -> BudgetUnavailable:
         """Log the first failure of an outage; return the error for clients."""
-        self._last_failure_at = time.monotonic()
-        if not self._is_unreachable:
-            self._is_unreachable = True
+        self._metrics.ledger_reachable.set(0)
+        if self._failed_at is None:
             log.error("The ledger is out of reach; requests wait for it: %s", unavailable.message)
+        self._failed_at = time.monotonic()
         return BudgetUnavailable(OUTAGE_MESSAGE)
 
-    def _record_success(self) -> None:
-        if self._is_unreachable and time.monotonic() - self._last_failure_at >= self._timings.ledger_quiet_seconds:
-            self._is_unreachable = False
+    def _note_success(self, failed_at: float) -> None:
+        self._metrics.ledger_reachable.set(1)
+        if time.monotonic() - failed_at >= self._timings.ledger_quiet_seconds:
+            self._failed_at = None
             log.warning("The ledger answers again")

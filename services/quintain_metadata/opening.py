@@ -17,7 +17,6 @@ from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.store import (
     POSTGRES_SCHEMES,
     Ledger,
-    LockRows,
     Row,
     SqlProgram,
     Statement,
@@ -87,8 +86,8 @@ class Snapshot:
         try:
             step = next(program)
             while True:
-                statement = step.statement if isinstance(step, LockRows) else step
-                step = program.send(await self._query(statement) if isinstance(statement, Statement) else [])
+                assert isinstance(step, Statement), "an operation that only reads"
+                step = program.send(await self._query(step))
         except StopIteration as stop:
             result: Returned = stop.value
             return result

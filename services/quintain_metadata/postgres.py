@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,17 +20,16 @@ from asyncpg.pool import PoolConnectionProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain.runtime.concurrency import Batcher
 from quintain_metadata.postgres_connection import (
     Connection,
-    PostgresTransaction,
     is_retryable,
     problem_of,
+    run_program,
     translate_error,
     translate_startup_error,
 )
 from quintain_metadata.schema import MIGRATIONS, POSTGRES_STATEMENTS
-from quintain_metadata.store import Moment, Operation, Returned, redacted_url
+from quintain_metadata.store import LeaseExpiry, Operation, Returned, redacted_url
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +76,6 @@ async def _current_version(connection: PoolConnectionProxy[asyncpg.Record]) -> i
 #: How many operations run at once; more would wait for each other's rows, not for a connection.
 MAX_CONNECTIONS = 8
 
-#: How many transactions with several operations run at once, and how many operations each has at most. Further ones
-#: wait and share the next transaction: together they take fewer round trips and commits.
-MAX_GROUPS, MAX_GROUP_OPERATIONS = 1, 128
-
 #: How often an operation is run at most when it fails with a retryable error, such as a deadlock.
 MAX_TRIES = 8
 
@@ -102,14 +95,6 @@ SERVER_SETTINGS: Final = {
 _NOW_SQL = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
 
 
-@dataclass(slots=True)
-class _Submitted:
-    """An operation that waits for its transaction, and its outcome after that."""
-
-    operation: Operation[Any]
-    outcome: Any = None
-
-
 class PostgresLedger:
     """A ledger in one PostgreSQL database. Create it with `open`."""
 
@@ -123,12 +108,8 @@ class PostgresLedger:
     ) -> None:
         self._pool, self._location = pool, location
         self._notifications = CapacityNotifications(connect, pool.execute)
-        self._lease_expiry_suspended_until = 0
-        self._leases_lapse_until: int | None = None
+        self.lease_expiry = LeaseExpiry()
         self._closed = False
-        self._groups: Batcher[_Submitted] = Batcher(
-            self._run_group, max_batch=MAX_GROUP_OPERATIONS, max_concurrent=MAX_GROUPS
-        )
 
     @classmethod
     async def open(cls, url: str) -> PostgresLedger:
@@ -158,38 +139,6 @@ class PostgresLedger:
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation in a transaction, retrying deadlocks (`Ledger.transact`)."""
-        return await self._transact(lambda transaction, moment: transaction.run_program(operation(moment)))
-
-    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
-        """Run several operations in one transaction, together with others that wait (`Ledger.transact_each`)."""
-        submitted = [_Submitted(operation) for operation in operations]
-        await asyncio.gather(*map(self._groups.add, submitted))
-        return [each.outcome for each in submitted]
-
-    async def _run_group(self, group: list[_Submitted]) -> None:
-        """Run operations in one transaction, and on its own each one that must be rolled back alone. Raises nothing."""
-        kinds = defaultdict[object, list[_Submitted]](list)
-        for each in group:
-            kinds[getattr(each.operation, "run_batch", None)].append(each)
-        alone = kinds.pop(None, [])
-        for same in kinds.values():
-            try:
-                await self._transact(partial(_run_together, same))
-            except BudgetUnavailable as unavailable:
-                for each in same:
-                    # Each gets its own exception, because raising one changes it.
-                    each.outcome = BudgetUnavailable(unavailable.message)
-            except Exception:  # of one of them, and nothing says of which
-                alone += same
-        await asyncio.gather(*map(self._run_alone, alone))
-
-    async def _run_alone(self, submitted: _Submitted) -> None:
-        try:
-            submitted.outcome = await self.transact(submitted.operation)
-        except Exception as error:
-            submitted.outcome = error
-
-    async def _transact(self, work: Callable[[PostgresTransaction, Moment], Awaitable[Returned]]) -> Returned:
         if self._closed:
             raise BudgetUnavailable("The ledger is closed")
         with _translated_errors(translate_error, self._location):
@@ -200,16 +149,8 @@ class PostgresLedger:
                 reraise=True,
             ):
                 with attempt:
-                    return await self._run_once(work)
+                    return await self._run_once(operation)
         raise AssertionError("the retry loop ends with a result or an error")
-
-    def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
-        """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
-        self._lease_expiry_suspended_until = timestamp_ms
-
-    def lapse_leases_until(self, timestamp_ms: int) -> None:
-        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
-        self._leases_lapse_until = timestamp_ms
 
     def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
         """Listen for free capacity (`Ledger.listen_for_capacity`)."""
@@ -234,35 +175,23 @@ class PostgresLedger:
         await self._notifications.close()
         await _close_pool(self._pool)
 
-    async def _run_once(self, work: Callable[[PostgresTransaction, Moment], Awaitable[Returned]]) -> Returned:
+    async def _run_once(self, operation: Operation[Returned]) -> Returned:
         async with self._pool.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection:
             try:
-                return await self._run_in_transaction(connection, work)
+                await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                moment = self.lease_expiry.moment(await connection.fetchval(_NOW_SQL))
+                result = await run_program(connection, operation(moment))
+                # If the connection ends here, it is unknown whether the transaction was committed, and asking would not
+                # help: the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation
+                # that did not happen, and repeats its request. That is safe because requests are idempotent: the same
+                # attempt gets the same grant, a settle that was applied is noted, reserved ids cost nothing, and a
+                # limit is set to an absolute value. A session that was opened this way has a token that no caller
+                # received: it can never spend.
+                await connection.execute("COMMIT")
             except BaseException as error:
                 await _roll_back_or_terminate(connection, error)
                 raise
-
-    async def _run_in_transaction(
-        self, connection: Connection, work: Callable[[PostgresTransaction, Moment], Awaitable[Returned]]
-    ) -> Returned:
-        await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        now = await connection.fetchval(_NOW_SQL)
-        moment = Moment(now, self._lease_expiry_suspended_until, self._leases_lapse_until)
-        result = await work(PostgresTransaction(connection), moment)
-        # If the connection ends here, it is unknown whether the transaction was committed, and asking would not help:
-        # the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation that did not
-        # happen, and repeats its request. That is safe because requests are idempotent: the same attempt gets the same
-        # grant, a settle that was applied is noted, reserved ids cost nothing, and a limit is set to an absolute value.
-        # A session that was opened this way has a token that no caller received: it can never spend.
-        await connection.execute("COMMIT")
-        return result
-
-
-async def _run_together(group: list[_Submitted], transaction: PostgresTransaction, moment: Moment) -> None:
-    run_batch = getattr(group[0].operation, "run_batch")  # noqa: B009 -- the group is of one kind, that of operations with it
-    outcomes = await transaction.run_program(run_batch(moment, [each.operation for each in group]))
-    for each, outcome in zip(group, outcomes, strict=True):
-        each.outcome = outcome
+            return result
 
 
 async def _roll_back_or_terminate(connection: Connection, error: BaseException) -> None:

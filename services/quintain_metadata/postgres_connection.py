@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata.store import AdvisoryLock, ForEach, LockRows, Returned, Row, SqlProgram, Statement, Step
+from quintain_metadata.store import AdvisoryLock, ForEach, Lookup, Returned, Row, SqlProgram, Statement, Step
 
 #: Errors after which the whole operation is rolled back and run again: a deadlock, a conflict or an outdated plan.
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
@@ -121,35 +121,45 @@ _LOCK_SQL: Final = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM 
 _PLACEHOLDER = re.compile(r"'[^']*'|\?")
 
 
-class PostgresTransaction:
-    """A connection with an open transaction, which runs operations."""
+async def run_program(connection: Connection, program: SqlProgram[Returned]) -> Returned:
+    """Run one operation to its end, on a connection with an open transaction, and return its result."""
+    try:
+        step = next(program)
+        while True:
+            step = program.send(await _run_step(connection, step))
+    except StopIteration as stop:
+        result: Returned = stop.value
+        return result
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
-    async def run_program(self, program: SqlProgram[Returned]) -> Returned:
-        """Run one operation to its end and return its result."""
-        try:
-            step = next(program)
-            while True:
-                step = program.send(await self._run_step(step))
-        except StopIteration as stop:
-            result: Returned = stop.value
-            return result
+async def _run_step(connection: Connection, step: Step) -> list[Row]:
+    match step:
+        case Statement(sql, parameters):
+            return [tuple(record) for record in await connection.fetch(number_placeholders(sql), *parameters)]
+        case Lookup(_, keys):
+            return [tuple(record) for record in await connection.fetch(*lookup_query(step))] if keys else []
+        case ForEach(sql, all_parameters):
+            if all_parameters:
+                await connection.executemany(number_placeholders(sql), all_parameters)
+            return []
+        case AdvisoryLock(names):
+            await connection.fetch(_LOCK_SQL, ["\x1f".join(name) for name in names])
+            return []
 
-    async def _run_step(self, step: Step) -> list[Row]:
-        match step:
-            case Statement(sql, parameters):
-                return [tuple(record) for record in await self._connection.fetch(number_placeholders(sql), *parameters)]
-            case ForEach(sql, all_parameters):
-                await self._connection.executemany(number_placeholders(sql), all_parameters)
-                return []
-            case LockRows(Statement(sql, parameters)):
-                # The weakest lock that keeps others from changing the rows: new rows may refer to them meanwhile.
-                return await self._run_step(Statement(f"{sql} FOR NO KEY UPDATE", parameters))
-            case AdvisoryLock(keys):
-                await self._connection.fetch(_LOCK_SQL, list(keys))
-                return []
+
+def lookup_query(lookup: Lookup) -> tuple[Any, ...]:
+    """Return the SQL of a lookup and its parameters: an array for each column of its keys, and its own."""
+    columns = [list(column) for column in zip(*lookup.keys, strict=True)]
+    # The weakest lock that keeps others from changing the rows: new rows may refer to them meanwhile.
+    sql = f"{lookup.sql} FOR NO KEY UPDATE" if lookup.is_locking else lookup.sql
+    return _lookup_sql(sql, len(columns)), *columns, *lookup.parameters
+
+
+@functools.lru_cache(maxsize=256)
+def _lookup_sql(sql: str, width: int) -> str:
+    names = ", ".join(f"key{number}" for number in range(1, width + 1))
+    arrays = ", ".join(["?::text[]"] * width)
+    return number_placeholders(f"WITH RECURSIVE wanted ({names}) AS (SELECT * FROM unnest({arrays})) {sql}")
 
 
 @functools.lru_cache(maxsize=256)

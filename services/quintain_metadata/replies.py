@@ -77,6 +77,11 @@ def load_reply(call: CallRow) -> SqlProgram[Result]:
     return _result(_decompress((yield from _load_body(call.session_id, call.request_id)), MAX_BODY_BYTES))
 
 
+def delete_expired(now: int) -> SqlProgram[None]:
+    """Delete the replies that are kept no longer, so that no old call has one."""
+    yield from execute("DELETE FROM reply WHERE expires_at <= ?", now)
+
+
 def _load_body(session_id: str, request_id: str) -> SqlProgram[bytes]:
     # Nothing changes a call any more once its reply is stored.
     row = yield from fetch_one(
@@ -97,13 +102,6 @@ def _decompress(body: bytes, max_bytes: int) -> bytes:
 
 def _result(wire: bytes) -> Result:
     return Result.from_wire(wire).with_fields(replayed=True)
-
-
-def store_reply(moment: Moment, call: CallRow, settlement: Settle) -> SqlProgram[None]:
-    """Store the reply of a call for `REPLY_RETENTION_MS`, unless there is none or it is too large."""
-    parameters = reply_parameters(moment, call, settlement)
-    if parameters is not None:
-        yield from execute(STORE_REPLY_SQL, *parameters)
 
 
 def stored_fault(settlement: Settle, change: Transition) -> str | None:

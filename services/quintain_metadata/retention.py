@@ -17,8 +17,8 @@ from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable, ConfigError, Fault
 from quintain.rpc.server import log_defect
 from quintain.topology import DAY_MS
+from quintain_metadata import replies
 from quintain_metadata.lifecycle import COUNTED_STATES, CallState
-from quintain_metadata.replies import REPLY_RETENTION_MS
 from quintain_metadata.sessions import FAMILY_CTE
 from quintain_metadata.store import Ledger, SqlProgram, execute, fetch_one
 
@@ -105,18 +105,13 @@ def delete_calls(session_id: str) -> SqlProgram[int]:
     return len(rows)
 
 
-def delete_expired_replies(now: int) -> SqlProgram[None]:
-    """Delete the replies that are kept no longer, so that no old call has one."""
-    yield from execute("DELETE FROM reply WHERE expires_at <= ?", now)
-
-
 def delete_session(session_id: str) -> SqlProgram[None]:
     """Delete a session without calls and children."""
     yield from execute("DELETE FROM session WHERE id = ?", session_id)
 
 
 #: Sessions with a change that is younger than this are kept, in milliseconds: their replies are stored.
-MIN_AGE_MS = 2 * REPLY_RETENTION_MS
+MIN_AGE_MS = 2 * replies.REPLY_RETENTION_MS
 
 #: After each step of a deletion other operations have the ledger for so many times as long as the step took.
 PAUSE_FACTOR = 2.0
@@ -180,7 +175,7 @@ async def prune(ledger: Ledger, before: int) -> PruneReport:
         return result
 
     now = await ledger.now()
-    await run(partial(delete_expired_replies, now))
+    await run(partial(replies.delete_expired, now))
     async for family, _ in find_old(run, now, before):
         await run(partial(close_family, family))
         for session_id in reversed(family):

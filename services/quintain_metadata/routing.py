@@ -35,7 +35,7 @@ from quintain.rpc.server import (
 )
 from quintain.timings import Timings
 from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
-from quintain_metadata import call_rows, reservations, sessions, targets
+from quintain_metadata import call_rows, calls, sessions, targets
 from quintain_metadata.session_rows import SessionRow
 from quintain_metadata.store import Ledger, Moment, SqlProgram
 from quintain_metadata.targets import RouteRequest, unknown_target
@@ -161,7 +161,7 @@ class Router:
                 ):
                     return route
                 refusal = unknown_target(route)
-            yield from reservations.release(moment, session, [request_id])
+            yield from calls.release(moment, session, [request_id])
             return refusal
 
         return await self._ledger.transact(operation)

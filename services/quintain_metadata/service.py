@@ -33,9 +33,8 @@ from quintain.topology import (
     Queue,
     target_topology,
 )
-from quintain_metadata import handlers, leases, retention, targets
+from quintain_metadata import calls, handlers, leases, retention, targets
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.cancellation import CallCanceller
 from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
 from quintain_metadata.events import FleetEvents
 from quintain_metadata.handlers import MetadataRequestHandler
@@ -79,8 +78,7 @@ class MetadataService:
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
-        canceller = CallCanceller(bus, self._ledger, self._admission_queue, timings)
-        self._request_handler = MetadataRequestHandler(bus, self._ledger, canceller, admin_sha256, timings)
+        self._request_handler = MetadataRequestHandler(bus, self._ledger, self._admission_queue, admin_sha256, timings)
         self._own_admits, self._large_replays = OwnAdmitQueue(bus), LargeReplays()
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
         self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
@@ -111,7 +109,7 @@ class MetadataService:
         handlers: dict[Queue, Handler] = {
             METADATA_QUEUE: poison_handler(self._bus, self._request_handler),
             ADMIT_QUEUE: self._on_ledger_request,
-            SETTLE_QUEUE: SettleConsumer(self._ledger, self._metrics, self._admission_queue, self._timings),
+            SETTLE_QUEUE: SettleConsumer(self._admission_queue, self._metrics, self._timings),
             UNROUTED_QUEUE: group_handler(self._bus, poison_handler(self._bus, self._router)),
             DEAD_QUEUE: group_handler(self._bus, poison_handler(self._bus, dead_letters)),
             HEARTBEAT_QUEUE: self._heartbeats,
@@ -208,7 +206,7 @@ class MetadataService:
         while True:
             await asyncio.sleep(self._timings.sweep_seconds)
             try:
-                await self._ledger.transact(leases.sweep)
+                await self._ledger.transact(calls.sweep)
                 await self._update_gauges()
                 await self._admission_queue.retry_waiting()
             except BudgetUnavailable:

@@ -1,23 +1,25 @@
-"""Reads sessions with their ancestors, and says whose they are."""
+"""Reads sessions with their ancestors, says whose they are, and charges calls to their counters."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from quintain.contracts.credentials import CallProof, SessionToken
+from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import SessionState
-from quintain.errors import BudgetExhausted, Unauthorized
-from quintain_metadata.store import LockRows, SqlProgram, Statement, fetch_one, filled_up, values_table
+from quintain.errors import BudgetExhausted, Overloaded, Unauthorized
+from quintain_metadata.store import ForEach, Lookup, Row, SqlProgram
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
     """A row of the table ``session``, and the rows of its ancestors, nearest first.
 
-    ``reserved`` calls of a child are charged to its parent whether they were made or not, see `release_reserved`.
+    ``reserved`` calls of a child are charged to its parent whether they were made or not. All of ``ancestors`` are
+    charged with it, and must be open.
     """
 
     id: str
@@ -42,11 +44,6 @@ class SessionRow:
     max_body_bytes: int | None
     ancestors: tuple[SessionRow, ...] = ()
 
-    @property
-    def lineage(self) -> tuple[SessionRow, ...]:
-        """The session and its ancestors: all of them are charged, and all must be open."""
-        return (self, *self.ancestors)
-
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
         return self.allowed_targets is None or target in json.loads(self.allowed_targets)
@@ -58,8 +55,8 @@ class SessionRow:
         return [name for name in json.loads(self.allowed_targets) if name in registered]
 
     def require_calls_left(self) -> None:
-        """Raise `BudgetExhausted` if a further call would be refused. Admission decides by `charge`, not by this."""
-        for payer in self.lineage:
+        """Raise `BudgetExhausted` if a further call would be refused. Admission decides by `Counters`, not by this."""
+        for payer in (self, *self.ancestors):
             if payer.used >= payer.max_calls:
                 raise budget_exhausted(payer)
             if payer.used < payer.reserved:
@@ -67,19 +64,25 @@ class SessionRow:
 
     def is_usable(self, now: int) -> bool:
         """Whether the session and all its ancestors are neither closed nor expired at ``now`` (milliseconds)."""
-        return all(
-            member.state != SessionState.CLOSED and (member.expires_at is None or member.expires_at > now)
-            for member in self.lineage
-        )
+        for member in (self, *self.ancestors):
+            if member.state == SessionState.CLOSED or (member.expires_at is not None and member.expires_at <= now):
+                return False
+        return True
+
+    def require_not_paused(self) -> None:
+        """Raise `Overloaded` while the session or an ancestor is paused by its operator."""
+        for member in (self, *self.ancestors):
+            if member.state == SessionState.PAUSED:
+                raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
 
 
 _SESSION_COLUMNS = ", ".join(field.name for field in dataclasses.fields(SessionRow) if field.name != "ancestors")
 
 
-#: A query for sessions and their ancestors, in the one order in which their rows are locked: children before roots.
+#: Sessions and their ancestors, in the one order in which their rows are locked: children before roots.
 _LINEAGES_SQL = (
-    "WITH RECURSIVE lineage (id, parent_id) AS (SELECT id, parent_id FROM {wanted} AS wanted"
-    " JOIN session ON session.id = wanted.column1 UNION SELECT parent.id, parent.parent_id FROM lineage"
+    ", lineage (id, parent_id) AS (SELECT id, parent_id FROM wanted"
+    " JOIN session ON session.id = wanted.key1 UNION SELECT parent.id, parent.parent_id FROM lineage"
     " JOIN session AS parent ON parent.id = lineage.parent_id)"
     f" SELECT {_SESSION_COLUMNS} FROM session WHERE id IN (SELECT id FROM lineage) ORDER BY parent_id IS NULL, id"
 )
@@ -87,33 +90,30 @@ _LINEAGES_SQL = (
 
 def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
     """Return a session with its ancestors, or None."""
-    row = yield from fetch_one(f"SELECT {_SESSION_COLUMNS} FROM session WHERE id = ?", session_id)
-    if row is None:
-        return None
-    session = SessionRow(*row)
-    if session.parent_id is None:
-        return session
-    parent = yield from load_session(session.parent_id)
-    if parent is None:  # both have just been deleted, see `retention`
-        return None
-    return dataclasses.replace(session, ancestors=parent.lineage)
+    rows = yield Lookup(_LINEAGES_SQL, [(session_id,)])
+    return _with_ancestors(rows).get(session_id)
 
 
-def lock_sessions(session_ids: Sequence[str]) -> SqlProgram[dict[str, SessionRow]]:
+def lock_sessions(session_ids: Iterable[str]) -> SqlProgram[dict[str, SessionRow]]:
     """Lock sessions and their ancestors until the operation ends; returns those that there are, by id.
 
     All their calls wait for these rows: what else is locked is locked before.
     """
-    filled = filled_up(session_ids)
-    rows = yield LockRows(Statement(_LINEAGES_SQL.format(wanted=values_table(filled)), tuple(filled)))
-    alone = {row[0]: SessionRow(*row) for row in rows}
-    return {session_id: _with_ancestors(session, alone) for session_id, session in alone.items()}
+    rows = yield Lookup(_LINEAGES_SQL, [(session_id,) for session_id in sorted(set(session_ids))], is_locking=True)
+    return _with_ancestors(rows)
 
 
-def _with_ancestors(session: SessionRow, sessions: Mapping[str, SessionRow]) -> SessionRow:
-    if session.parent_id is None:
-        return session
-    return dataclasses.replace(session, ancestors=_with_ancestors(sessions[session.parent_id], sessions).lineage)
+def _with_ancestors(rows: list[Row]) -> dict[str, SessionRow]:
+    """Return the sessions of these rows by id, each with its ancestors; one whose parent was just deleted has none."""
+    sessions = {row[0]: SessionRow(*row) for row in rows}
+    for session in list(sessions.values()):
+        ancestors, parent_id = list[SessionRow](), session.parent_id
+        while parent_id in sessions:
+            ancestors.append(sessions[parent_id])
+            parent_id = ancestors[-1].parent_id
+        if ancestors:
+            sessions[session.id] = dataclasses.replace(session, ancestors=tuple(ancestors))
+    return sessions
 
 
 def require_authorized(now: int, credential: SessionToken | CallProof, session: SessionRow | None) -> SessionRow:
@@ -144,3 +144,83 @@ def require_authorized_for(
 def budget_exhausted(session: SessionRow) -> BudgetExhausted:
     """Return the fault of a session without calls left, in the wording of AgentV."""
     return BudgetExhausted(f"Max calls exceeded (limit: {session.max_calls})")
+
+
+#: Token counts of one call are limited to this, for each kind.
+MAX_TOKENS_PER_CALL = 10**12
+
+#: Adds to the counters of a session; the constraint of the table keeps the first within its limit.
+_COUNT_SQL = (
+    "UPDATE session SET used = used + ?, tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
+    " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?"
+)
+
+
+class Counters:
+    """The counters of sessions whose rows are locked: charged in memory, never beyond a limit, until they are written.
+
+    The parent of a session that reserves calls is charged for at least those, since the session was opened.
+    """
+
+    def __init__(self, sessions: Mapping[str, SessionRow]) -> None:
+        self._sessions = sessions
+        self._added: dict[str, list[int]] = {session_id: [0] * 5 for session_id in sessions}
+        #: The sessions whose reservations were given back.
+        self._released: set[str] = set()
+
+    def used(self, session: SessionRow) -> int:
+        """Return the session's counter, with what was added here."""
+        return session.used + self._added[session.id][0]
+
+    def charge(self, session: SessionRow, calls: int = 1) -> None:
+        """Add calls to the session and its ancestors. Raises `BudgetExhausted`, and adds nothing then."""
+        charged = list[tuple[str, int]]()
+        for payer in (session, *session.ancestors):
+            used = payer.used + self._added[payer.id][0] + calls
+            if used > payer.max_calls:
+                raise budget_exhausted(payer)
+            charged.append((payer.id, calls))
+            reserved = 0 if payer.id in self._released else payer.reserved
+            calls = max(used, reserved) - max(used - calls, reserved)
+        for session_id, count in charged:
+            self._added[session_id][0] += count
+
+    def refund(self, session: SessionRow, calls: int = 1) -> None:
+        """Subtract calls from the session and its ancestors."""
+        for payer in (session, *session.ancestors):
+            used = self.used(payer) - calls
+            self._added[payer.id][0] -= calls
+            reserved = 0 if payer.id in self._released else payer.reserved
+            calls = max(used + calls, reserved) - max(used, reserved)
+
+    def release_reserved(self, session: SessionRow) -> None:
+        """Give a session's parent back what the session reserved and did not use; of a session that ended."""
+        if session.reserved and session.id not in self._released:
+            self._released.add(session.id)
+            parent = self._sessions[session.ancestors[0].id]
+            self.refund(parent, max(0, session.reserved - self.used(session)))
+
+    def add_tokens(self, session: SessionRow, usage: TokenUsage) -> None:
+        """Add the token usage of a call to the session and its ancestors."""
+        counted = (*clamp_token_counts(usage), max(0, min(usage.reasoning or 0, MAX_TOKENS_PER_CALL)))
+        for payer in (session, *session.ancestors):
+            counts = self._added[payer.id]
+            for place, count in enumerate(counted, start=1):
+                counts[place] += count
+
+    def write(self) -> SqlProgram[None]:
+        """Add what was added here to the counters in the ledger."""
+        yield ForEach(_COUNT_SQL, [(*counts, session_id) for session_id, counts in self._added.items() if any(counts)])
+        if self._released:
+            yield ForEach("UPDATE session SET reserved = 0 WHERE id = ?", [(each,) for each in sorted(self._released)])
+
+
+def clamp_token_counts(usage: TokenUsage) -> tuple[int, int, int]:
+    """Return the tokens of a call's input, its output and of its input from a cache.
+
+    Each is limited to a plausible range, so that a wrong one does not fail the settle.
+    """
+    counts = (usage.input, usage.output, usage.cached or 0)
+    if min(counts) >= 0 and max(counts) <= MAX_TOKENS_PER_CALL:
+        return counts
+    return tuple(max(0, min(count, MAX_TOKENS_PER_CALL)) for count in counts)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Opens, authenticates, amends, lists and charges sessions."""
+"""Opens, authenticates, amends and lists sessions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.ledger import Admit
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
@@ -20,21 +19,17 @@ from quintain.contracts.session import (
     SessionState,
     TargetUsage,
 )
-from quintain.errors import (
-    BadRequest,
-    ForbiddenTarget,
-    Overloaded,
-    PayloadTooLarge,
-    Rejected,
-    ReplyTooLarge,
-    RequestConflict,
-    Unauthorized,
-)
-from quintain_metadata.attempts import HOLDER_WITHOUT_ROW
-from quintain_metadata.call_counter import charge
-from quintain_metadata.call_rows import CallRow, resolved_target
+from quintain.errors import BadRequest, ForbiddenTarget, Rejected, ReplyTooLarge, Unauthorized
+from quintain_metadata.call_rows import HOLDER_WITHOUT_ROW, resolved_target
 from quintain_metadata.lifecycle import CallState
-from quintain_metadata.session_rows import SessionRow, load_session, require_authorized, require_authorized_for
+from quintain_metadata.session_rows import (
+    Counters,
+    SessionRow,
+    load_session,
+    lock_sessions,
+    require_authorized,
+    require_authorized_for,
+)
 from quintain_metadata.store import SqlProgram, execute
 from quintain_metadata.targets import current_fingerprints, differences, group_slots, live_served_targets
 
@@ -79,34 +74,6 @@ def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[S
         return require_authorized_for(now, credential, session, target)
 
 
-def require_not_paused(session: SessionRow) -> None:
-    """Raise `Overloaded` while the session or an ancestor is paused by its operator."""
-    if any(member.state == SessionState.PAUSED for member in session.lineage):
-        raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
-
-
-def require_body_allowed(session: SessionRow, size: int) -> None:
-    """Raise `PayloadTooLarge` for a request whose body has more bytes than the session may send."""
-    max_bytes = session.max_body_bytes or DEFAULT_REQUEST_BYTES
-    if size > max_bytes:
-        raise PayloadTooLarge(f"The body has {size} bytes; the limit of this session is {max_bytes}")
-
-
-def require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:
-    """Raise the `Fault` of a request that may not run in any state of its call."""
-    if request.problem is not None:
-        raise request.problem.to_fault()
-    require_body_allowed(session, request.body_bytes or 0)
-    if not session.allows(request.target):
-        if call is None:
-            session.require_calls_left()
-        raise ForbiddenTarget(f"This session may not call {request.target!r}")
-    if call is not None and call.body_sha256 not in {"", request.body_sha256}:
-        raise RequestConflict(f"Request id {request.request_id!r} was used with another body")
-    if call is not None and call.target not in {"", request.target}:
-        raise RequestConflict(f"Request id {request.request_id!r} was used for target {call.target!r}")
-
-
 def open_session(
     now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
 ) -> SqlProgram[SessionOpened]:
@@ -118,7 +85,11 @@ def open_session(
     reserved = _resolve_reserved(request, max_calls, parent)
     if parent is not None and reserved:
         # What is reserved for a session that ended must be found by its own expiry.
-        expiries = [one for one in (expires_at, *(session.expires_at for session in parent.lineage)) if one is not None]
+        expiries = [
+            one
+            for one in (expires_at, *(session.expires_at for session in (parent, *parent.ancestors)))
+            if one is not None
+        ]
         expires_at = min(expiries, default=None)
     deadline_ms = DEFAULT_DEADLINE_MS if request.deadline_seconds is None else int(request.deadline_seconds * 1000)
     store_replies = request.store_replies is not False and (parent is None or bool(parent.store_replies))
@@ -145,8 +116,11 @@ def open_session(
         max_body_bytes,
     )
     if parent is not None and reserved:
-        require_not_paused(parent)
-        yield from charge(parent, reserved)
+        parent.require_not_paused()
+        locked = yield from lock_sessions([parent.id])
+        counters = Counters(locked)
+        counters.charge(locked[parent.id], reserved)
+        yield from counters.write()
     return SessionOpened(session_id=token.id, token=token.text, parent_id=parent.id if parent else None)
 
 

@@ -16,10 +16,7 @@ from quintain.rpc.server import log_defect
 from quintain.timings import Timings
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.call_rows import CallRow
-from quintain_metadata.calls import SettleOperation
-from quintain_metadata.lifecycle import Transition
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.store import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -27,64 +24,55 @@ log = logging.getLogger(__name__)
 class SettleConsumer:
     """Applies the settles of workers to the ledger."""
 
-    def __init__(
-        self, ledger: Ledger, metrics: MetadataMetrics, admission_queue: AdmissionQueue, timings: Timings
-    ) -> None:
-        self._ledger, self._metrics, self._timings = ledger, metrics, timings
-        self._admission_queue = admission_queue
+    def __init__(self, admission_queue: AdmissionQueue, metrics: MetadataMetrics, timings: Timings) -> None:
+        self._admission_queue, self._metrics, self._timings = admission_queue, metrics, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Apply one batch, and acknowledge it; what it may have freed is given to the admits that wait."""
         try:
-            batch = SettleBatch.from_wire(delivery.body)
+            items = SettleBatch.from_wire(delivery.body).items
         except Fault as fault:
             log.error("An unreadable settle was dropped: %s", fault.message)
             await delivery.ack()
             return
-        self._metrics.observe_batch("settle", len(batch.items))
-        self._metrics.count_settles(item.outcome for item in batch.items)
-        settled_calls = await self._apply_settles(batch.items)
+        self._metrics.count_settles(items)
+        settled_calls = await self._apply(items)
         await delivery.ack()
-        ended_attempts = [item.attempt_id for item in batch.items if item.outcome is AttemptOutcome.NEVER_SENT]
+        ended_attempts = [item.attempt_id for item in items if item.outcome is AttemptOutcome.NEVER_SENT]
         await self._admission_queue.on_settled(settled_calls, ended_attempts)
 
-    async def _apply_settles(self, items: list[Settle]) -> list[CallRow]:
+    async def _apply(self, items: list[Settle]) -> list[CallRow]:
         """Apply settles, retrying while the ledger is out of reach; returns the settled calls as they were before.
 
         They are not requeued, because a requeue counts as a delivery, and the queue drops a message that is delivered
-        too often.
+        too often. A settle that failed is logged and dropped, so that it is not retried for ever and does not affect
+        its batch.
         """
         started_at, settled_calls = time.perf_counter(), list[CallRow]()
-        while items:
-            outcomes = await self._ledger.transact_each([SettleOperation(item) for item in items])
+        while True:
+            outcomes = await self._admission_queue.operations.run(items)
             seconds, unapplied = time.perf_counter() - started_at, list[Settle]()
             for item, outcome in zip(items, outcomes, strict=True):
                 if isinstance(outcome, BudgetUnavailable):
                     unapplied.append(item)
                     continue
-                call = _settled_call(item, outcome, seconds)
-                if call is not None:
+                if item.traceparent is not None:
+                    _record_span(item, outcome, seconds=seconds)
+                if isinstance(outcome, Exception):
+                    with logs.log_context(request_id=item.request_id, session_id=item.session_id):
+                        log_defect(outcome, f"settling call {item.request_id!r}")
+                elif (call := outcome[0]) is not None:
                     self._metrics.call_counter.count_settle(call.target, item)
                     settled_calls.append(call)
+            if not unapplied:
+                return settled_calls
             items = unapplied
-            if items:
-                await asyncio.sleep(self._timings.sweep_seconds)
-        return settled_calls
+            await asyncio.sleep(self._timings.sweep_seconds)
 
 
-def _settled_call(
-    item: Settle, outcome: tuple[CallRow | None, Transition] | Exception, seconds: float
-) -> CallRow | None:
-    """Return the call of an applied settle, and record the settle as a span of the call's trace.
-
-    A settle that failed is logged and dropped (None), so that it is not retried for ever and does not affect its batch.
-    """
-    failed = error_type_of(outcome) if isinstance(outcome, Exception) else None
-    if item.traceparent is not None and valid_traceparent(item.traceparent) is not None:
+def _record_span(item: Settle, outcome: object, *, seconds: float) -> None:
+    """Record the settle as a span of the call's trace, if the call has one."""
+    if valid_traceparent(item.traceparent) is not None:
+        failed = error_type_of(outcome) if isinstance(outcome, Exception) else None
         opening = ledger_settle_span(item.session_id, item.request_id, item.outcome.value)
         record_finished_span(opening, duration_seconds=seconds, parent=item.traceparent, error_type=failed)
-    if isinstance(outcome, Exception):
-        with logs.log_context(request_id=item.request_id, session_id=item.session_id):
-            log_defect(outcome, f"settling call {item.request_id!r}")
-        return None
-    return outcome[0]

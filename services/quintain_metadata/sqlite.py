@@ -1,8 +1,7 @@
 """The ledger on SQLite: one process, one writer, WAL, ``synchronous = FULL``, group commit.
 
-Operations that wait at the same time are committed in one transaction, each under its own savepoint; those of one kind
-that follow each other run together where they can (`BatchOperation`). No result is returned before the commit is on
-disk. A lock file keeps a second process from opening the same ledger.
+Operations that wait at the same time are committed in one transaction, each under its own savepoint. No result is
+returned before the commit is on disk. A lock file keeps a second process from opening the same ledger.
 """
 
 from __future__ import annotations
@@ -10,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import itertools
+import functools
 import logging
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -28,17 +26,16 @@ from quintain_metadata.schema import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMEN
 from quintain_metadata.store import (
     AdvisoryLock,
     ForEach,
-    LockRows,
+    LeaseExpiry,
+    Lookup,
     Moment,
     Operation,
     Returned,
     Row,
     SqlProgram,
     Statement,
-    Step,
     no_ledger,
     require_not_empty,
-    unwrap,
 )
 
 log = logging.getLogger(__name__)
@@ -92,7 +89,7 @@ def _connect_and_migrate(path: str) -> apsw.Connection:
         require_not_empty(path)
         if not Path(path).exists():
             _create_file(path)
-    connection = apsw.Connection(path)
+    connection = apsw.Connection(path, statementcachesize=STATEMENTS)
     current_version = _version_of(connection, path)
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -146,79 +143,37 @@ def _migrate(connection: apsw.Connection, version: int) -> None:
 #: The largest group of operations in one commit: every caller in a group waits for all of it.
 MAX_GROUP_OPERATIONS = 128
 
+#: How many keys one statement looks up at most. Lists are filled up to a power of two, so that few statements differ.
+MAX_KEYS = 64
 
-@dataclass(frozen=True, slots=True)
-class WriteBatch:
-    """Operations of one caller, and the future for their outcomes."""
-
-    operations: Sequence[Operation[Any]]
-    outcomes: asyncio.Future[list[Any]]
-
-    def set_outcomes(self, outcomes: list[Any]) -> None:
-        """Resolve the future, unless its caller was cancelled: what was committed stays committed."""
-        if not self.outcomes.done():
-            self.outcomes.set_result(outcomes)
+#: How many statements the connection keeps prepared.
+STATEMENTS = 400
 
 
-#: Runs a group in one transaction and returns the outcomes of each batch. Raises nothing.
-CommitGroup = Callable[[list[WriteBatch]], list[list[Any]]]
+class _Submitted(NamedTuple):
+    """An operation that waits for its commit, and the future for its outcome."""
+
+    operation: Operation[Any]
+    outcome: asyncio.Future[Any]
 
 
-class ThreadWriter:
-    """The writer of a ledger file: commits on a thread, so that the event loop goes on while the disk is written."""
+class _Outcome(NamedTuple):
+    """What an operation returned, or the exception that rolled it back."""
 
-    def __init__(self, commit: CommitGroup, loop: asyncio.AbstractEventLoop) -> None:
-        self._commit, self._loop = commit, loop
-        self._batches: queue.SimpleQueue[WriteBatch | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
-        self._thread.start()
-
-    def put(self, batch: WriteBatch) -> None:
-        """Submit a batch; it is committed together with the batches that wait."""
-        self._batches.put(batch)
-
-    async def close(self) -> None:
-        """Finish the submitted batches and end the thread."""
-        self._batches.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            group, is_last = self._next_group()
-            if group:
-                self._loop.call_soon_threadsafe(_set_all_outcomes, group, self._commit(group))
-
-    def _next_group(self) -> tuple[list[WriteBatch], bool]:
-        group, size = list[WriteBatch](), 0
-        batch = self._batches.get()
-        while batch is not None:
-            group.append(batch)
-            size += len(batch.operations)
-            if size >= MAX_GROUP_OPERATIONS or self._batches.empty():
-                return group, False
-            batch = self._batches.get()
-        return group, True
-
-
-def _set_all_outcomes(group: list[WriteBatch], outcomes: list[list[Any]]) -> None:
-    for batch, batch_outcomes in zip(group, outcomes, strict=True):
-        batch.set_outcomes(batch_outcomes)
-
-
-class _BatchFailed(Exception):
-    """Operations could not run together; its cause is a defect."""
+    result: Any = None
+    error: Exception | None = None
 
 
 class SqliteLedger:
-    """A ledger in one file, or in memory (``:memory:``) for tests and demos."""
+    """A ledger in one file, or in memory (``:memory:``) for tests and demos.
+
+    A thread commits, so that the event loop goes on while the disk is written.
+    """
 
     kind = "sqlite"
 
     def __init__(self, path: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._lease_expiry_suspended_until = 0
-        self._leases_lapse_until: int | None = None
+        self._loop, self.lease_expiry = loop, LeaseExpiry()
         self._closed = False
         self._lock_handle = lock_file(path)
         try:
@@ -227,27 +182,17 @@ class SqliteLedger:
             self._unlock()
             raise
         self._cursor = self._connection.cursor()
-        self._writer = ThreadWriter(self._commit, loop)
+        self._queue: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._commit_groups, name="ledger", daemon=True)
+        self._thread.start()
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation (`Ledger.transact`)."""
-        return unwrap((await self.transact_each([operation]))[0])
-
-    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
-        """Run several operations in one transaction, each under its own savepoint (`Ledger.transact_each`)."""
         if self._closed:
             raise BudgetUnavailable("The ledger is closed")
-        outcomes: asyncio.Future[list[Returned | Exception]] = self._loop.create_future()
-        self._writer.put(WriteBatch(operations, outcomes))
-        return await outcomes
-
-    def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
-        """Suspend the expiry of leases (`Ledger.suspend_lease_expiry_until`)."""
-        self._lease_expiry_suspended_until = timestamp_ms
-
-    def lapse_leases_until(self, timestamp_ms: int) -> None:
-        """Limit which leases lapse (`Ledger.lapse_leases_until`)."""
-        self._leases_lapse_until = timestamp_ms
+        outcome: asyncio.Future[Returned] = self._loop.create_future()
+        self._queue.put(_Submitted(operation, outcome))
+        return await outcome
 
     def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
         """Do nothing: no other service uses the file."""
@@ -257,14 +202,15 @@ class SqliteLedger:
 
     async def now(self) -> int:
         """Return this machine's clock, in milliseconds since the epoch."""
-        return _now_ms()
+        return int(time.time() * 1000)
 
     async def close(self) -> None:
         """Finish the submitted operations, close the file and release its lock."""
         if self._closed:
             return
         self._closed = True
-        await self._writer.close()
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
         self._connection.close()
         self._unlock()
 
@@ -272,54 +218,33 @@ class SqliteLedger:
         if self._lock_handle is not None:
             os.close(self._lock_handle)
 
-    def _commit(self, group: list[WriteBatch]) -> list[list[Any]]:
-        """Run a group in one transaction; returns the outcomes of each batch after the commit."""
-        operations = [operation for batch in group for operation in batch.operations]
+    def _commit_groups(self) -> None:
+        """Commit what waits in one transaction, again and again: the work of the thread."""
+        submitted = self._queue.get()
+        while submitted is not None:
+            group = [submitted]
+            while len(group) < MAX_GROUP_OPERATIONS and not self._queue.empty():
+                submitted = self._queue.get()
+                if submitted is None:
+                    break
+                group.append(submitted)
+            outcomes = self._commit(group)
+            self._loop.call_soon_threadsafe(_set_outcomes, group, outcomes)
+            if submitted is not None:
+                submitted = self._queue.get()
+
+    def _commit(self, group: list[_Submitted]) -> list[_Outcome]:
+        """Run a group in one transaction; returns the outcome of each after the commit."""
         try:
-            outcomes = iter(self._run_transaction(operations))
+            self._connection.execute("BEGIN IMMEDIATE")
+            moment = self.lease_expiry.moment(int(time.time() * 1000))
+            outcomes = [self._run_operation(each.operation, moment, is_alone=len(group) == 1) for each in group]
+            self._connection.execute("COMMIT")
         except apsw.Error as error:
             # Nothing of the group was committed. Each operation gets its own exception, because raising one changes it.
             self._roll_back()
             message = f"The ledger cannot be written ({type(error).__name__}: {error})"
-            return [[BudgetUnavailable(message) for _ in batch.operations] for batch in group]
-        return [list(itertools.islice(outcomes, len(batch.operations))) for batch in group]
-
-    def _run_transaction(self, operations: list[Operation[Any]]) -> list[Any]:
-        """Run operations in one transaction, in their order, and return the outcome of each after the commit."""
-        moment = Moment(_now_ms(), self._lease_expiry_suspended_until, self._leases_lapse_until)
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            outcomes = self._run_in_batches(operations, moment)
-        except _BatchFailed as failed:
-            log.error("A defect while running operations together; each is run by itself", exc_info=failed.__cause__)
-            self._connection.execute("ROLLBACK")
-            self._connection.execute("BEGIN IMMEDIATE")
-            outcomes = [self._run_operation(operation, moment) for operation in operations]
-        self._connection.execute("COMMIT")
-        return outcomes
-
-    def _run_in_batches(self, operations: list[Operation[Any]], moment: Moment) -> list[Any]:
-        outcomes: list[Any] = []
-        for run_batch, group in itertools.groupby(operations, lambda operation: getattr(operation, "run_batch", None)):
-            if run_batch is None:
-                outcomes += [self._run_operation(operation, moment) for operation in group]
-            else:
-                outcomes += self._run_batch(run_batch(moment, list(group)))
-        return outcomes
-
-    def _run_batch(self, program: SqlProgram[list[Any]]) -> list[Any]:
-        """Run operations of one kind together.
-
-        There is no savepoint, for which SQLite would copy each page that the batch changes. Raises `_BatchFailed`.
-        """
-        try:
-            outcomes: list[Any] = self._run_program(program)
-        except apsw.Error as error:
-            if isinstance(error, apsw.ConstraintError):
-                raise _BatchFailed from error
-            raise
-        except Exception as defect:
-            raise _BatchFailed from defect
+            return [_Outcome(error=BudgetUnavailable(message)) for _ in group]
         return outcomes
 
     def _roll_back(self) -> None:
@@ -327,48 +252,68 @@ class SqliteLedger:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except apsw.Error as error:
-            # The writer must go on, to report this to later callers.
+            # The thread must go on, to report this to later callers.
             log.error("The ledger cannot be rolled back: %s", error)
 
-    def _run_operation(self, operation: Operation[Any], moment: Moment) -> Any:
-        """Run one operation under a savepoint; returns its result, or the exception that rolled it back."""
-        self._cursor.execute("SAVEPOINT operation")
+    def _run_operation(self, operation: Operation[Any], moment: Moment, *, is_alone: bool) -> _Outcome:
+        """Run one operation; an exception rolls it back, and no other of its group.
+
+        One that is alone in its transaction needs no savepoint, for which SQLite would copy each page that it changes.
+        """
+        if not is_alone:
+            self._cursor.execute("SAVEPOINT operation")
         try:
-            outcome = self._run_program(operation(moment))
+            outcome = _Outcome(self._run_program(operation(moment)))
         except apsw.ConstraintError as broken:
-            error: Exception = AssertionError(f"an operation broke the ledger's invariant: {broken}")
+            outcome = _Outcome(error=AssertionError(f"an operation broke the ledger's invariant: {broken}"))
         except apsw.Error:
             raise
         except Exception as refusal:
-            # A fault or a defect: only this operation is rolled back, not the others of its group.
-            error = refusal
-        else:
+            outcome = _Outcome(error=refusal)
+        if outcome.error is not None:
+            self._connection.execute("ROLLBACK; BEGIN IMMEDIATE" if is_alone else "ROLLBACK TO operation")
+        if not is_alone:
             self._cursor.execute("RELEASE operation")
-            return outcome
-        self._cursor.execute("ROLLBACK TO operation")
-        self._cursor.execute("RELEASE operation")
-        return error
+        return outcome
 
     def _run_program(self, program: SqlProgram[Any]) -> Any:
+        cursor = self._cursor
         try:
             step = next(program)
             while True:
-                step = program.send(self._run_step(step))
+                rows: list[Row] = []
+                match step:
+                    case Lookup(sql, keys, parameters):
+                        for start in range(0, len(keys), MAX_KEYS):
+                            page = keys[start : start + MAX_KEYS]
+                            full = 1 << (len(page) - 1).bit_length()
+                            values = [value for key in page for value in key] + [*page[-1]] * (full - len(page))
+                            rows += cursor.execute(lookup_sql(sql, full, len(page[0])), (*values, *parameters))
+                    case Statement(sql, parameters):
+                        rows += cursor.execute(sql, parameters)
+                    case ForEach(sql, all_parameters):
+                        cursor.executemany(sql, all_parameters)
+                    case AdvisoryLock():
+                        pass  # There is only one writer.
+                step = program.send(rows)
         except StopIteration as stop:
             return stop.value
 
-    def _run_step(self, step: Step) -> list[Row]:
-        match step:
-            case Statement(sql, parameters):
-                return list(self._cursor.execute(sql, parameters))
-            case ForEach(sql, all_parameters):
-                self._cursor.executemany(sql, all_parameters)
-                return []
-            case LockRows():
-                return self._run_step(step.statement)
-            case AdvisoryLock():
-                return []  # There is only one writer.
+
+@functools.lru_cache(maxsize=STATEMENTS)
+def lookup_sql(sql: str, count: int, width: int) -> str:
+    """Return the SQL of a `Lookup` of so many keys with so many columns each."""
+    columns = ", ".join(f"key{number}" for number in range(1, width + 1))
+    values = ", ".join([f"({', '.join('?' * width)})"] * count)
+    return f"WITH RECURSIVE wanted ({columns}) AS (VALUES {values}) {sql}"
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+def _set_outcomes(group: list[_Submitted], outcomes: list[_Outcome]) -> None:
+    """Resolve the futures, unless their callers were cancelled: what was committed stays committed."""
+    for each, outcome in zip(group, outcomes, strict=True):
+        if each.outcome.done():
+            continue
+        if outcome.error is not None:
+            each.outcome.set_exception(outcome.error)
+        else:
+            each.outcome.set_result(outcome.result)

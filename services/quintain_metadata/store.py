@@ -16,25 +16,32 @@ from urllib.parse import urlsplit
 from quintain.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """The time of one operation, in milliseconds since the epoch on the store's clock.
 
-    No lease lapses before ``lease_expiry_suspended_until``: after a stall of this service, workers had no chance to
-    renew. Nor does one that ends after ``leases_lapse_until``: heartbeats of that time may still be unread. None is no
-    such limit.
+    Leases that end at or before ``lease_cutoff`` have lapsed.
     """
 
     now: int
-    lease_expiry_suspended_until: int = 0
-    leases_lapse_until: int | None = None
+    lease_cutoff: int
 
-    @property
-    def lease_expiry_cutoff(self) -> int:
-        """Leases that end at or before this time have lapsed."""
-        if self.lease_expiry_suspended_until > self.now:
-            return 0
-        return self.now if self.leases_lapse_until is None else min(self.now, self.leases_lapse_until)
+
+@dataclass(slots=True)
+class LeaseExpiry:
+    """Which leases may lapse. Times are milliseconds on the store's clock.
+
+    None does before ``suspended_until``: after a stall of this service, workers had no chance to renew. Nor does one
+    that ends after ``lapse_until``: heartbeats of that time may still be unread; None is no such limit.
+    """
+
+    suspended_until: int = 0
+    lapse_until: int | None = None
+
+    def moment(self, now: int) -> Moment:
+        """Return the moment of an operation at this time."""
+        if self.suspended_until > now:
+            return Moment(now, 0)
+        return Moment(now, now if self.lapse_until is None else min(now, self.lapse_until))
 
 
 SqlValue = str | int | bytes | None
@@ -43,7 +50,6 @@ SqlValue = str | int | bytes | None
 Row = Sequence[Any]
 
 Returned = TypeVar("Returned")
-Item = TypeVar("Item")
 
 
 class Statement(NamedTuple):
@@ -53,18 +59,18 @@ class Statement(NamedTuple):
     parameters: tuple[SqlValue, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AdvisoryLock:
-    """Lock these keys, in this order, until the operation ends. A store with a single writer ignores it."""
+class Lookup(NamedTuple):
+    """One SQL statement that uses a table ``wanted`` of these keys, whose columns are ``key1``, ``key2`` and so on.
 
-    keys: tuple[str, ...]
+    The SQL follows ``WITH RECURSIVE wanted AS (…)``. Where there are no keys it is not run. A key may stand in the
+    table twice, and many keys may be looked up in several steps. With ``is_locking`` the rows of a query are locked,
+    in its order, until the operation ends; a store with a single writer only reads.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class LockRows:
-    """Run a query, and lock its rows in its order until the operation ends; a store with a single writer only reads."""
-
-    statement: Statement
+    sql: str
+    keys: Sequence[tuple[str, ...]]
+    parameters: tuple[SqlValue, ...] = ()
+    is_locking: bool = False
 
 
 class ForEach(NamedTuple):
@@ -74,57 +80,20 @@ class ForEach(NamedTuple):
     parameters: Sequence[tuple[SqlValue, ...]]
 
 
-Step = Statement | AdvisoryLock | LockRows | ForEach
+class AdvisoryLock(NamedTuple):
+    """Lock these names, in this order, until the operation ends. A store with a single writer ignores it."""
+
+    names: Sequence[tuple[str, ...]]
+
+
+Step = Statement | Lookup | ForEach | AdvisoryLock
 
 SqlProgram = Generator[Step, list[Row], Returned]
-
-
-def lock_key(*names: str) -> str:
-    """Return the key of the lock with these names."""
-    return "\x1f".join(names)
-
-
-def acquire_lock(*names: str) -> SqlProgram[None]:
-    """Lock a key until the operation ends, so that what is read afterwards stays true."""
-    yield AdvisoryLock((lock_key(*names),))
-
-
-def acquire_locks(kind: str, owner: str, names: Iterable[str]) -> SqlProgram[None]:
-    """Lock a key for each of these names of one owner, like `acquire_lock`.
-
-    The names are sorted, so that two operations cannot deadlock by locking the same names in different orders.
-    """
-    yield AdvisoryLock(tuple(lock_key(kind, owner, name) for name in sorted(names)))
 
 
 def execute(sql: str, *parameters: SqlValue) -> SqlProgram[list[Row]]:
     """Run one statement and return all rows."""
     return (yield Statement(sql, parameters))
-
-
-def for_each(sql: str, parameters: Sequence[tuple[SqlValue, ...]]) -> SqlProgram[None]:
-    """Run one statement for each of these parameters, if there are any."""
-    if parameters:
-        yield ForEach(sql, parameters)
-
-
-#: Lists of keys are filled up to one of these lengths, or a multiple of the last, so that few statements differ.
-_LIST_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-
-
-def filled_up(items: Sequence[Item]) -> list[Item]:
-    """Return a list with its last item repeated up to one of few lengths, so that few statements differ."""
-    length = next((each for each in _LIST_LENGTHS if each >= len(items)), None)
-    missing = -len(items) % _LIST_LENGTHS[-1] if length is None else length - len(items)
-    return [*items, *[items[-1]] * missing] if items else []
-
-
-def values_table(values: Sequence[SqlValue]) -> str:
-    """Return SQL for these parameters as a table with one column, ``column1``.
-
-    A join with it looks the values up by index; a long ``IN`` may compare them with every row.
-    """
-    return f"(VALUES {', '.join(['(?)'] * len(values))})"
 
 
 def fetch_one(sql: str, *parameters: SqlValue) -> SqlProgram[Row | None]:
@@ -137,27 +106,6 @@ def fetch_one(sql: str, *parameters: SqlValue) -> SqlProgram[Row | None]:
 Operation = Callable[[Moment], SqlProgram[Returned]]
 
 
-class BatchOperation(Protocol):
-    """An operation that a store runs together with others of its kind."""
-
-    @property
-    def run_batch(self) -> Callable[[Moment, Sequence[Any]], SqlProgram[list[Any]]]:
-        """The function that runs operations as if one after another, and returns the outcome of each.
-
-        It is the same object for all operations of one kind.
-        """
-
-    def __call__(self, moment: Moment) -> SqlProgram[Any]:
-        """Run this operation by itself."""
-
-
-def unwrap(outcome: Returned | Exception) -> Returned:
-    """Return the result of an operation, or raise the exception that rolled it back."""
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
 class Ledger(Protocol):
     """Runs operations. An exception of an operation rolls back that operation and no other."""
 
@@ -165,23 +113,15 @@ class Ledger(Protocol):
     def kind(self) -> str:
         """The name of the store, in one word, without its location."""
 
+    @property
+    def lease_expiry(self) -> LeaseExpiry:
+        """Which leases may lapse; heartbeats change it."""
+
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation and return its result after the commit.
 
         Raises `BudgetUnavailable` where the store cannot run it, and what the operation raises.
         """
-
-    async def transact_each(self, operations: Sequence[Operation[Returned]]) -> list[Returned | Exception]:
-        """Run several independent operations; returns the result or the exception of each, in order.
-
-        Raises `BudgetUnavailable` only where none of them could run.
-        """
-
-    def suspend_lease_expiry_until(self, timestamp_ms: int) -> None:
-        """Treat no lease as lapsed before this time, in milliseconds on the store's clock."""
-
-    def lapse_leases_until(self, timestamp_ms: int) -> None:
-        """Treat no lease as lapsed that ends after this time, in milliseconds on the store's clock."""
 
     def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
         """Call ``callback`` with a target's name when another service on the store announces that it has capacity."""

@@ -12,15 +12,7 @@ from quintain.contracts.ledger import DrainState, Register
 from quintain.contracts.session import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
 from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
-from quintain_metadata.store import (
-    Moment,
-    SqlProgram,
-    SqlValue,
-    execute,
-    fetch_one,
-    filled_up,
-    values_table,
-)
+from quintain_metadata.store import Lookup, Moment, SqlProgram, execute, fetch_one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,18 +87,18 @@ def _workers_by_fingerprint(served: Iterable[WorkerFingerprint]) -> dict[str, li
     return {fingerprint: sorted(ids) for fingerprint, ids in workers.items()}
 
 
-def free_capacities(moment: Moment, names: Sequence[str]) -> SqlProgram[dict[str, int]]:
+def free_capacities(moment: Moment, names: Iterable[str]) -> SqlProgram[dict[str, int]]:
     """Return how many more calls of these targets may run now: none while one is paused; without those not registered.
 
     The calls of workers whose leases have lapsed are not counted.
     """
-    filled: list[SqlValue] = filled_up(list(names))
-    rows = yield from execute(
+    rows = yield Lookup(
         "SELECT name, CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
         " FROM running_calls JOIN worker USING (incarnation)"
         " WHERE running_calls.target = target.name AND worker.lease_until > ?) END"
-        f" FROM {values_table(filled)} AS wanted JOIN target ON target.name = wanted.column1",
-        *(moment.now, moment.lease_expiry_cutoff, *filled),
+        " FROM wanted JOIN target ON target.name = wanted.key1",
+        [(name,) for name in sorted(names)],
+        (moment.now, moment.lease_cutoff),
     )
     return {row[0]: max(0, int(row[1])) for row in rows}
 
@@ -191,24 +183,22 @@ _SERVING_WORKERS = (
 )
 
 
-def free_slots_of_others(now: int, incarnations: Sequence[str]) -> SqlProgram[dict[str, dict[str, int]]]:
+def free_slots_of_others(now: int, incarnations: Iterable[str]) -> SqlProgram[dict[str, dict[str, int]]]:
     """Return, for each of these workers, the free slots of its targets in other live workers, where there are any.
 
     They are no more than the target's own limit has room for.
     """
-    rows = yield from execute(
-        f"WITH own AS (SELECT served_target.incarnation, served_target.target, {_FREE_SLOTS} AS slots"
-        f" FROM {_SERVING_WORKERS} WHERE served_target.incarnation IN"
-        f" (SELECT column1 FROM {values_table(incarnations)} AS wanted)),"
+    rows = yield Lookup(
+        f", own AS (SELECT served_target.incarnation, served_target.target, {_FREE_SLOTS} AS slots"
+        f" FROM {_SERVING_WORKERS} WHERE served_target.incarnation IN (SELECT key1 FROM wanted)),"
         f" total AS (SELECT served_target.target, sum({_FREE_SLOTS}) AS slots, max(max_concurrency)"
         " - (SELECT coalesce(sum(running), 0) FROM running_calls JOIN worker USING (incarnation)"
         f" WHERE target = served_target.target AND lease_until > ?) AS room FROM {_SERVING_WORKERS}"
         " WHERE served_target.target IN (SELECT target FROM own) GROUP BY served_target.target)"
         " SELECT incarnation, own.target, total.slots - own.slots, room"
         " FROM own JOIN total ON total.target = own.target",
-        *(now, now, DRAINING_RANK),
-        *incarnations,
-        *(now, now, DRAINING_RANK, now),
+        [(incarnation,) for incarnation in incarnations],
+        (now, now, DRAINING_RANK, now, now, DRAINING_RANK, now),
     )
     slots: dict[str, dict[str, int]] = {}
     for incarnation, target, others, room in rows:
@@ -280,8 +270,3 @@ def differences(now: int, live: Mapping[str, Sequence[WorkerFingerprint]]) -> Sq
         target: sorted(first_seen[target, one] for one in fingerprints[target])[1]
         for target in dict.fromkeys(target for target, _ in first_seen)
     }
-
-
-def delete_served_targets_of_forgotten_workers() -> SqlProgram[None]:
-    """Delete what workers served that the ledger does not know any more."""
-    yield from execute("DELETE FROM served_target WHERE incarnation NOT IN (SELECT incarnation FROM worker)")

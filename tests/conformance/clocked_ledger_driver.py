@@ -20,10 +20,11 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.session import Info, SessionOpened
 from quintain.errors import Fault, ProviderFailed
-from quintain_metadata import audit, calls, leases, reservations, sessions
-from quintain_metadata.decisions import Deferred
+from quintain_metadata import audit, calls, leases, sessions
+from quintain_metadata.decisions import AdmitOperation, Deferred
 from quintain_metadata.store import Moment, SqlProgram
 from support.ledger_driver import LedgerClient, result
+from support.ledger_operations import alone
 
 
 @dataclass
@@ -58,7 +59,9 @@ class ClockedLedgerDriver(LedgerClient):
                 **overrides,
             }
         )
-        return await self.ledger.transact(lambda moment: calls.admit(self.with_clock(moment), request, by))
+        operation = alone(AdmitOperation(request, by, request.credential()))
+        admitted: Admission | Deferred = await self.ledger.transact(lambda moment: operation(self.with_clock(moment)))
+        return admitted
 
     async def admit_granted(self, session: SessionOpened, request_id: str, **overrides: object) -> Admission:
         admission = await self.admit(session, request_id, **overrides)  # type: ignore[arg-type]
@@ -95,23 +98,23 @@ class ClockedLedgerDriver(LedgerClient):
             fault=None if is_result else FaultReply.from_fault(fault or ProviderFailed("it broke", charged=True)),
             token_usage=TokenUsage(input=3, output=2) if is_result else None,
         )
-        await self.ledger.transact(lambda moment: calls.settle(self.with_clock(moment), request))
+        await self.ledger.transact(lambda moment: calls.run_batch(self.with_clock(moment), [request]))
 
     async def sweep(self) -> int:
-        return await self.ledger.transact(lambda moment: leases.sweep(self.with_clock(moment)))
+        return await self.ledger.transact(lambda moment: calls.sweep(self.with_clock(moment)))
 
     async def reserve(self, session: SessionOpened, ids: list[str], *, seconds: float = 60) -> int:
         def steps(moment: Moment) -> SqlProgram[int]:
             now = self.with_clock(moment).now
             owner = yield from sessions.authenticate(now, SessionToken.parse(session.token))
-            return (yield from reservations.reserve(now, owner, ids, int(now + seconds * 1000)))
+            return (yield from calls.reserve(self.with_clock(moment), owner, ids, int(now + seconds * 1000)))
 
         return await self.ledger.transact(steps)
 
     async def release(self, session: SessionOpened, ids: list[str]) -> int:
         def steps(moment: Moment) -> SqlProgram[int]:
             owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(session.token))
-            return (yield from reservations.release(self.with_clock(moment), owner, ids))
+            return (yield from calls.release(self.with_clock(moment), owner, ids))
 
         return await self.ledger.transact(steps)
 

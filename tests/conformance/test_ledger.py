@@ -28,10 +28,10 @@ from quintain.errors import (
     TimedOut,
     Unauthorized,
 )
-from quintain_metadata import reservations, sessions
-from quintain_metadata.attempts import LOSSES_BEFORE_ALONE
+from quintain_metadata import calls, sessions
+from quintain_metadata.calls import LOST_SETTLE_MS
 from quintain_metadata.decisions import Deferred
-from quintain_metadata.leases import LOST_SETTLE_MS
+from quintain_metadata.lifecycle import LOSSES_BEFORE_ALONE
 from quintain_metadata.replies import LargeReplay, read_replay
 from quintain_metadata.store import Moment, SqlProgram
 
@@ -139,7 +139,7 @@ async def test_nobody_is_taken_for_gone_while_this_service_was(ledger_driver: Cl
     session = await ledger_driver.open_session()
     await ledger_driver.admit_granted(session, "r1", by="w1")
     ledger_driver.clock_ahead_ms = 16_000
-    ledger_driver.ledger.suspend_lease_expiry_until(
+    ledger_driver.ledger.lease_expiry.suspended_until = (
         await ledger_driver.ledger.now() + ledger_driver.clock_ahead_ms + 10_000
     )
     assert isinstance(await ledger_driver.admit(session, "r1", by="w2"), Deferred)
@@ -153,7 +153,7 @@ async def test_who_registers_under_an_id_of_its_alone_has_outlived_whoever_had_i
     await ledger_driver.admit_granted(session, "r1", by="before")
     await ledger_driver.admit_granted(session, "r2", by="w1")
     # The service begins anew with the worker, and takes nobody for gone because of that.
-    ledger_driver.ledger.suspend_lease_expiry_until(await ledger_driver.ledger.now() + 10_000)
+    ledger_driver.ledger.lease_expiry.suspended_until = await ledger_driver.ledger.now() + 10_000
     await ledger_driver.register("after", sole_id="here")
     assert (await ledger_driver.admit_granted(session, "r1", by="after")).attempt == 2
     assert isinstance(await ledger_driver.admit(session, "r2", by="after"), Deferred)
@@ -293,7 +293,7 @@ async def test_a_reservation_ends_with_its_deadline_or_its_release_or_its_sessio
     assert (await ledger_driver.info(session)).reserved == 1
 
     def close(moment: Moment) -> SqlProgram[Info]:
-        yield from reservations.release_all(moment, (yield from sessions.require_session(session.session_id)))
+        yield from calls.end_family(moment, [session.session_id])
         return (
             yield from sessions.amend_session(
                 moment.now, AmendSession(session_id=session.session_id, state=SessionState.CLOSED)

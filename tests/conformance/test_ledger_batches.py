@@ -1,13 +1,23 @@
-"""Operations that a store runs together: each has the outcome it would have alone, and none sees another half done."""
+"""Operations that run together: each has the outcome it would have alone, and none sees another half done."""
 
 from __future__ import annotations
 
+import asyncio
+
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import BudgetExhausted, Unauthorized
+from quintain_metadata.calls import CallOperations
 from quintain_metadata.decisions import DeferReason, Deferred
-from quintain_metadata.store import Moment, SqlProgram, execute
-from support.ledger_operations import admit_operation, assert_ledger_consistent, is_granted, settle_operation
+from quintain_metadata.store import Moment, Operation, SqlProgram, execute
+from support.ledger_operations import (
+    admit_operation,
+    assert_ledger_consistent,
+    is_granted,
+    one_admit,
+    one_settle,
+)
 
 CALLS = 10
 
@@ -16,19 +26,19 @@ async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(ledger_driver:
     ledger = ledger_driver.ledger
     small, large = [await ledger_driver.open_session(max_calls=count) for count in (4, 100)]
     operations = [
-        admit_operation(session, f"r{number}", f"{session.session_id} {number}")
+        one_admit(session, f"r{number}", f"{session.session_id} {number}")
         for number in range(CALLS)
         for session in (small, large)
     ]
-    outcomes = await ledger.transact_each(operations)
+    outcomes = await CallOperations(ledger).run(operations)
     granted = [is_granted(outcome) for outcome in outcomes]
     assert (sum(granted[::2]), sum(granted[1::2])) == (4, CALLS)
     assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == CALLS - 4
     settles = [
-        settle_operation(large, f"r{number}", f"{large.session_id} {number}", outcome)
+        one_settle(large, f"r{number}", f"{large.session_id} {number}", outcome)
         for number, outcome in enumerate([AttemptOutcome.RESULT, AttemptOutcome.REFUND] * (CALLS // 2))
     ]
-    await ledger.transact_each(settles)
+    await CallOperations(ledger).run(settles)
     info = await ledger_driver.info(large)
     assert (info.call_count, info.committed, info.refunded, info.running) == (CALLS // 2, CALLS // 2, CALLS // 2, 0)
     await assert_ledger_consistent(ledger)
@@ -37,8 +47,8 @@ async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(ledger_driver:
 async def test_a_limit_that_is_reached_within_a_batch_is_kept(ledger_driver: ClockedLedgerDriver) -> None:
     await ledger_driver.register(limit=3)
     session = await ledger_driver.open_session(max_calls=CALLS)
-    operations = [admit_operation(session, f"r{number}", f"attempt {number}") for number in range(CALLS)]
-    outcomes = await ledger_driver.ledger.transact_each(operations)
+    operations = [one_admit(session, f"r{number}", f"attempt {number}") for number in range(CALLS)]
+    outcomes = await CallOperations(ledger_driver.ledger).run(operations)
     assert sum(map(is_granted, outcomes)) == 3
     waiting = [outcome.reason for outcome in outcomes if isinstance(outcome, Deferred)]
     assert waiting == [DeferReason.TARGET] * (CALLS - 3)
@@ -47,8 +57,8 @@ async def test_a_limit_that_is_reached_within_a_batch_is_kept(ledger_driver: Clo
 
 async def test_two_attempts_at_one_call_in_a_batch_are_one_grant(ledger_driver: ClockedLedgerDriver) -> None:
     session = await ledger_driver.open_session(max_calls=CALLS)
-    operations = [admit_operation(session, f"r{number % 5}", f"attempt {number}") for number in range(CALLS)]
-    outcomes = await ledger_driver.ledger.transact_each(operations)
+    operations = [one_admit(session, f"r{number % 5}", f"attempt {number}") for number in range(CALLS)]
+    outcomes = await CallOperations(ledger_driver.ledger).run(operations)
     assert sum(map(is_granted, outcomes)) == 5
     assert sum(isinstance(outcome, Deferred) and outcome.is_duplicate for outcome in outcomes) == 5
     assert (await ledger_driver.info(session)).call_count == 5
@@ -61,11 +71,11 @@ async def test_children_are_charged_with_their_parents_and_reservations_are_used
     child = await ledger_driver.open_session(parent=parent, max_calls=CALLS)
     await ledger_driver.reserve(parent, [f"r{number}" for number in range(CALLS)])
     operations = [
-        admit_operation(session, f"r{number}", f"{session.session_id} {number}")
+        one_admit(session, f"r{number}", f"{session.session_id} {number}")
         for number in range(CALLS)
         for session in (child, parent)
     ]
-    assert all(map(is_granted, await ledger_driver.ledger.transact_each(operations)))
+    assert all(map(is_granted, await CallOperations(ledger_driver.ledger).run(operations)))
     assert (await ledger_driver.info(parent)).call_count == 2 * CALLS
     assert (await ledger_driver.info(child)).call_count == CALLS
     await assert_ledger_consistent(ledger_driver.ledger)
@@ -76,11 +86,11 @@ async def test_each_call_of_a_batch_has_its_own_number_in_its_session(ledger_dri
     reserving = await ledger_driver.open_session(parent=parent, max_calls=CALLS, reserve=CALLS // 2)
     for batch in range(2):
         operations = [
-            admit_operation(session, f"r{batch}{number}", f"{session.session_id} {batch} {number}")
+            one_admit(session, f"r{batch}{number}", f"{session.session_id} {batch} {number}")
             for number in range(CALLS // 2)
             for session in (reserving, parent)
         ]
-        outcomes = await ledger_driver.ledger.transact_each(operations)
+        outcomes = await CallOperations(ledger_driver.ledger).run(operations)
         counts = [[outcome.call_count for outcome in outcomes[place::2]] for place in range(2)]  # type: ignore[union-attr]
         first = batch * CALLS // 2 + 1
         assert sorted(counts[0]) == list(range(first, first + CALLS // 2))
@@ -99,15 +109,14 @@ async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(
         yield from execute("UPDATE session SET label = 'broken' WHERE id = ?", session.session_id)
         raise RuntimeError("a defect")
 
-    stranger = session.model_copy(update={"token": session.token[:-4] + "AAAA"})
-    outcomes = await ledger_driver.ledger.transact_each(
-        [
-            admit_operation(session, "r1", "one"),
-            failing,
-            admit_operation(stranger, "r2", "two"),
-            admit_operation(session, "r3", "three"),
-        ]
-    )
+    stranger = session.model_copy(update={"token": SessionToken.mint().text})
+    operations: list[Operation[object]] = [
+        admit_operation(session, "r1", "one"),
+        failing,
+        admit_operation(stranger, "r2", "two"),
+        admit_operation(session, "r3", "three"),
+    ]
+    outcomes = await asyncio.gather(*map(ledger_driver.ledger.transact, operations), return_exceptions=True)
     assert [is_granted(outcome) for outcome in outcomes] == [True, False, False, True]
     assert isinstance(outcomes[1], RuntimeError)
     assert isinstance(outcomes[2], Unauthorized)

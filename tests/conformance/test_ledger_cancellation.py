@@ -10,7 +10,7 @@ from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Cancelled, ForbiddenTarget, RequestConflict, Throttled, Unauthorized
-from quintain_metadata.cancellation import CancelResult
+from quintain_metadata.calls import CancelResult
 from quintain_metadata.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
 from quintain_metadata.targets import MAX_PAUSE_MS
 
@@ -256,7 +256,7 @@ async def test_after_a_gap_of_this_services_own_a_worker_it_knows_has_its_lease(
 ) -> None:
     session = await ledger_driver.open_session()
     ledger_driver.clock_ahead_ms = 16_000
-    ledger_driver.ledger.suspend_lease_expiry_until(
+    ledger_driver.ledger.lease_expiry.suspended_until = (
         await ledger_driver.ledger.now() + ledger_driver.clock_ahead_ms + 10_000
     )
     await ledger_driver.admit_granted(session, "r1", by="w1")

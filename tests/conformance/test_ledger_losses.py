@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain_metadata import calls
-from quintain_metadata.attempts import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
-from quintain_metadata.decisions import Deferred
-from quintain_metadata.store import Moment, SqlProgram
+from quintain_metadata.decisions import AdmitOperation
+from quintain_metadata.lifecycle import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
 
 LEASE_MS = 16_000
 
@@ -123,13 +120,12 @@ async def test_calls_that_are_taken_over_together_have_been_company(losses: Loss
     driver, names = losses.driver, [f"r{number}" for number in range(6)]
     await losses.lose(*names)
 
-    def take_over(name: str, moment: Moment) -> SqlProgram[Admission | Deferred]:
-        request = Admit(
-            token=losses.session.token, request_id=name, attempt_id=f"of {name}", target="a", body_sha256="body"
-        )
-        return calls.admit(driver.with_clock(moment), request, "w2")
-
-    outcomes = await driver.ledger.transact_each([partial(take_over, name) for name in names])
+    admits = [
+        Admit(token=losses.session.token, request_id=name, attempt_id=f"of {name}", target="a", body_sha256="body")
+        for name in names
+    ]
+    operations = [AdmitOperation(admit, "w2", admit.credential()) for admit in admits]
+    outcomes = await driver.ledger.transact(lambda moment: calls.run_batch(driver.with_clock(moment), operations))
     assert [isinstance(outcome, Admission) and outcome.attempt for outcome in outcomes] == [2] * len(names)
     await losses.lose_worker()
     # Twice in company: none of it counts.

@@ -38,15 +38,20 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata import audit, calls, cancellation, leases, reservations, sessions
-from quintain_metadata.attempts import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
-from quintain_metadata.cancellation import CancelResult
-from quintain_metadata.decisions import DUPLICATE_WAIT_MS, Deferred
-from quintain_metadata.leases import LOST_SETTLE_MS
-from quintain_metadata.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata import audit, calls, leases, sessions
+from quintain_metadata.calls import LOST_SETTLE_MS, CancelResult
+from quintain_metadata.decisions import DUPLICATE_WAIT_MS, AdmitOperation, Deferred
+from quintain_metadata.lifecycle import (
+    COUNTED_STATES,
+    LOSSES_BEFORE_ALONE,
+    MAX_ATTEMPTS,
+    MAX_UNCOUNTED_ATTEMPTS,
+    CallState,
+)
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.session_rows import SessionRow
 from quintain_metadata.store import Ledger, Moment, SqlProgram, execute
+from support.ledger_operations import alone
 from support.servers.postgres_sql import run_sql
 
 NAMES = ("parent", "left", "right")
@@ -319,7 +324,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
         self.loop.close()
 
     def transact(self, operation: Callable[[Moment], SqlProgram[object]]) -> object:
-        moment = Moment(self.model.now)
+        moment = Moment(self.model.now, self.model.now)
         return self.loop.run_until_complete(self.ledger.transact(lambda _: operation(moment)))  # type: ignore[arg-type]
 
     def transact_or_fault(self, operation: Callable[[Moment], SqlProgram[object]]) -> object:
@@ -382,7 +387,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             alone=attempt.alone or None,
         )
         expected = self.model.admit(attempt)
-        verdict = self.transact_or_fault(lambda moment: calls.admit(moment, ask, attempt.worker))
+        verdict = self.transact_or_fault(alone(AdmitOperation(ask, attempt.worker, ask.credential())))
         assert self.read_decision(verdict) == expected
         if expected == "granted":
             assert isinstance(verdict, Admission)
@@ -428,7 +433,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             fault=None if is_result or not redelivered else FaultReply.from_fault(fault),
             token_usage=TokenUsage(input=1, output=1) if is_result else None,
         )
-        self.transact(lambda moment: calls.settle(moment, item))
+        self.transact(alone(item))
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -440,7 +445,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
 
         def steps(moment: Moment) -> SqlProgram[int]:
             owner = yield from self.authenticate(moment, name)
-            return (yield from reservations.reserve(moment.now, owner, requests, deadline))
+            return (yield from calls.reserve(moment, owner, requests, deadline))
 
         expected = self.model.reserve(name, requests, deadline)
         granted = self.transact_or_fault(steps)
@@ -449,7 +454,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), requests=st.lists(st.sampled_from(REQUESTS), max_size=4))
     def release(self, name: str, requests: list[str]) -> None:
         def steps(moment: Moment) -> SqlProgram[int]:
-            return (yield from reservations.release(moment, (yield from self.authenticate(moment, name)), requests))
+            return (yield from calls.release(moment, (yield from self.authenticate(moment, name)), requests))
 
         expected = self.model.release(name, requests)
         assert str(self.transact(steps)) == expected
@@ -457,9 +462,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), requests=st.lists(st.sampled_from(REQUESTS), max_size=4))
     def cancel(self, name: str, requests: list[str]) -> None:
         def steps(moment: Moment) -> SqlProgram[CancelResult]:
-            return (
-                yield from cancellation.cancel_calls(moment, (yield from self.authenticate(moment, name)), requests)
-            )
+            return (yield from calls.cancel(moment, (yield from self.authenticate(moment, name)), requests))
 
         expected = self.model.cancel(name, requests)
         assert self.transact(steps) == expected
@@ -489,7 +492,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.model.sweep()
-        self.transact(leases.sweep)  # type: ignore[arg-type]
+        self.transact(calls.sweep)  # type: ignore[arg-type]
 
     @rule(name=st.sampled_from(NAMES), limit=st.one_of(st.none(), st.integers(0, 6)), paused=st.booleans())
     def amend(self, name: str, limit: int | None, paused: bool) -> None:

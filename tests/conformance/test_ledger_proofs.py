@@ -9,7 +9,9 @@ from quintain.contracts.credentials import digest, make_proof
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Fault, Unauthorized
-from quintain_metadata.calls import AdmitOperation
+from quintain_metadata.calls import CallOperations
+from quintain_metadata.decisions import AdmitOperation
+from support.ledger_operations import alone
 
 DEADLINE = 2**52
 
@@ -38,7 +40,9 @@ def proven_admit(session: SessionOpened, request_id: str, /, *, key: str = "a", 
 
 
 async def admit_together(driver: ClockedLedgerDriver, *admits: Admit) -> list[str]:
-    outcomes = await driver.ledger.transact_each([AdmitOperation(admit, "w1") for admit in admits])
+    outcomes = await CallOperations(driver.ledger).run(
+        [AdmitOperation(admit, "w1", admit.credential()) for admit in admits]
+    )
     return [
         outcome.code if isinstance(outcome, Fault) else "granted" if isinstance(outcome, Admission) else "deferred"
         for outcome in outcomes
@@ -88,7 +92,8 @@ async def test_a_closed_sessions_proof_is_refused(ledger_driver: ClockedLedgerDr
     await ledger_driver.register()
     session = await ledger_driver.open_session(expires_in_seconds=1)
     ledger_driver.clock_ahead_ms += 2_000
+    admit = proven_admit(session, "r1")
     with pytest.raises(Unauthorized):
         await ledger_driver.ledger.transact(
-            lambda moment: AdmitOperation(proven_admit(session, "r1"), "w1")(ledger_driver.with_clock(moment))
+            lambda moment: alone(AdmitOperation(admit, "w1", admit.credential()))(ledger_driver.with_clock(moment))
         )

@@ -11,7 +11,7 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionOpened, SessionState
 from quintain.errors import BadRequest, BudgetExhausted, Unauthorized
-from quintain_metadata import reservations, sessions
+from quintain_metadata import calls, sessions
 from quintain_metadata.store import Moment, SqlProgram
 
 
@@ -30,7 +30,7 @@ async def used(ledger_driver: ClockedLedgerDriver, *opened: SessionOpened) -> li
 
 async def close(ledger_driver: ClockedLedgerDriver, session: SessionOpened) -> None:
     def steps(moment: Moment) -> SqlProgram[None]:
-        yield from reservations.release_all(moment, (yield from sessions.require_session(session.session_id)))
+        yield from calls.end_family(moment, [session.session_id])
         closing = AmendSession(session_id=session.session_id, state=SessionState.CLOSED)
         yield from sessions.amend_session(moment.now, closing)
 

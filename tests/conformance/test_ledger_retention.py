@@ -11,7 +11,7 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionOpened, SessionState
 from quintain.errors import ConfigError, Unauthorized
-from quintain_metadata import retention, sessions
+from quintain_metadata import replies, retention, sessions
 from quintain_metadata import retention as rules
 from quintain_metadata.audit import export_page, verify_counters
 from quintain_metadata.replies import REPLY_RETENTION_MS as DAY
@@ -91,7 +91,7 @@ async def test_what_was_interrupted_is_consistent_and_finished_later(
     await called(driver, child, "r1", "r2", "r3")
     await close(driver, parent)
     driver.clock_ahead_ms = 0
-    await driver.ledger.transact(lambda moment: rules.delete_expired_replies(moment.now))
+    await driver.ledger.transact(lambda moment: replies.delete_expired(moment.now))
     assert await driver.ledger.transact(lambda _: rules.delete_calls(child.session_id)) == 2
     assert (await driver.ledger.transact(lambda _: verify_counters())).findings == ()
     report = await retention.prune(driver.ledger, await driver.ledger.now() - 5 * DAY)

@@ -6,17 +6,18 @@ import asyncio
 import random
 
 from quintain.contracts.ledger import AttemptOutcome
+from quintain_metadata.calls import CallOperations
 from quintain_metadata.store import Ledger
 from support.ledger_operations import (
     WORKER,
-    admit_operation,
     assert_ledger_consistent,
     info,
     is_granted,
+    one_admit,
+    one_settle,
     open_ledgers,
     open_session,
     register,
-    settle_operation,
 )
 from support.servers.postgres_sql import run_sql
 
@@ -33,15 +34,15 @@ async def test_batches_of_three_services_meet_without_a_deadlock(fresh_postgres_
         async def service(ledger: Ledger, name: str) -> None:
             for batch in range(BATCHES):
                 calls = [(chance.choice(family), f"{name} {batch} {number}") for number in range(CALLS)]
-                outcomes = await ledger.transact_each(
-                    [admit_operation(session, call, call, chance.choice([WORKER, "w2"])) for session, call in calls]
+                outcomes = await CallOperations(ledger).run(
+                    [one_admit(session, call, call, chance.choice([WORKER, "w2"])) for session, call in calls]
                 )
                 assert all(map(is_granted, outcomes)), outcomes
                 ends = chance.choices([AttemptOutcome.RESULT, AttemptOutcome.REFUND], k=CALLS)
                 settles = [
-                    settle_operation(session, call, call, end) for (session, call), end in zip(calls, ends, strict=True)
+                    one_settle(session, call, call, end) for (session, call), end in zip(calls, ends, strict=True)
                 ]
-                assert not [each for each in await ledger.transact_each(settles) if isinstance(each, Exception)]
+                assert not [each for each in await CallOperations(ledger).run(settles) if isinstance(each, Exception)]
 
         await asyncio.gather(*(service(ledger, f"{number}") for number, ledger in enumerate(ledgers * 2)))
         assert (await info(ledgers[0], parent)).running == 0

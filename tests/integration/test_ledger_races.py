@@ -20,8 +20,8 @@ from quintain.contracts.ledger import Admission, AttemptOutcome, Heartbeat
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Cancelled, Fault
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata import leases
-from quintain_metadata.cancellation import CancelResult
+from quintain_metadata import calls, leases
+from quintain_metadata.calls import CancelResult
 from quintain_metadata.store import (
     AdvisoryLock,
     ForEach,
@@ -76,9 +76,9 @@ def gated_before(beginning: str, operation: Operation[Returned]) -> Operation[Re
     return gated(operation, lambda step, _: isinstance(step, Statement | ForEach) and step.sql.startswith(beginning))
 
 
-def gated_after_first_step(operation: Operation[Returned]) -> Operation[Returned]:
-    """The same operation, which must pass the gate after its first step."""
-    return gated(operation, lambda _, number: number == 1)
+def gated_after_its_queries(operation: Operation[Returned]) -> Operation[Returned]:
+    """The same operation, which must pass the gate after its first two steps."""
+    return gated(operation, lambda _, number: number == 2)
 
 
 def gated(operation: Operation[Returned], is_gate_step: Callable[[Step, int], bool]) -> Operation[Returned]:
@@ -90,7 +90,7 @@ def gated(operation: Operation[Returned], is_gate_step: Callable[[Step, int], bo
             while True:
                 if not passed and is_gate_step(step, number):
                     passed = True
-                    yield AdvisoryLock(("gate",))
+                    yield AdvisoryLock([("gate",)])
                 step = inner.send((yield step))
                 number += 1
         except StopIteration as end:
@@ -102,7 +102,7 @@ def gated(operation: Operation[Returned], is_gate_step: Callable[[Step, int], bo
 
 def after_all_deadlines(operation: Operation[Returned]) -> Operation[Returned]:
     """The same operation, when every lease and every deadline has passed."""
-    return lambda moment: operation(Moment(moment.now + LATER_MS))
+    return lambda moment: operation(Moment(moment.now + LATER_MS, moment.now + LATER_MS))
 
 
 @contextlib.asynccontextmanager
@@ -149,7 +149,7 @@ def release_call(session: SessionOpened) -> Operation[int]:
 
 
 def sweep_later(_: SessionOpened) -> Operation[int]:
-    return after_all_deadlines(leases.sweep)
+    return after_all_deadlines(calls.sweep)
 
 
 @pytest.mark.parametrize("ending", [release_call, close_operation, sweep_later], ids=["released", "closed", "swept"])
@@ -210,7 +210,7 @@ async def test_a_result_that_comes_while_its_call_is_swept_stays_the_calls_answe
     await run_interleaved(
         services,
         watcher,
-        gated_after_first_step(after_all_deadlines(leases.sweep)),
+        gated_after_its_queries(after_all_deadlines(calls.sweep)),
         settle_operation(session, "call", "attempt", AttemptOutcome.RESULT),
     )
     again = await admit(services[2], session, "call", "another")
@@ -233,10 +233,10 @@ async def test_a_call_that_is_taken_over_while_it_is_swept_is_not_lost(
         # The first worker's lease has lapsed and the deadline has not passed: the second one's begins now.
         now = moment.now + DEFAULT_TIMINGS.lease_ms + 1
         yield from leases.renew_lease(now + LATER_MS, Heartbeat(worker_id="w2", incarnation="w2"))
-        return (yield from admit_operation(session, "call", "taken over", "w2")(Moment(now)))
+        return (yield from admit_operation(session, "call", "taken over", "w2")(Moment(now, now)))
 
     _, verdict = await run_interleaved(
-        services, watcher, gated_after_first_step(after_all_deadlines(leases.sweep)), after_the_lease
+        services, watcher, gated_after_its_queries(after_all_deadlines(calls.sweep)), after_the_lease
     )
     assert is_granted(verdict), verdict
     known = await info(services[2], session)
@@ -271,11 +271,10 @@ async def test_a_call_that_is_admitted_while_it_is_cancelled_never_runs(
     session = await open_session(services[0], 5)
     if reserved:
         await reserve(services[0], session, ["call"])
-    beginning = "UPDATE call SET state" if reserved else STARTS
     taken, verdict = await run_interleaved(
         services,
         watcher,
-        gated_before(beginning, cancel_operation(session, ["another", "call"])),
+        gated_before(STARTS, cancel_operation(session, ["another", "call"])),
         admit_operation(session, "call", "attempt"),
     )
     assert taken == CancelResult(2)
@@ -307,7 +306,7 @@ async def test_a_result_that_comes_while_its_call_is_cancelled_stays_the_calls_a
     taken, _ = await run_interleaved(
         services,
         watcher,
-        gated_before("UPDATE call SET state", cancel_operation(session, ["call"])),
+        gated_before(STARTS, cancel_operation(session, ["call"])),
         settle_operation(session, "call", "attempt", AttemptOutcome.RESULT),
     )
     assert taken == CancelResult(1, ["call"])
@@ -333,7 +332,9 @@ class RandomClients:
             ahead_ms = self.ahead_ms
             try:
                 await self.random.choice(self.services).transact(
-                    lambda moment, operation=operation, ahead_ms=ahead_ms: operation(Moment(moment.now + ahead_ms))
+                    lambda moment, operation=operation, ahead_ms=ahead_ms: operation(
+                        Moment(moment.now + ahead_ms, moment.now + ahead_ms)
+                    )
                 )
             except Fault as fault:
                 self.refusals[fault.code] += 1
@@ -360,7 +361,7 @@ class RandomClients:
                 beat = Heartbeat(worker_id="w2", incarnation=self.random.choice([WORKER, "w2"]))
                 return lambda moment: leases.renew_lease(moment.now, beat)
             case "sweep":
-                return leases.sweep
+                return calls.sweep
             case "close":
                 return close_operation(session)
             case "later":

@@ -14,7 +14,7 @@ from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome, Register, TargetCard
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata import calls, leases, postgres, targets
+from quintain_metadata import leases, postgres, targets
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.decisions import Deferred
 from quintain_metadata.lifecycle import CallState
@@ -22,11 +22,12 @@ from quintain_metadata.opening import open_ledger
 from quintain_metadata.postgres import MAX_TRIES
 from quintain_metadata.postgres_connection import number_placeholders
 from quintain_metadata.schema import SCHEMA_VERSION
-from quintain_metadata.store import Ledger, Moment, SqlProgram, acquire_lock, execute, fetch_one, redacted_url
+from quintain_metadata.store import AdvisoryLock, Ledger, Moment, SqlProgram, execute, fetch_one, redacted_url
 from support.ledger_driver import admit_request, settle_request
 from support.ledger_operations import (
     WORKER,
     admit,
+    alone,
     assert_ledger_consistent,
     info,
     is_granted,
@@ -116,11 +117,11 @@ async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(se
 
     def both(first: str, second: str) -> SqlProgram[str]:
         runs[first] += 1
-        yield from acquire_lock(first)
+        yield AdvisoryLock([(first,)])
         holding.add(first)
         while len(holding) < 2:  # each has what the other wants; the server then undoes one of them
             yield from execute("SELECT pg_sleep(0.01)")
-        yield from acquire_lock(second)
+        yield AdvisoryLock([(second,)])
         return first
 
     told = await asyncio.gather(
@@ -179,8 +180,8 @@ async def test_the_moment_and_now_are_on_the_servers_clock(ledger: Ledger, fresh
         assert row is not None
         return moment.now, int(row[0])
 
-    ledger.suspend_lease_expiry_until(77)
-    assert await ledger.transact(lambda moment: answer(moment.lease_expiry_suspended_until)) == 77
+    ledger.lease_expiry.suspended_until = 2**50
+    assert await ledger.transact(lambda moment: answer(moment.lease_cutoff)) == 0
     before = await ledger.now()
     moment, during = await ledger.transact(steps)
     assert before <= moment <= during <= await ledger.now()
@@ -223,7 +224,7 @@ async def test_what_one_service_frees_another_grants_without_a_sweep(services: l
     assert (granted.get_nowait(), granted.empty()) == (first.attempt_id, True)
     async with asyncio.timeout(10):
         while granted.empty():  # until it listens
-            call, _ = await services[0].transact(lambda moment: calls.settle(moment, settle_request(session, first)))
+            call, _ = await services[0].transact(alone(settle_request(session, first)))
             assert call is not None
             await here.on_settled([call._replace(state=CallState.RUNNING)])
             await asyncio.sleep(0.05)
@@ -386,12 +387,12 @@ async def test_an_operation_whose_caller_goes_away_is_undone_and_leaves_no_lock(
     holds = asyncio.Event()
 
     def hold(_: Moment) -> SqlProgram[None]:
-        yield from acquire_lock("left")
+        yield AdvisoryLock([("left",)])
         holds.set()
         yield from execute("SELECT pg_sleep(60)")
 
     def take(_: Moment) -> SqlProgram[bool]:
-        yield from acquire_lock("left")
+        yield AdvisoryLock([("left",)])
         return True
 
     holder = asyncio.create_task(services[0].transact(hold))

@@ -14,10 +14,12 @@ from quintain.contracts.invoke import FaultReply, OutputMessage, Result
 from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbeat, Register, Settle, TargetCard
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
 from quintain.errors import ProviderFailed
-from quintain_metadata import calls, cancellation, leases, reservations, sessions
-from quintain_metadata.cancellation import CancelResult
+from quintain_metadata import calls, leases, sessions
+from quintain_metadata.calls import CancelResult
+from quintain_metadata.decisions import AdmitOperation
 from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.store import Ledger, Moment, SqlProgram
+from support.ledger_operations import alone
 
 
 @dataclass
@@ -28,7 +30,7 @@ class LedgerClient:
     clock_ahead_ms: int = 0
 
     def with_clock(self, moment: Moment) -> Moment:
-        return Moment(moment.now + self.clock_ahead_ms, moment.lease_expiry_suspended_until)
+        return self.ledger.lease_expiry.moment(moment.now + self.clock_ahead_ms)
 
     async def open_session(
         self, default_target: str = "a", *, parent: SessionOpened | None = None, **fields: object
@@ -46,7 +48,7 @@ class LedgerClient:
     async def cancel(self, session: SessionOpened, *request_ids: str) -> CancelResult:
         def steps(moment: Moment) -> SqlProgram[CancelResult]:
             owner = yield from sessions.authenticate(self.with_clock(moment).now, SessionToken.parse(session.token))
-            return (yield from cancellation.cancel_calls(self.with_clock(moment), owner, request_ids))
+            return (yield from calls.cancel(self.with_clock(moment), owner, request_ids))
 
         return await self.ledger.transact(steps)
 
@@ -82,20 +84,19 @@ class LedgerDriver(LedgerClient):
         await self.ledger.transact(lambda moment: leases.renew_lease(moment.now - 60_000, heartbeat))
 
     async def admit(self, request: Admit, incarnation: str = "w1") -> object:
-        return await self.ledger.transact(lambda moment: calls.admit(moment, request, incarnation))
+        return await self.ledger.transact(alone(AdmitOperation(request, incarnation, request.credential())))
 
     async def reserve(self, session: SessionOpened, *request_ids: str) -> None:
         def steps(moment: Moment) -> SqlProgram[int]:
             owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-            return (yield from reservations.reserve(moment.now, owner, list(request_ids), moment.now + 60_000))
+            return (yield from calls.reserve(moment, owner, list(request_ids), moment.now + 60_000))
 
         await self.ledger.transact(steps)
 
     async def settle(
         self, session: SessionOpened, admit: Admit, outcome: AttemptOutcome = AttemptOutcome.RESULT
     ) -> None:
-        item = settle_request(session, admit, outcome)
-        await self.ledger.transact(lambda moment: calls.settle(moment, item))
+        await self.ledger.transact(alone(settle_request(session, admit, outcome)))
 
     async def amend_session(self, session: SessionOpened, **fields: object) -> None:
         change = AmendSession.model_validate({"session_id": session.session_id, **fields})

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register, Settle, TargetCard
 from quintain.contracts.session import Info, OpenSession, SessionOpened
-from quintain_metadata import audit, cancellation, leases, reservations, sessions
-from quintain_metadata.calls import AdmitOperation, SettleOperation
-from quintain_metadata.cancellation import CancelResult
-from quintain_metadata.decisions import Deferred
+from quintain_metadata import audit, calls, leases, sessions
+from quintain_metadata.calls import CallOperation, CancelResult
+from quintain_metadata.decisions import AdmitOperation, Deferred
 from quintain_metadata.opening import open_ledger
 from quintain_metadata.store import Ledger, Moment, Operation, SqlProgram
 
@@ -47,13 +47,35 @@ async def open_session(ledger: Ledger, max_calls: int, parent: SessionOpened | N
     return await ledger.transact(steps)
 
 
+def alone(operation: CallOperation) -> Operation[Any]:
+    """One admit or settle in a transaction of its own, which raises its fault."""
+
+    def steps(moment: Moment) -> SqlProgram[Any]:
+        (outcome,) = yield from calls.run_batch(moment, [operation])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return steps
+
+
 def admit_operation(
     session: SessionOpened, request_id: str, attempt_id: str, worker: str = WORKER
 ) -> Operation[Admission | Deferred]:
+    return alone(one_admit(session, request_id, attempt_id, worker))
+
+
+def settle_operation(
+    session: SessionOpened, request_id: str, attempt_id: str, outcome: AttemptOutcome
+) -> Operation[Any]:
+    return alone(one_settle(session, request_id, attempt_id, outcome))
+
+
+def one_admit(session: SessionOpened, request_id: str, attempt_id: str, worker: str = WORKER) -> AdmitOperation:
     request = Admit(
         token=session.token, request_id=request_id, attempt_id=attempt_id, target="a", body_sha256=f"of {request_id}"
     )
-    return AdmitOperation(request, worker)
+    return AdmitOperation(request, worker, request.credential())
 
 
 async def admit(ledger: Ledger, session: SessionOpened, request_id: str, attempt_id: str) -> Admission | Deferred:
@@ -64,12 +86,10 @@ def is_granted(decision: object) -> bool:
     return isinstance(decision, Admission) and decision.is_grant
 
 
-def settle_operation(
-    session: SessionOpened, request_id: str, attempt_id: str, outcome: AttemptOutcome
-) -> Operation[object]:
+def one_settle(session: SessionOpened, request_id: str, attempt_id: str, outcome: AttemptOutcome) -> Settle:
     reply = Result(output=[OutputMessage(content="yes")], target="a", call_count=1, max_calls=1)
     is_result = outcome is AttemptOutcome.RESULT
-    request = Settle(
+    return Settle(
         session_id=session.session_id,
         request_id=request_id,
         attempt_id=attempt_id,
@@ -77,7 +97,6 @@ def settle_operation(
         reply=reply if is_result else None,
         token_usage=TokenUsage(input=3, output=2) if is_result else None,
     )
-    return SettleOperation(request)
 
 
 async def settle(
@@ -89,7 +108,7 @@ async def settle(
 def reserve_operation(session: SessionOpened, request_ids: list[str]) -> Operation[int]:
     def steps(moment: Moment) -> SqlProgram[int]:
         owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-        return (yield from reservations.reserve(moment.now, owner, request_ids, moment.now + 600_000))
+        return (yield from calls.reserve(moment, owner, request_ids, moment.now + 600_000))
 
     return steps
 
@@ -101,7 +120,7 @@ async def reserve(ledger: Ledger, session: SessionOpened, request_ids: list[str]
 def release_operation(session: SessionOpened, request_ids: list[str]) -> Operation[int]:
     def steps(moment: Moment) -> SqlProgram[int]:
         owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-        return (yield from reservations.release(moment, owner, request_ids))
+        return (yield from calls.release(moment, owner, request_ids))
 
     return steps
 
@@ -109,14 +128,14 @@ def release_operation(session: SessionOpened, request_ids: list[str]) -> Operati
 def cancel_operation(session: SessionOpened, request_ids: list[str]) -> Operation[CancelResult]:
     def steps(moment: Moment) -> SqlProgram[CancelResult]:
         owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-        return (yield from cancellation.cancel_calls(moment, owner, request_ids))
+        return (yield from calls.cancel(moment, owner, request_ids))
 
     return steps
 
 
 def close_operation(session: SessionOpened) -> Operation[int]:
     def steps(moment: Moment) -> SqlProgram[int]:
-        return (yield from reservations.release_all(moment, (yield from sessions.require_session(session.session_id))))
+        return (yield from calls.end_family(moment, [session.session_id]))
 
     return steps
 

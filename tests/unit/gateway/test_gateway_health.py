@@ -100,7 +100,7 @@ async def test_ready_says_that_the_ledger_is_out_of_reach(monkeypatch: pytest.Mo
     async def lost(_: object) -> object:
         raise BudgetUnavailable("The ledger cannot be reached: the disk is full")
 
-    monkeypatch.setattr(ledger, "transact_each", lost)
+    monkeypatch.setattr(ledger, "transact", lost)
     async with gateway(memory) as (url, _), open_gateway_client(url) as door:
         assert await door.get("/health/ready") == (
             503,

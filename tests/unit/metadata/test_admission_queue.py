@@ -11,11 +11,11 @@ from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BrokerUnavailable
-from quintain_metadata import calls
 from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue
 from quintain_metadata.sqlite import SqliteLedger
 from quintain_metadata.store import execute
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
+from support.ledger_operations import alone
 from support.quick import timings
 
 
@@ -335,7 +335,7 @@ async def test_after_a_gap_of_this_services_own_a_targets_limit_still_holds(
     worker = Worker(admission_queue)
     await worker.admit(admit_request(session, "r1"))
     await ledger_driver.expire_lease("w1")  # nobody was there to hear it renew
-    ledger_driver.ledger.suspend_lease_expiry_until(await ledger_driver.ledger.now() + 15_000)
+    ledger_driver.ledger.lease_expiry.suspended_until = await ledger_driver.ledger.now() + 15_000
     second = admit_request(session, "r2")
     await worker.admit(second)
     assert worker.answer_to(second) == "held"
@@ -490,7 +490,7 @@ async def test_a_settle_asks_nothing_about_admits_that_wait_for_something_else(
     other = admit_request(session, "r3", target="b")
     await worker.admit(other)
     settle = settle_request(session, other)
-    call, _ = await ledger_driver.ledger.transact(lambda moment: calls.settle(moment, settle))
+    call, _ = await ledger_driver.ledger.transact(alone(settle))
     assert call is not None
     monkeypatch.setattr(ledger_driver.ledger, "_closed", True)
     await admission_queue.on_settled([call])
@@ -536,6 +536,6 @@ async def settle_and_notify(
 ) -> None:
     """Settle a call with a result, as the service does it."""
     settle = settle_request(session, admit)
-    call, _ = await ledger_driver.ledger.transact(lambda moment: calls.settle(moment, settle))
+    call, _ = await ledger_driver.ledger.transact(alone(settle))
     assert call is not None
     await admission_queue.on_settled([call])

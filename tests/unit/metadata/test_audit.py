@@ -12,9 +12,11 @@ from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Heartbeat, Settle
 from quintain.contracts.session import OpenSession
 from quintain.errors import ConfigError
-from quintain_metadata import audit, calls, leases, sessions
+from quintain_metadata import audit, leases, sessions
+from quintain_metadata.decisions import AdmitOperation
 from quintain_metadata.opening import open_snapshot
 from quintain_metadata.sqlite import SqliteLedger
+from support.ledger_operations import alone
 
 
 async def write_ledger(path: Path) -> None:
@@ -30,11 +32,11 @@ async def write_ledger(path: Path) -> None:
     await ledger.transact(lambda moment: sessions.open_session(moment.now, ask, child, owner))
     for name, outcome in (("r1", AttemptOutcome.RESULT), ("r2", AttemptOutcome.REFUND), ("r3", None)):
         admit = Admit(token=child.text, request_id=name, attempt_id=name, target="a", body_sha256="b")
-        grant = await ledger.transact(lambda moment, ask=admit: calls.admit(moment, ask, "w"))
+        grant = await ledger.transact(alone(AdmitOperation(admit, "w", admit.credential())))
         assert isinstance(grant, Admission)
         if outcome is not None:
             settle = Settle(session_id=child.id, request_id=name, attempt_id=name, outcome=outcome)
-            await ledger.transact(lambda moment, ask=settle: calls.settle(moment, ask))
+            await ledger.transact(alone(settle))
     await ledger.close()
 
 

@@ -13,9 +13,9 @@ from quintain.contracts.ledger import Admission, AdmitBatch, CallKey, CancelBroa
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Unauthorized
 from quintain.topology import CANCEL, Exchange, cancel_topology
-from quintain_metadata import cancellation, leases, sessions
+from quintain_metadata import calls, handlers, leases, sessions
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.cancellation import CallCanceller
+from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.store import Moment
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
@@ -114,10 +114,10 @@ async def ledger_driver() -> AsyncIterator[LedgerDriver]:
 async def cancel_and_count(
     ledger_driver: LedgerDriver, admission_queue: AdmissionQueue, session: SessionOpened, *request_ids: str
 ) -> int:
-    canceller = CallCanceller(UnavailableBus(), ledger_driver.ledger, admission_queue)  # type: ignore[arg-type]
+    handler = MetadataRequestHandler(UnavailableBus(), ledger_driver.ledger, admission_queue, None)  # type: ignore[arg-type]
     token = SessionToken.parse(session.token)
     owner = await ledger_driver.ledger.transact(lambda moment: sessions.authenticate(moment.now, token))
-    return (await canceller.cancel(owner, request_ids)).cancelled
+    return (await handler.cancel(owner, request_ids)).cancelled
 
 
 async def test_what_was_recorded_stands_where_the_broker_takes_nothing(
@@ -157,8 +157,8 @@ async def test_pages_that_were_recorded_before_the_ledger_went_away_stand(
     ledger_driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await ledger_driver.open_session()
-    monkeypatch.setattr(cancellation, "MAX_CALLS_PER_TRANSACTION", 2)
-    real, pages = cancellation.cancel_calls, 0
+    monkeypatch.setattr(handlers, "MAX_CALLS_PER_TRANSACTION", 2)
+    real, pages = calls.cancel, 0
 
     def failing(moment: Moment, **asked: object) -> object:
         nonlocal pages
@@ -167,7 +167,7 @@ async def test_pages_that_were_recorded_before_the_ledger_went_away_stand(
             raise BudgetUnavailable
         return real(moment, **asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cancellation, "cancel_calls", failing)
+    monkeypatch.setattr(calls, "cancel", failing)
     with pytest.raises(BudgetUnavailable):
         await cancel_and_count(ledger_driver, AdmissionQueue(ledger_driver.ledger), session, "r1", "r2", "r3")
     # Asked again, it does what is left.

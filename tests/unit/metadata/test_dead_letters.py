@@ -162,7 +162,7 @@ async def test_a_cancelled_call_whose_worker_is_gone_is_in_doubt_and_says_that_i
     await admit_call(metadata, session)
     await metadata.ledger_driver.cancel(session, "r1")
     await metadata.ledger_driver.expire_lease("w1")
-    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
+    metadata.ledger_driver.ledger.lease_expiry.suspended_until = 0
     with pytest.raises(Cancelled) as cancelled:
         await dead_letter(metadata, session.token)
     assert cancelled.value.charged
@@ -209,7 +209,7 @@ async def test_a_call_whose_worker_is_gone_is_in_doubt_with_its_request(
 ) -> None:
     await admit_call(metadata, session)
     await metadata.ledger_driver.expire_lease("w1")
-    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
+    metadata.ledger_driver.ledger.lease_expiry.suspended_until = 0
     with pytest.raises(TimedOut) as timed_out:
         await dead_letter(metadata, session.token)
     assert timed_out.value.charged

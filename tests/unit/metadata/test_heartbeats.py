@@ -30,7 +30,7 @@ async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[RunningMetad
     async with run_metadata_service(request.param) as alone:
         for worker in ("w1", "w2"):
             await alone.ledger_driver.register("a", incarnation=worker)
-        alone.ledger_driver.ledger.suspend_lease_expiry_until(0)  # the lease that follows every start is over
+        alone.ledger_driver.ledger.lease_expiry.suspended_until = 0  # the lease that follows every start is over
         yield alone
 
 

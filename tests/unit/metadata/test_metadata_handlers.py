@@ -13,7 +13,6 @@ from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget, Overloaded, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.cancellation import CallCanceller
 from quintain_metadata.handlers import MetadataRequestHandler
 from support.ledger_driver import admit_request
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
@@ -216,7 +215,7 @@ async def test_a_closed_sessions_call_whose_worker_is_gone_is_in_doubt_and_anoth
     await metadata.ledger_driver.admit(admit_request(session, "r2"), "alive")
     await metadata.ledger_driver.expire_lease("gone")
     # The service has just started, so that no lease lapses yet.
-    metadata.ledger_driver.ledger.suspend_lease_expiry_until(0)
+    metadata.ledger_driver.ledger.lease_expiry.suspended_until = 0
     closed = await metadata.call_operation("close", session.token)
     assert (closed["running"], closed["inDoubt"], closed["callCount"]) == (1, 1, 2)
 
@@ -325,8 +324,7 @@ async def test_without_an_admin_token_nobody_is_the_administrator(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
     ledger = metadata.ledger_driver.ledger
-    canceller = CallCanceller(metadata.bus, ledger, AdmissionQueue(ledger))
-    operations = MetadataRequestHandler(metadata.bus, ledger, canceller, None)
+    operations = MetadataRequestHandler(metadata.bus, ledger, AdmissionQueue(ledger), None)
     assert not operations._is_admin("")
     assert not operations._is_admin(ADMIN_TOKEN)
 

@@ -1,0 +1,156 @@
+"""Changes calls in memory, by the rows that were locked and read for them, and writes what changed. No I/O.
+
+Every transition is one of the table in `lifecycle`. Counters and capacities change with each call, so that the next one
+is decided as if it came after it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quintain.contracts.invoke import FaultReply, TokenUsage
+from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
+from quintain_metadata import call_rows
+from quintain_metadata.call_rows import CallKey, CallRow, Rows, WorkerRow
+from quintain_metadata.lifecycle import (
+    MAX_ATTEMPTS,
+    MAX_UNCOUNTED_ATTEMPTS,
+    CallState,
+    LifecycleEvent,
+    Transition,
+    TransitionEffect,
+    cancel_event,
+    transition,
+)
+from quintain_metadata.session_rows import Counters, clamp_token_counts
+from quintain_metadata.store import ForEach, Moment, SqlProgram, SqlValue
+
+_GONE = WorkerRow(is_alive=False, lost_calls=0)
+
+
+class Changes:
+    """The changes of several calls, one after another; each call may be changed once."""
+
+    def __init__(self, moment: Moment, rows: Rows) -> None:
+        self.moment, self.rows = moment, rows
+        self.counters = Counters(rows.sessions)
+        self._running: Counter[tuple[str, str]] = Counter()
+        self._written: dict[str, list[tuple[SqlValue, ...]]] = {}
+
+    def write(self) -> SqlProgram[None]:
+        """Write what was decided, each kind of row with one statement for all."""
+        for sql, parameters in self._written.items():
+            yield ForEach(sql, parameters)
+        # Sorted, so that two services lock the rows in one order.
+        running = [(*key, count) for key, count in sorted(self._running.items()) if count]
+        yield ForEach(call_rows.COUNT_RUNNING_SQL, running)
+        yield from self.counters.write()
+
+    def start(self, call: CallRow, before: CallRow | None) -> None:
+        """Make a call running that is new, or that another attempt held ``before``."""
+        if before is not None:
+            self._replace_attempt(before)
+        now = self.moment.now
+        self.add(call_rows.START_CALL_SQL, *call[:10], call.uncounted_attempts, now, now)
+        self._running[call.target, call.incarnation or ""] += 1
+        if call.target in self.rows.capacities:
+            self.rows.capacities[call.target] -= 1
+
+    def reserve(self, key: CallKey, deadline: int) -> int:
+        """Reserve a call, or renew its reservation until the later deadline; returns how many calls that charges.
+
+        One with a row that is not released costs nothing; nor does one that is cancelled, which stays so.
+        """
+        call, now = self.rows.calls.get(key), self.moment.now
+        change = transition(CallState.NONE if call is None else call.state, LifecycleEvent.RESERVED)
+        if change.effect is TransitionEffect.NOTED or (call is not None and call.is_cancelled):
+            return 0
+        later = deadline if call is None else max(deadline, call.deadline)
+        self.add(call_rows.RESERVE_SQL, *key, change.to, later, now, now)
+        return change.used
+
+    def release(self, call: CallRow) -> Transition:
+        """Release a call if it is still only reserved; returns the transition."""
+        change = transition(call.state, LifecycleEvent.RELEASED)
+        if change.effect is not TransitionEffect.NOTED:
+            self.apply(call, change, None)
+        return change
+
+    def cancel(self, key: CallKey) -> Transition:
+        """Mark a call as cancelled, known or not; returns the transition, which is noted where nothing is marked.
+
+        A call that does not run is refused when it is admitted, and its reservation is released. One that another
+        delivery waits for, that has ended or that is marked already is left alone.
+        """
+        call, now = self.rows.calls.get(key), self.moment.now
+        if call is None:
+            change = transition(CallState.NONE, LifecycleEvent.CANCELLED)
+        else:
+            is_joined = call.state is CallState.RUNNING and call.joined_until > now
+            change = transition(call.state, cancel_event(cancelled=call.is_cancelled, joined=is_joined))
+        if change.effect is not TransitionEffect.NOTED:
+            self.add(call_rows.CANCEL_SQL, *key, change.to, now, now, now)
+            if change.used < 0:
+                self.counters.refund(self.rows.sessions[key[0]], -change.used)
+        return change
+
+    def end_lost(self, call: CallRow) -> Fault:
+        """Mark a running call as in doubt, whose holder or whose settle is lost, and which no attempt may take over.
+
+        Returns its fault.
+        """
+        holder = self.holder(call)
+        fault: Fault = TimedOut()
+        if call.is_cancelled:
+            fault = Cancelled(charged=True)
+        elif not holder.is_alive:
+            lost = with_loss(call, holder.lost_calls)
+            fault = WorkerLost() if lost.attempts - lost.uncounted_attempts >= MAX_ATTEMPTS else TimedOut()
+        if not holder.is_alive:
+            self.add(call_rows.RECORD_LOSS_SQL, holder.lost_calls, call.incarnation)
+        change = transition(call.state, LifecycleEvent.LOST)
+        self.apply(call, change, FaultReply.from_fault(fault).to_wire().decode())
+        return fault
+
+    def holder(self, call: CallRow) -> WorkerRow:
+        """Return the worker that holds this call, or held it last."""
+        return self.rows.workers.get(call.incarnation or "", _GONE)
+
+    def apply(
+        self, call: CallRow, change: Transition, fault: str | None, token_usage: TokenUsage | None = None
+    ) -> None:
+        """Apply a transition; ``fault`` is the fault to store, as JSON."""
+        tokens = (None, None, None) if token_usage is None else clamp_token_counts(token_usage)
+        key = (call.session_id, call.request_id, call.state)
+        self.add(call_rows.TRANSITION_SQL, change.to, fault, self.moment.now, *tokens, *key)
+        if call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
+            assert call.incarnation is not None, "a running call is held by an attempt"
+            self._running[call.target, call.incarnation] -= 1
+        if change.used < 0:
+            self.counters.refund(self.rows.sessions[call.session_id], -change.used)
+
+    def _replace_attempt(self, call: CallRow) -> None:
+        """Give the attempt that held this call a row, before another attempt holds it; one that runs is lost."""
+        if call.state is CallState.RUNNING:
+            assert call.incarnation is not None, "a running call is held by an attempt"
+            self.add(call_rows.RECORD_LOSS_SQL, self.holder(call).lost_calls, call.incarnation)
+            self._running[call.target, call.incarnation] -= 1
+        if call.attempt_id is not None:
+            key = (call.session_id, call.request_id)
+            held = (*key, call.attempts, call.incarnation or "", "running", self.moment.now)
+            self.add(call_rows.INSERT_ATTEMPT_SQL, call.attempt_id, *held)
+            self.rows.attempts.setdefault(key, {}).setdefault(call.attempt_id, "running")
+
+    def add(self, sql: str, *parameters: SqlValue) -> None:
+        """Write with this statement too, for these parameters."""
+        self._written.setdefault(sql, []).append(parameters)
+
+
+def with_loss(call: CallRow, lost_calls: int) -> CallRow:
+    """Return a running call whose holder is gone, with the loss of its attempt counted or not.
+
+    ``lost_calls``: how many calls the holder ran.
+    """
+    if lost_calls <= 1 or call.uncounted_attempts >= MAX_UNCOUNTED_ATTEMPTS:
+        return call
+    return call._replace(uncounted_attempts=call.uncounted_attempts + 1)
