@@ -72,11 +72,11 @@ class AdmissionQueue:
         """
         self._metrics.observe_admits(len(batch.items))
         now = asyncio.get_running_loop().time()
-        renewed_ids, admits = list[str](), batch.items
+        renewed_ids, admits, awaited_targets = list[str](), batch.items, set[str]()
         if self._waiting:
             renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
             admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
-        awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
+            awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
         decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets)
         answers: list[Admission] = []
         waiting_ids = renewed_ids if self._is_ledger_available else []
@@ -113,14 +113,19 @@ class AdmissionQueue:
 
         ``ended_attempts`` are attempts whose workers have stopped waiting for their grants.
         """
-        for attempt_id in ended_attempts:
-            self._waiting.remove(attempt_id)
-        await self.retry_calls({(call.session_id, call.request_id) for call in settled_calls})
-        targets = {call.target for call in settled_calls if call.state is CallState.RUNNING}
-        for target in targets:
-            await self.fill(target)
-        # What is awaited here still has no capacity left for others.
-        self._ledger.announce_capacity(target for target in targets if not self._waiting.is_awaited(target))
+        targets = set[str]()
+        for call in settled_calls:
+            if call.state is CallState.RUNNING:
+                targets.add(call.target)
+        if self._waiting:
+            for attempt_id in ended_attempts:
+                self._waiting.remove(attempt_id)
+            await self.retry_calls({(call.session_id, call.request_id) for call in settled_calls})
+            for target in targets:
+                await self.fill(target)
+            # What is awaited here still has no capacity left for others.
+            targets = {target for target in targets if not self._waiting.is_awaited(target)}
+        self._ledger.announce_capacity(targets)
 
     async def retry_waiting(self) -> None:
         """Decide the waiting admits that no longer need to wait; called at every sweep."""
@@ -238,14 +243,17 @@ class AdmissionQueue:
         if not admits:
             return []
         started_at, decisions = time.perf_counter(), list[Admission | Deferred | None]()
-        operations = [
-            _operation(admit, worker, after_others=admit.target in awaited_targets)
-            for admit, worker in zip(admits, incarnations, strict=True)
-        ]
-        decided = iter(await self.operations.run([each for each in operations if isinstance(each, AdmitOperation)]))
+        operations, refused = list[AdmitOperation](), dict[int, Fault]()
+        for number, (admit, worker) in enumerate(zip(admits, incarnations, strict=True)):
+            try:
+                after_others = admit.target in awaited_targets
+                operations.append(AdmitOperation(admit, worker, admit.credential(), after_others))
+            except Fault as unauthorized:  # the format of its credential is wrong
+                refused[number] = unauthorized
+        outcomes = iter(await self.operations.run(operations))
         seconds = time.perf_counter() - started_at
-        for admit, operation in zip(admits, operations, strict=True):
-            outcome = next(decided) if isinstance(operation, AdmitOperation) else operation
+        for number, admit in enumerate(admits):
+            outcome = refused.get(number) or next(outcomes)
             decision = _decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
             decisions.append(decision)
             if isinstance(decision, Admission):
@@ -254,14 +262,6 @@ class AdmissionQueue:
                     _record_span(admit, decision, seconds=seconds)
         self._is_ledger_available = None not in decisions
         return decisions
-
-
-def _operation(admit: Admit, incarnation: str, *, after_others: bool) -> AdmitOperation | Fault:
-    """Return the operation of an admit, or its fault where the format of its credential is wrong."""
-    try:
-        return AdmitOperation(admit, incarnation, admit.credential(), after_others)
-    except Fault as unauthorized:
-        return unauthorized
 
 
 async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from quintain.contracts.values import sanitize_request_id
@@ -169,11 +170,14 @@ def lock_calls(
     released by the thousand, and a store's number of locks is limited. Who changes nothing but reservations locks no
     calls (``is_each_locked``). ``targets`` are locked where their capacity counts.
     """
-    names: list[tuple[str, ...]] = [("call", *key) for key in sorted(keys)] if is_each_locked else []
-    names += [("reservations", session_id) for session_id in sorted(reservations)]
-    names += [("target", target) for target in sorted(targets)]
-    yield AdvisoryLock(names)
-    sessions = yield from lock_sessions([*reservations, *(key[0] for key in keys)])
+    yield AdvisoryLock(
+        {
+            "call": sorted(keys) if is_each_locked else [],
+            "reservations": list(zip(sorted(reservations), strict=True)),
+            "target": list(zip(sorted(targets), strict=True)),
+        }
+    )
+    sessions = yield from lock_sessions({*reservations, *map(itemgetter(0), keys)})
     return Rows(sessions, (yield from read_calls(list(keys))))
 
 
@@ -191,7 +195,7 @@ def read_attempts(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[None]:
 
 def read_workers(moment: Moment, rows: Rows, incarnations: Iterable[str | None]) -> SqlProgram[None]:
     """Read those of these workers that are registered."""
-    keys = [(incarnation,) for incarnation in sorted({each for each in incarnations if each is not None})]
+    keys = list(zip(sorted(filter(None, set(incarnations))), strict=True))
     for incarnation, lease_until, lost_calls in (yield Lookup(_WORKERS_SQL, keys, (moment.lease_cutoff,))):
         rows.workers[incarnation] = WorkerRow(lease_until > moment.lease_cutoff, lost_calls)
 

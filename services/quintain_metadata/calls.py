@@ -55,7 +55,7 @@ class CallOperations:
         return await outcomes
 
     async def _run(self, _: None, batches: list[tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]]) -> None:
-        operations = [operation for batch, _ in batches for operation in batch]
+        operations = list(itertools.chain.from_iterable(batch for batch, _ in batches))
         try:
             found = await self._ledger.transact(partial(run_batch, operations=operations))
         except BudgetUnavailable as unavailable:

@@ -143,7 +143,9 @@ async def _run_step(connection: Connection, step: Step) -> list[Row]:
                 await connection.executemany(number_placeholders(sql), all_parameters)
             return []
         case AdvisoryLock(names):
-            await connection.fetch(_LOCK_SQL, ["\x1f".join(name) for name in names])
+            await connection.fetch(
+                _LOCK_SQL, ["\x1f".join((kind, *name)) for kind, of_kind in names.items() for name in of_kind]
+            )
             return []
 
 

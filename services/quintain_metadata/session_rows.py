@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from quintain.contracts.credentials import CallProof, SessionToken
@@ -94,12 +95,12 @@ def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
     return _with_ancestors(rows).get(session_id)
 
 
-def lock_sessions(session_ids: Iterable[str]) -> SqlProgram[dict[str, SessionRow]]:
+def lock_sessions(session_ids: Collection[str]) -> SqlProgram[dict[str, SessionRow]]:
     """Lock sessions and their ancestors until the operation ends; returns those that there are, by id.
 
     All their calls wait for these rows: what else is locked is locked before.
     """
-    rows = yield Lookup(_LINEAGES_SQL, [(session_id,) for session_id in sorted(set(session_ids))], is_locking=True)
+    rows = yield Lookup(_LINEAGES_SQL, list(zip(sorted(session_ids), strict=True)), is_locking=True)
     return _with_ancestors(rows)
 
 
@@ -156,6 +157,10 @@ _COUNT_SQL = (
 )
 
 
+#: What was added to the counters of a session: its calls, and its tokens of each kind.
+_ZEROS = [0, 0, 0, 0, 0]
+
+
 class Counters:
     """The counters of sessions whose rows are locked: charged in memory, never beyond a limit, until they are written.
 
@@ -164,7 +169,7 @@ class Counters:
 
     def __init__(self, sessions: Mapping[str, SessionRow]) -> None:
         self._sessions = sessions
-        self._added: dict[str, list[int]] = {session_id: [0] * 5 for session_id in sessions}
+        self._added: defaultdict[str, list[int]] = defaultdict(_ZEROS.copy)
         #: The sessions whose reservations were given back.
         self._released: set[str] = set()
 

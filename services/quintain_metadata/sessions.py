@@ -117,7 +117,7 @@ def open_session(
     )
     if parent is not None and reserved:
         parent.require_not_paused()
-        locked = yield from lock_sessions([parent.id])
+        locked = yield from lock_sessions({parent.id})
         counters = Counters(locked)
         counters.charge(locked[parent.id], reserved)
         yield from counters.write()

@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,8 +288,8 @@ class SqliteLedger:
                         for start in range(0, len(keys), MAX_KEYS):
                             page = keys[start : start + MAX_KEYS]
                             full = 1 << (len(page) - 1).bit_length()
-                            values = [value for key in page for value in key] + [*page[-1]] * (full - len(page))
-                            rows += cursor.execute(lookup_sql(sql, full, len(page[0])), (*values, *parameters))
+                            filled = chain(chain.from_iterable(page), (*page[-1],) * (full - len(page)), parameters)
+                            rows += cursor.execute(lookup_sql(sql, full, len(page[0])), tuple(filled))
                     case Statement(sql, parameters):
                         rows += cursor.execute(sql, parameters)
                     case ForEach(sql, all_parameters):

@@ -7,7 +7,7 @@ operation rolls back that operation and no other. A result is returned only afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -81,9 +81,9 @@ class ForEach(NamedTuple):
 
 
 class AdvisoryLock(NamedTuple):
-    """Lock these names, in this order, until the operation ends. A store with a single writer ignores it."""
+    """Lock these names of each kind, in this order, until the operation ends; a single writer ignores it."""
 
-    names: Sequence[tuple[str, ...]]
+    names: Mapping[str, Sequence[tuple[str, ...]]]
 
 
 Step = Statement | Lookup | ForEach | AdvisoryLock

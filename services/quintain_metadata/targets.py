@@ -97,7 +97,7 @@ def free_capacities(moment: Moment, names: Iterable[str]) -> SqlProgram[dict[str
         " FROM running_calls JOIN worker USING (incarnation)"
         " WHERE running_calls.target = target.name AND worker.lease_until > ?) END"
         " FROM wanted JOIN target ON target.name = wanted.key1",
-        [(name,) for name in sorted(names)],
+        list(zip(sorted(names), strict=True)),
         (moment.now, moment.lease_cutoff),
     )
     return {row[0]: max(0, int(row[1])) for row in rows}

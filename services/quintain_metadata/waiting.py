@@ -51,7 +51,7 @@ def read_ready(moment: Moment, waited_for: WaitedFor) -> SqlProgram[Ready]:
     ready = Ready(moment.now)
     if waited_for.joined:
         # Services that renew joins of the same calls would lock their rows in different orders.
-        yield AdvisoryLock([("joins",)])
+        yield AdvisoryLock({"joins": [()]})
         yield Lookup(
             f"UPDATE call SET joined_until = ? FROM wanted WHERE {_IS_WANTED} AND call.state = 'running'"
             " AND call.cancelled_at IS NULL AND call.joined_until < ?",

@@ -90,7 +90,7 @@ def gated(operation: Operation[Returned], is_gate_step: Callable[[Step, int], bo
             while True:
                 if not passed and is_gate_step(step, number):
                     passed = True
-                    yield AdvisoryLock([("gate",)])
+                    yield AdvisoryLock({"gate": [()]})
                 step = inner.send((yield step))
                 number += 1
         except StopIteration as end:

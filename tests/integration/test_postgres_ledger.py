@@ -117,11 +117,11 @@ async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(se
 
     def both(first: str, second: str) -> SqlProgram[str]:
         runs[first] += 1
-        yield AdvisoryLock([(first,)])
+        yield AdvisoryLock({first: [()]})
         holding.add(first)
         while len(holding) < 2:  # each has what the other wants; the server then undoes one of them
             yield from execute("SELECT pg_sleep(0.01)")
-        yield AdvisoryLock([(second,)])
+        yield AdvisoryLock({second: [()]})
         return first
 
     told = await asyncio.gather(
@@ -387,12 +387,12 @@ async def test_an_operation_whose_caller_goes_away_is_undone_and_leaves_no_lock(
     holds = asyncio.Event()
 
     def hold(_: Moment) -> SqlProgram[None]:
-        yield AdvisoryLock([("left",)])
+        yield AdvisoryLock({"left": [()]})
         holds.set()
         yield from execute("SELECT pg_sleep(60)")
 
     def take(_: Moment) -> SqlProgram[bool]:
-        yield AdvisoryLock([("left",)])
+        yield AdvisoryLock({"left": [()]})
         return True
 
     holder = asyncio.create_task(services[0].transact(hold))

@@ -154,6 +154,7 @@ async def test_info_is_the_protocols(metadata: RunningMetadataService, session: 
         "committed": 0,
         "refunded": 0,
         "inDoubt": 0,
+        "chargedFaults": 0,
         "tokenUsage": {"input": 0, "output": 0},
         "state": "open",
         "groupSlots": {"a": 64, "b": 64},
