@@ -10,23 +10,24 @@ from functools import partial
 from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts import fleet
-from quintain.contracts import session as session_messages
 from quintain.contracts.credentials import SessionToken, same_secret
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import CallKey, CancelBroadcast, OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
 from quintain.contracts.session import (
+    AmendSession,
     CallsCancelled,
-    DrainWorker,
-    ListWorkers,
+    CallsReleased,
+    CallsReserved,
+    CloseChildren,
+    CloseSession,
+    GetInfo,
+    Info,
     OpenSession,
-    PauseTarget,
-    ResumeTarget,
+    ReleaseCalls,
+    ReserveCalls,
     SessionOpened,
     SessionState,
-    TargetPause,
-    WorkerList,
 )
 from quintain.errors import BadRequest, BusError, PayloadTooLarge, Unauthorized, Unroutable
 from quintain.observe.semconv import process_span
@@ -189,9 +190,7 @@ class MetadataRequestHandler:
             )
 
 
-def _read_info(
-    moment: Moment, request: session_messages.GetInfo, session: SessionRow | None, *, waits: bool
-) -> SqlProgram[session_messages.Info | None]:
+def _read_info(moment: Moment, request: GetInfo, session: SessionRow | None, *, waits: bool) -> SqlProgram[Info | None]:
     """Return the session's information; None if it ``waits`` for a call that the asker was answered, and that runs."""
     session = _require_session(session)
     if waits and request.answered and (yield from call_rows.is_any_running(session.id, request.answered)):
@@ -202,86 +201,31 @@ def _read_info(
     return info.model_copy(update={"per_target": (yield from sessions.usage_per_target(info.session_id))})
 
 
-def _open(
-    moment: Moment, request: session_messages.OpenSession, session: SessionRow | None
-) -> SqlProgram[session_messages.SessionOpened]:
-    return (yield from sessions.open_session(moment.now, request, SessionToken.mint(), session))
-
-
-def _amend(
-    moment: Moment, request: session_messages.AmendSession, _: SessionRow | None
-) -> SqlProgram[session_messages.Info]:
-    if request.state is session_messages.SessionState.CLOSED:
+def _amend(moment: Moment, request: AmendSession, _: SessionRow | None) -> SqlProgram[Info]:
+    if request.state is SessionState.CLOSED:
         session = yield from sessions.require_session(request.session_id)
         yield from calls.end_family(moment, [session.id])
     return (yield from sessions.amend_session(moment.now, request))
 
 
-def _close(
-    moment: Moment, _: session_messages.CloseSession, session: SessionRow | None
-) -> SqlProgram[session_messages.Info]:
-    amendment = session_messages.AmendSession(
-        session_id=_require_session(session).id, state=session_messages.SessionState.CLOSED
-    )
+def _close(moment: Moment, _: CloseSession, session: SessionRow | None) -> SqlProgram[Info]:
+    amendment = AmendSession(session_id=_require_session(session).id, state=SessionState.CLOSED)
     return (yield from _amend(moment, amendment, session))
 
 
-def _close_children(
-    moment: Moment, _: session_messages.CloseChildren, session: SessionRow | None
-) -> SqlProgram[session_messages.Info]:
+def _close_children(moment: Moment, _: CloseChildren, session: SessionRow | None) -> SqlProgram[Info]:
     parent = _require_session(session)
     yield from _close_all(moment, (yield from sessions.open_children(moment.now, parent.id)))
     return (yield from sessions.info_by_id(moment.now, parent.id))
 
 
-def _reserve(
-    moment: Moment, request: session_messages.ReserveCalls, session: SessionRow | None
-) -> SqlProgram[session_messages.CallsReserved]:
+def _reserve(moment: Moment, request: ReserveCalls, session: SessionRow | None) -> SqlProgram[CallsReserved]:
     granted = yield from calls.reserve(moment, _require_session(session), request.request_ids, request.deadline)
-    return session_messages.CallsReserved(granted=granted)
+    return CallsReserved(granted=granted)
 
 
-def _release(
-    moment: Moment, request: session_messages.ReleaseCalls, session: SessionRow | None
-) -> SqlProgram[session_messages.CallsReleased]:
-    released = yield from calls.release(moment, _require_session(session), request.request_ids)
-    return session_messages.CallsReleased(released=released)
-
-
-def _list(
-    moment: Moment, request: session_messages.ListSessions, _: SessionRow | None
-) -> SqlProgram[session_messages.SessionList]:
-    return (yield from sessions.list_page(moment.now, request))
-
-
-def _show(
-    moment: Moment, request: session_messages.ShowSession, _: SessionRow | None
-) -> SqlProgram[session_messages.Info]:
-    return (yield from sessions.info_by_id(moment.now, request.session_id))
-
-
-def _list_targets(moment: Moment, _: fleet.ListTargets, __: SessionRow | None) -> SqlProgram[fleet.TargetList]:
-    return (yield from targets.list_targets(moment.now))
-
-
-def _pause(moment: Moment, request: PauseTarget, _: SessionRow | None) -> SqlProgram[TargetPause]:
-    return (yield from targets.pause_target(moment.now, request))
-
-
-def _resume(moment: Moment, request: ResumeTarget, _: SessionRow | None) -> SqlProgram[TargetPause]:
-    return (yield from targets.resume_target(moment.now, request))
-
-
-def _list_workers(moment: Moment, _: ListWorkers, __: SessionRow | None) -> SqlProgram[WorkerList]:
-    return (yield from leases.list_workers(moment.now))
-
-
-def _drain(moment: Moment, request: DrainWorker, _: SessionRow | None) -> SqlProgram[WorkerList]:
-    return (yield from leases.request_drain(moment.now, request.worker_id))
-
-
-def _fleet(moment: Moment, _: fleet.GetFleet, __: SessionRow | None) -> SqlProgram[fleet.FleetState]:
-    return (yield from read_fleet(moment.now))
+def _release(moment: Moment, request: ReleaseCalls, session: SessionRow | None) -> SqlProgram[CallsReleased]:
+    return CallsReleased(released=(yield from calls.release(moment, _require_session(session), request.request_ids)))
 
 
 def _return_request(
@@ -313,7 +257,7 @@ async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, tok
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + request_handler.timings.answered_settle_seconds
-    info: session_messages.Info | None = None
+    info: Info | None = None
     while info is None:
         read_info = partial(_read_info, waits=loop.time() < give_up_at)
         info = await request_handler.run_operation(INFO, Role.SESSION, read_info, delivery, token)
@@ -329,21 +273,31 @@ async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, t
 
 OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     INFO.key: _info,
-    OPEN.key: _bind(OPEN, Role.EITHER, _open),
+    OPEN.key: _bind(
+        OPEN,
+        Role.EITHER,
+        lambda moment, request, session: sessions.open_session(moment.now, request, SessionToken.mint(), session),
+    ),
     AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
     CLOSE.key: _bind(CLOSE, Role.SESSION, _close),
     CLOSE_CHILDREN.key: _bind(CLOSE_CHILDREN, Role.SESSION, _close_children),
     RESERVE.key: _bind(RESERVE, Role.SESSION, _reserve),
     RELEASE.key: _bind(RELEASE, Role.SESSION, _release),
     CANCEL.key: _cancel,
-    LIST.key: _bind(LIST, Role.ADMINISTRATOR, _list),
-    SHOW.key: _bind(SHOW, Role.ADMINISTRATOR, _show),
-    TARGETS.key: _bind(TARGETS, Role.ADMINISTRATOR, _list_targets),
-    PAUSE.key: _bind(PAUSE, Role.ADMINISTRATOR, _pause),
-    RESUME.key: _bind(RESUME, Role.ADMINISTRATOR, _resume),
-    WORKERS.key: _bind(WORKERS, Role.ADMINISTRATOR, _list_workers),
-    DRAIN.key: _bind(DRAIN, Role.ADMINISTRATOR, _drain),
-    FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, _fleet),
+    LIST.key: _bind(LIST, Role.ADMINISTRATOR, lambda moment, request, _: sessions.list_page(moment.now, request)),
+    SHOW.key: _bind(
+        SHOW, Role.ADMINISTRATOR, lambda moment, request, _: sessions.info_by_id(moment.now, request.session_id)
+    ),
+    TARGETS.key: _bind(TARGETS, Role.ADMINISTRATOR, lambda moment, *_: targets.list_targets(moment.now)),
+    PAUSE.key: _bind(PAUSE, Role.ADMINISTRATOR, lambda moment, request, _: targets.pause_target(moment.now, request)),
+    RESUME.key: _bind(
+        RESUME, Role.ADMINISTRATOR, lambda moment, request, _: targets.resume_target(moment.now, request)
+    ),
+    WORKERS.key: _bind(WORKERS, Role.ADMINISTRATOR, lambda moment, *_: leases.list_workers(moment.now)),
+    DRAIN.key: _bind(
+        DRAIN, Role.ADMINISTRATOR, lambda moment, request, _: leases.request_drain(moment.now, request.worker_id)
+    ),
+    FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, lambda moment, *_: read_fleet(moment.now)),
 }
 
 
