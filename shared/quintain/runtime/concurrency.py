@@ -64,9 +64,12 @@ class BatchSender(Generic[Key, Item]):
         while self._full_at_once and len(line.waiting) >= max_batch:
             self._start(key, line)
         if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
-            line.is_due = True
-            # The next iteration of the loop: items that are added in this one share the batch.
-            asyncio.get_running_loop().call_soon(partial(self._start, key, line, was_due=True))
+            self._start_soon(key, line)
+
+    def _start_soon(self, key: Key, line: _KeyedItems[Item]) -> None:
+        """Send a batch after an iteration of the loop: items that are added until then share it."""
+        line.is_due, loop = True, asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, partial(self._start, key, line, was_due=True))
 
     def _start(self, key: Key, line: _KeyedItems[Item], *, was_due: bool = False) -> None:
         """Remove the items of a batch from those that wait, and start to send it."""
@@ -95,8 +98,7 @@ class BatchSender(Generic[Key, Item]):
         finally:
             line.under_way -= 1
             if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
-                line.is_due = True
-                asyncio.get_running_loop().call_soon(partial(self._start, key, line, was_due=True))
+                self._start_soon(key, line)
             elif not (line.waiting or line.is_due or line.under_way):
                 del self._lines[key]
 
