@@ -6,6 +6,7 @@ worker as it was sent. An error names the field that is wrong, as its API does.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from collections.abc import Mapping
@@ -20,7 +21,6 @@ from quintain.client.client import Client
 from quintain.contracts.api_request import CARRIED_HEADERS, ApiName, ApiRequest
 from quintain.contracts.json_text import JsonText, parse_json_object
 from quintain.errors import BadRequest, Cancelled, PayloadTooLarge
-from quintain.runtime.concurrency import Timeouts
 from quintain_gateway.endpoint import RequestContext, context_of
 from quintain_gateway.errors import BUSY_RETRY_MS, LargeBodiesBusy, RequestTimeout
 from quintain_gateway.settings import GatewayLimits
@@ -30,7 +30,7 @@ class BodyReader:
     """Reads request bodies. All that are larger than the default share one amount of memory."""
 
     def __init__(self, limits: GatewayLimits) -> None:
-        self._limits, self._timeouts = limits, Timeouts()
+        self._limits = limits
         self._free_bytes = limits.max_large_bodies_bytes
 
     async def read(self, request: Request, client: Client | None = None) -> bytes:
@@ -44,7 +44,7 @@ class BodyReader:
         size, is_asked = int(request.headers.get("content-length", 0)), False
         body = bytearray()
         try:
-            with self._timeouts.limit(timeout_seconds):
+            async with asyncio.timeout(timeout_seconds):
                 if size > max_bytes:
                     max_bytes, is_asked = await self._allow_large_body(request, client, size), True
                 async for chunk in request.stream():

@@ -23,15 +23,11 @@ from quintain.contracts.message import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES,
 from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
 from quintain.routes import SETTLE
 from quintain.rpc.groups import GroupedReply, ReplyGroups
-from quintain.rpc.server import send_reply, truncate_echo
+from quintain.rpc.server import truncate_echo
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
-
-#: How many replies are published at a time. Each takes several kB until its confirm, and thousands of calls may end at
-#: once.
-MAX_PUBLISHED_REPLIES = 256
 
 #: What is called once a settle is confirmed.
 OnSettled = Callable[[], object]
@@ -99,7 +95,6 @@ class Completion:
         # A settle is sent also if its call's handler was cancelled meanwhile: the outcome is known.
         self._settles = BatchSender[None, _UnfinishedCall](self._send_settles, max_concurrent=4, count=_count_settles)
         self._reply_groups = ReplyGroups(bus)
-        self._reply_slots = asyncio.Semaphore(MAX_PUBLISHED_REPLIES)
 
     async def settle(self, settle: bytes) -> None:
         """Report the outcome of an attempt, a `Settle` as it is sent, until it is confirmed into a quorum queue."""
@@ -113,20 +108,12 @@ class Completion:
         Both publishes are repeated while the broker is unavailable. Returns when the reply was first sent, on the clock
         of `time.perf_counter`.
         """
-        if reply.may_share_message:
-            call = _UnfinishedCall(settle or b"", reply, on_settled)
-            if settle is None:
-                self._begin_reply(call, reply)
-            else:
-                self._settles.add(None, call)
-            return await call.ended
-        if settle is not None:
-            await self.settle(settle)
-        on_settled()
-        replying_since = time.perf_counter()
-        await self._send_alone(reply)
-        await reply.delivery.ack()
-        return replying_since
+        call = _UnfinishedCall(settle or b"", reply, on_settled)
+        if settle is None:
+            self._begin_reply(call, reply)
+        else:
+            self._settles.add(None, call)
+        return await call.ended
 
     async def _send_settles(self, _: None, calls: list[_UnfinishedCall]) -> None:
         body = encode_settle_batch(self._incarnation, [call.settle for call in calls])
@@ -155,7 +142,10 @@ class Completion:
         except Exception as defect:
             call.end(defect)
         else:
-            self._reply_groups.add(reply.delivery.reply_to or "", grouped)
+            self._add_reply(reply, grouped)
+
+    def _add_reply(self, reply: Reply, grouped: GroupedReply) -> None:
+        self._reply_groups.add(reply.delivery.reply_to or "", grouped, alone=not reply.may_share_message)
 
     async def _on_reply_sent(
         self, call: _UnfinishedCall, reply: Reply, grouped: GroupedReply, error: Exception | None
@@ -163,7 +153,7 @@ class Completion:
         """Acknowledge a delivery after its reply was sent, or send that again where the broker was unavailable."""
         if isinstance(error, BrokerUnavailable):
             log.warning("A reply could not be sent and will be repeated: %s", error.message)
-            self._after_pause(call, partial(self._reply_groups.add, reply.delivery.reply_to or "", grouped))
+            self._after_pause(call, partial(self._add_reply, reply, grouped))
             return
         if isinstance(error, Unroutable | QueueFull):
             log.info("A reply was dropped: the client's reply queue is gone or full")
@@ -176,18 +166,6 @@ class Completion:
             call.end(defect)
         else:
             call.end()
-
-    async def _send_alone(self, reply: Reply) -> None:
-        """Send a reply in a message of its own, again while the broker is unavailable."""
-        while True:
-            try:
-                async with self._reply_slots:
-                    await send_reply(self._bus, reply.delivery, reply.answer, {REQUEST_ID_HEADER: reply.request_id})
-            except BrokerUnavailable as error:
-                log.warning("A reply could not be sent and will be repeated: %s", error.message)
-                await asyncio.sleep(self._timings.publish_pause_seconds)
-            else:
-                return
 
     def _after_pause(self, call: _UnfinishedCall, send: Callable[[], None]) -> None:
         """Send again after a pause, if the call's handler still waits."""

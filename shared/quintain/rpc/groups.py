@@ -230,6 +230,10 @@ class GroupedReply:
         return self._item
 
 
+#: How many replies to a caller that reads no groups are published at a time: until its confirm, each takes several kB.
+MAX_ALONE = 64
+
+
 class ReplyGroups:
     """Sends replies to the same caller together.
 
@@ -241,11 +245,15 @@ class ReplyGroups:
 
     def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
         self._bus, self._expiration_ms = bus, expiration_ms
-        self._sender = BatchSender[str, GroupedReply](self._send, full_at_once=True, count=_count_replies)
+        self._together = BatchSender[str, GroupedReply](self._send, full_at_once=True, count=_count_replies)
+        self._alone = BatchSender[str, GroupedReply](self._send, max_concurrent=MAX_ALONE)
 
-    def add(self, reply_to: str, reply: GroupedReply) -> None:
-        """Publish a reply to this routing key."""
-        self._sender.add(reply_to, reply)
+    def add(self, reply_to: str, reply: GroupedReply, *, alone: bool = False) -> None:
+        """Publish a reply to this routing key; ``alone``: its caller reads no groups."""
+        if alone:
+            self._alone.add(reply_to, reply, max_batch=1)
+        else:
+            self._together.add(reply_to, reply)
 
     async def _send(self, reply_to: str, replies: list[GroupedReply]) -> None:
         if len(replies) == 1:

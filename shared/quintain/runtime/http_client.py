@@ -6,6 +6,7 @@ somebody else.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.metadata
 import io
@@ -19,7 +20,6 @@ from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined
 import aiohttp
 
 from quintain.errors import ConfigError
-from quintain.runtime.concurrency import Timeouts
 
 #: How long a connection may take to open, in seconds.
 CONNECT_SECONDS = 10.0
@@ -72,7 +72,6 @@ class HttpClient:
         self._url = urlunsplit(base._replace(path=base.path.rstrip("/"), query="", fragment=""))
         self._query = f"?{base.query}" if base.query else ""
         self._session: aiohttp.ClientSession | None = None
-        self._timeouts = Timeouts()
 
     @asynccontextmanager
     async def request(
@@ -83,8 +82,9 @@ class HttpClient:
         Raises `NotSent`, `ConnectionLost` and `TimeoutError`; what is raised inside passes through.
         """
         try:
-            with self._timeouts.limit(timeout_seconds):
-                async with self._open_session().request(
+            async with (
+                asyncio.timeout(timeout_seconds),
+                self._open_session().request(
                     method,
                     f"{self._url}{path}{self._query}",
                     # aiohttp sends a large body piece by piece only from a file.
@@ -93,8 +93,9 @@ class HttpClient:
                     headers={**self._headers, **headers},
                     proxy=self._proxy,
                     allow_redirects=False,
-                ) as response:
-                    yield response
+                ) as response,
+            ):
+                yield response
         except _NOT_SENT as error:
             raise NotSent(_system_words(error)) from None
         except aiohttp.ClientError as error:
