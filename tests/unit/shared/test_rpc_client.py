@@ -448,14 +448,6 @@ async def test_a_close_during_the_move_to_a_fresh_queue_leaves_nothing_behind(
     assert (reply_queues(memory), len(bus._consumers)) == ([], 0)
 
 
-async def test_two_clients_never_share_a_reply_key(memory: MemoryBroker) -> None:
-    bus = memory.connect()
-    keys = {RpcClient(bus).reply_key for _ in range(50)}
-    assert len(keys) == 50
-    assert all(key.startswith("guest.") and len(key) >= len("guest.") + 22 for key in keys)
-    await bus.close()
-
-
 async def test_the_routes_answer_is_what_it_promises(rpc_client: RpcClient, service: ScriptedService) -> None:
     asking = asyncio.get_running_loop().create_task(rpc_client.call_route(INFO, GetInfo(), {"x-quintain-session": "t"}))
     delivery = await service.requests.get()

@@ -14,7 +14,7 @@ from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
 from quintain.rpc.requests import RpcClient
 from quintain.timings import Timings
-from quintain.topology import REPLY, Exchange, admit_topology
+from quintain.topology import Exchange, admit_topology
 from quintain_worker.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, fake_ledger_service, grant
 from support.quick import timings
@@ -80,13 +80,6 @@ async def test_a_grant_is_heard_and_nothing_is_left_waiting(
     assert ledger.admits.qsize() == 1
 
 
-async def test_what_is_ready_together_is_asked_together_and_answered_each_with_its_own(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
-    answers = await asyncio.gather(*(admission_client.admit(f"r{number}") for number in range(30)))
-    assert [one.attempt_id for one in answers if one] == [f"attempt-r{number}" for number in range(30)]
-
-
 async def test_an_unanswered_admit_is_asked_again_as_the_same_attempt(
     admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
 ) -> None:
@@ -134,15 +127,6 @@ async def test_silence_is_a_budget_that_cannot_be_read(
     assert silence.value.retryable
     assert ledger.admits.qsize() >= 5  # it was repeated for as long as there was hope
     assert admission_client.admission_client._pending == {}
-
-
-async def test_a_ledger_that_cannot_be_reached_is_silence_too(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
-    admission_client.bus.unavailable = True
-    with pytest.raises(BudgetUnavailable):
-        await admission_client.admit("r1")
-    assert ledger.admits.empty()
 
 
 @pytest.mark.parametrize("admission_client", [timings(admit_repeat_seconds=0.03)], indirect=True)
@@ -215,31 +199,6 @@ async def test_an_answer_that_comes_twice_or_too_late_harms_nobody(
     again = grant(late, call_count=2)
     await ledger.answer_last_admit(again, again)
     assert await admission_client.admit("r2") is not None
-
-
-async def test_an_answer_nobody_can_read_is_no_answer(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
-) -> None:
-    ledger.admit_policy = lambda _: None
-    waiting = admission_client.admit("r1")
-    ask = await ledger.admits.get()
-    for kind, body in (("result", b"junk"), ("fault", b"{}"), ("result", b'{"items": [], "now": 1, "new": 2}')):
-        envelope = Envelope(body=body, type=kind, correlation_id="admit")
-        await ledger.bus.publish(REPLY, admission_client.rpc_client.reply_key, envelope)
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await ledger.answer_last_admit(grant(ask))
-    assert await waiting is not None
-    assert "An unreadable answer of the ledger was dropped" in caplog.text
-    assert "will be repeated" in caplog.text
-
-
-async def test_the_ledgers_clock_is_learnt_from_its_answers(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
-    admission_client.clock.synchronize(5)
-    await admission_client.admit("r1")
-    assert admission_client.clock.now_ms() > 1_000_000_000_000
 
 
 async def test_a_worker_that_stops_tells_whoever_waits_at_once_and_asks_no_more(

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import Envelope
 from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle
 from quintain.errors import ProviderFailed
-from quintain.topology import CANCEL, target_queue
+from quintain.topology import target_queue
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
 from support.model_server import ModelServer, ScriptedResponse, model_server
@@ -202,49 +201,3 @@ async def test_an_answer_that_is_here_stands_whatever_is_taken_back(
         bus.unavailable = False
         assert (await next_result(evaluator)).raw_text == "yes"
         assert ledger.settles.empty()
-
-
-async def test_only_the_call_that_is_named_is_aborted(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
-    gate, stranger = GatedProvider(), FakeEvaluator(ledger.bus, "a")
-    gate.open.clear()
-    async with running_worker(ledger, gate):
-        for name in ("c1", "c2"):
-            await evaluator.send_request(name)
-            await next_item(gate.requests)
-        await evaluator.send_request("c3", headers={"x-quintain-session": stranger.token, REQUEST_ID_HEADER: "r-c1"})
-        await next_item(gate.requests)
-        await ledger.broadcast_cancellation(call_key(evaluator))
-        reply = await next_item(evaluator.replies)
-        assert (reply.type, reply.correlation_id) == ("fault", "c1")
-        gate.open.set()
-        assert {(await next_item(evaluator.replies)).correlation_id for _ in range(2)} == {"c2", "c3"}
-
-
-async def test_a_cancellation_nobody_can_read_is_logged_and_the_next_one_is_heard(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, caplog: pytest.LogCaptureFixture
-) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate):
-        await evaluator.send_request()
-        await next_item(gate.requests)
-        for body in (b"", b"junk", b"[]", b'{"calls": [7]}', b'{"calls": [{"sessionId": "x"}]}'):
-            await ledger.bus.publish(CANCEL, "", Envelope(body=body, type="cancel"))
-        await ledger.broadcast_cancellation(call_key(evaluator, "not here"))
-        await ledger.broadcast_cancellation(call_key(evaluator))
-        await cancelled_results(evaluator, ledger)
-    assert caplog.text.count("An unreadable cancellation was dropped") == 5
-
-
-async def test_every_worker_hears_of_a_cancellation(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
-    gates = [GatedProvider(), GatedProvider()]
-    for gate in gates:
-        gate.open.clear()
-    async with running_worker(ledger, gates[0], max_concurrency=1), running_worker(ledger, gates[1], max_concurrency=1):
-        for name in ("c1", "c2"):
-            await evaluator.send_request(name)
-        for gate in gates:
-            await next_item(gate.requests)
-        await ledger.broadcast_cancellation(call_key(evaluator, "r-c1"), call_key(evaluator, "r-c2"))
-        codes = {(await next_fault(evaluator)).code for _ in range(2)}
-    assert codes == {"cancelled"}

@@ -29,7 +29,6 @@ from quintain_worker.completion import Completion, Reply
 from support.quick import timings
 
 FAULT = Cancelled("no")
-WIRE = FaultReply.from_fault(FAULT).to_wire()
 
 #: Whether the caller reads groups of replies.
 either_way = pytest.mark.parametrize("may_share", [True, False], ids=["shared", "alone"])

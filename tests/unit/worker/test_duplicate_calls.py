@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.contracts.headers import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.errors import ProviderFailed
@@ -193,16 +193,6 @@ async def test_what_differs_in_anything_goes_to_the_ledger(ledger: FakeLedgerSer
         assert admit.token == headers[TOKEN_HEADER]
 
 
-async def test_a_duplicate_with_a_broken_header_is_refused_by_the_ledger(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
-) -> None:
-    ledger.admit_policy = lambda ask: grant(ask) if ask.problem is None else Admission(attempt_id="", fault=ask.problem)
-    await start_call(evaluator, gated_provider)
-    await next_item(ledger.admits)
-    await evaluator.send_request("c1", headers={**SAME, DEADLINE_HEADER: "soon"})
-    assert (await next_item(ledger.admits)).problem is not None
-
-
 async def test_a_duplicate_that_waits_keeps_to_its_own_deadline(
     ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
 ) -> None:
@@ -235,22 +225,6 @@ async def test_a_duplicate_with_the_same_deadline_hears_how_the_call_ended_at_it
         for correlation_id in ("c0", "c1"):
             await evaluator.send_request(correlation_id, headers=SAME, seconds=0.3)
         assert {(await next_fault(evaluator)).code for _ in range(2)} == {"timeout"}
-
-
-async def test_a_drain_answers_duplicates_from_what_it_finishes(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate) as (worker, _):
-        await start_call(evaluator, gate, "c1")
-        await wait_until_taken(ledger)
-        stopping = asyncio.get_running_loop().create_task(worker.stop(grace_seconds=5))
-        await asyncio.sleep(0.01)
-        gate.open.set()
-        await stopping
-        assert {(await next_result(evaluator)).replayed for _ in range(2)} == {False, True}
-    assert not ledger.memory.queue(target_queue("a").name).ready
 
 
 async def test_a_duplicate_of_what_has_ended_without_a_result_goes_to_the_ledger_although_its_reply_is_not_out(

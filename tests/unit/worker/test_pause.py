@@ -127,42 +127,6 @@ async def test_a_provider_that_asks_for_a_long_wait_is_left_alone_and_the_call_t
         assert ledger.admits.empty()
 
 
-@pytest.mark.parametrize("absurd", ["-5", "nan", "1e308", "9" * 400, "-1e308", "soon", "99999999999"])
-@pytest.mark.parametrize("header", ["retry-after", "retry-after-ms"])
-async def test_an_absurd_retry_after_breaks_nothing(
-    ledger: FakeLedgerService, server: ModelServer, evaluator: FakeEvaluator, absurd: str, header: str
-) -> None:
-    server.set_responses(ScriptedResponse(status=429, headers={header: absurd}, body={}))
-    async with running_worker(ledger, CHAT.provider(server.url)):
-        await evaluator.send_request()
-        fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
-        assert (fault.code, fault.charged, settle.outcome) == ("throttled", False, AttemptOutcome.REFUND)
-        assert fault.retry_after_ms is None or 0 <= fault.retry_after_ms <= 24 * 3600 * 1000
-
-
-async def test_every_worker_pauses_what_the_ledger_says_and_goes_on_by_the_ledgers_clock(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    ledger.clock_ahead_ms = 3_600_000
-    ledger.admit_policy = lambda ask: grant(ask, seconds=3660)
-    first, second = GatedProvider(), GatedProvider()
-    async with (
-        running_worker(ledger, first, GatedProvider(), timings=FAST),
-        running_worker(ledger, second, GatedProvider(), timings=FAST),
-    ):
-        assert (consumer_count(ledger), consumer_count(ledger, "b")) == (2, 2)
-        ledger.paused = {"a": ledger.now() + 700, "another": ledger.now() + 700}
-        began = asyncio.get_running_loop().time()
-        await wait_until(lambda: not consumer_count(ledger))
-        assert consumer_count(ledger, "b") == 2
-        await evaluator.send_request(seconds=3660)
-        await asyncio.sleep(0.2)
-        assert queued_correlation_ids(ledger) == ["c1"]
-        assert (await next_result(evaluator)).raw_text == "yes"
-        assert 0.5 < asyncio.get_running_loop().time() - began < 1.5
-        await wait_until(lambda: consumer_count(ledger) == 2)
-
-
 async def test_a_pause_that_the_ledger_takes_back_is_over(ledger: FakeLedgerService) -> None:
     async with running_worker(ledger, GatedProvider(), timings=FAST):
         ledger.paused = {"a": ledger.now() + 60_000}

@@ -15,7 +15,7 @@ from quintain.contracts.headers import ACCEPT_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import InvokeRequest, Progress
 from quintain.rpc.requests import RpcClient
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
-from support.running_worker import GatedProvider, next_result, running_worker
+from support.running_worker import GatedProvider, running_worker
 
 PROGRESS_INTERVAL_SECONDS = 0.01
 
@@ -69,13 +69,6 @@ async def test_nobody_else_is_told(gated_provider: GatedProvider, evaluator: Fak
     # The one that asked is the clock of the others.
     told = [await next_item(evaluator.replies) for _ in range(3)]
     assert {one.correlation_id for one in told} == {"c1"}
-
-
-async def test_a_quick_call_is_answered_and_nothing_more(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
-    async with running_worker(ledger, GatedProvider()):
-        await evaluator.send_request(headers={ACCEPT_HEADER: "progress"})
-        await next_result(evaluator)
-    assert evaluator.replies.empty()
 
 
 async def test_the_client_asks_where_somebody_wants_to_hear(

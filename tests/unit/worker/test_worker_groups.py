@@ -21,12 +21,11 @@ from quintain.contracts.group import (
     encode_group,
 )
 from quintain.contracts.headers import ACCEPT_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.contracts.ledger import Admission, Admit
 from quintain.rpc.groups import ReplyGroups, split_replies
 from quintain.topology import INVOKE, Exchange, target_queue
 from quintain_worker.providers.provider import JOIN_SECONDS
 from quintain_worker.streaming import ChunkSender
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, running_worker
 
@@ -76,17 +75,6 @@ async def next_replies(evaluator: FakeEvaluator, count: int) -> dict[str, str]:
         replies: Sequence[Delivery] = split_replies(delivery) if delivery.type == REPLY_GROUP_TYPE else [delivery]
         types |= {reply.correlation_id or "": reply.type for reply in replies}
     return types
-
-
-async def test_each_call_of_a_group_is_answered_alone_to_a_caller_that_reads_no_groups(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    async with running_worker(ledger, GatedProvider()):
-        await send_group(evaluator, [call_item(name) for name in "xyz"])
-        replies = [await next_item(evaluator.replies) for _ in range(3)]
-        assert {reply.correlation_id for reply in replies} == {"c-x", "c-y", "c-z"}
-        assert {reply.type for reply in replies} == {"result"}
-        assert {reply.headers[REQUEST_ID_HEADER] for reply in replies} == {"r-x", "r-y", "r-z"}
 
 
 async def test_replies_that_are_ready_together_travel_together_to_a_caller_that_reads_groups(
@@ -144,58 +132,6 @@ async def test_pieces_are_sent_at_once_and_then_joined() -> None:
         await sender.close()
         assert "".join(deltas) == "first " + "".join(f"{number} " for number in range(20))
         assert len(deltas) <= joins + 2
-
-
-async def test_a_broken_item_is_a_fault_and_the_others_go_on(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    def decide(admit: Admit) -> Admission:
-        if admit.problem is None:
-            return grant(admit)
-        return Admission(attempt_id=admit.attempt_id, fault=admit.problem)
-
-    ledger.admit_policy = decide
-    broken = [
-        call_item("json", b"{"),
-        call_item("target", b'{"question": "x", "target": "b"}'),
-        call_item("deadline", **{DEADLINE_HEADER: "soon"}),
-        call_item("id", **{REQUEST_ID_HEADER: "r" * 129}),
-    ]
-    async with running_worker(ledger, GatedProvider()):
-        await send_group(evaluator, [call_item("first"), *broken, call_item("last")])
-        replies = await next_replies(evaluator, 6)
-        assert replies == {
-            "c-first": "result",
-            "c-last": "result",
-            **{item.correlation_id: "fault" for item in broken},
-        }
-
-
-@pytest.mark.parametrize(
-    ("items", "headers", "body"),
-    [
-        ([call_item("x"), call_item("y", **{REQUEST_ID_HEADER: "r-x"})], {}, None),
-        ([call_item("x"), call_item("y", **{TOKEN_HEADER: "another"})], {}, None),
-        ([call_item("x"), GroupItem("c-y", QUESTION, {}, "result")], {}, None),
-        ([call_item(str(n)) for n in range(65)], {}, None),
-        ([call_item("x")], {PROTOCOL_HEADER: 2}, None),
-        ([], {}, b"\x00\x00\x00\x01"),
-        ([], {}, QUESTION),
-    ],
-)
-async def test_a_group_that_cannot_be_taken_apart_is_refused_before_any_call_is_looked_at(
-    ledger: FakeLedgerService,
-    evaluator: FakeEvaluator,
-    items: list[GroupItem],
-    headers: dict[str, HeaderValue],
-    body: bytes | None,
-) -> None:
-    async with running_worker(ledger, GatedProvider()):
-        await send_group(evaluator, items, headers, body)
-        assert (await next_replies(evaluator, 1)) == {"the group": "fault"}
-        await send_group(evaluator, [call_item("after")])
-        assert (await next_replies(evaluator, 1)) == {"c-after": "result"}
-        assert [(await next_item(ledger.admits)).request_id, ledger.admits.empty()] == ["r-after", True]
 
 
 async def test_a_call_of_a_group_is_admitted_only_when_a_slot_is_free(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncIterator
 
 import pytest
 
 from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.group import MAX_GROUP_BYTES
 from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
 from quintain.topology import DEAD_QUEUE, HEARTBEAT_QUEUE, target_queue
-from quintain_worker import attempt as response
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
@@ -95,40 +92,6 @@ async def test_a_delivery_is_acknowledged_only_after_its_settle_and_its_reply_ar
         assert gated_provider.requests.empty()
 
 
-async def test_a_reply_is_published_again_for_as_long_as_the_broker_is_away(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
-) -> None:
-    ledger.admit_policy = lambda ask: grant(ask, store_replies=False)  # nobody else has the answer
-    async with running_worker(
-        ledger, gated_provider, max_concurrency=1, timings=timings(publish_pause_seconds=0.01)
-    ) as (
-        _,
-        bus,
-    ):
-        bus.unavailable = True
-        await evaluator.send_request()
-        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
-        for _ in range(3):
-            await asyncio.sleep(0.01)
-            assert has_unacknowledged(ledger.memory)
-        bus.unavailable = False
-        assert (await next_result(evaluator)).raw_text == "yes"
-        await wait_acknowledged(ledger.memory)
-        assert gated_provider.requests.qsize() == 1
-
-
-async def test_a_reply_queue_that_is_gone_is_no_error(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running_worker(ledger, gated_provider, max_concurrency=1):
-        await evaluator.send_request(reply_to="somebody who left")
-        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
-        await wait_acknowledged(ledger.memory)
-        await evaluator.send_request("c2")
-        assert (await next_result(evaluator)).raw_text == "yes"
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
 async def test_a_refusal_is_passed_on_and_calls_nobody(
     ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
 ) -> None:
@@ -138,16 +101,6 @@ async def test_a_refusal_is_passed_on_and_calls_nobody(
     assert await next_fault(evaluator) == refusal
     assert gated_provider.requests.empty()
     assert ledger.settles.empty()
-
-
-async def test_a_stored_answer_is_passed_on_and_calls_nobody(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
-) -> None:
-    kept = Result(output=[OutputMessage(content="kept")], target="a", call_count=1, max_calls=1)
-    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, replay=kept)
-    await evaluator.send_request()
-    assert await next_result(evaluator) == kept
-    assert gated_provider.requests.empty()
 
 
 @pytest.mark.parametrize(
@@ -350,57 +303,6 @@ async def test_an_answer_that_no_reply_can_carry_is_charged_and_loses_no_neighbo
             AttemptOutcome.RESULT,
         }
     assert "cannot be encoded as a reply" in caplog.text
-
-
-async def test_an_answer_larger_than_a_reply_may_be_is_charged(
-    ledger: FakeLedgerService,
-    gated_provider: GatedProvider,
-    worker: Worker,
-    evaluator: FakeEvaluator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(response, "DEFAULT_REPLY_BYTES", 800)
-    gated_provider.outcome = ProviderAnswer(text="ü" * 400)  # 800 bytes, beside what else a result has
-    await evaluator.send_request()
-    fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
-    assert (fault.code, fault.charged, settle.outcome) == ("reply_too_large", True, AttemptOutcome.CHARGED)
-
-
-async def test_large_results_are_settled_alone_and_small_ones_together(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
-) -> None:
-    for size, batches in ((MAX_GROUP_BYTES // 2, [1] * 5), (10, [5])):
-        gated_provider.open.clear()
-        # Hexadecimal digits are compressed to a half, and a text is in a result twice.
-        gated_provider.outcome = ProviderAnswer(text=random.Random(1).randbytes(size).hex())
-        for number in range(5):
-            await evaluator.send_request(f"c{number}")
-            await gated_provider.requests.get()
-        ledger.settle_batches.clear()
-        gated_provider.open.set()
-        for _ in range(5):
-            assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
-        assert ledger.settle_batches == batches
-
-
-async def test_a_handler_outlives_its_connection_settles_late_and_is_answered_the_same_twice(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
-) -> None:
-    gated_provider.open.clear()
-    async with running_worker(ledger, gated_provider) as (_, bus):
-        await evaluator.send_request()
-        await gated_provider.requests.get()
-        bus.drop_connection()
-        gated_provider.open.set()
-        first, settle = await next_result(evaluator), await next_item(ledger.settles)
-        assert settle.outcome is AttemptOutcome.RESULT
-        assert settle.attempt_id == (await ledger.admits.get()).attempt_id
-        again = await next_result(evaluator)
-        assert (first.replayed, again.replayed) == (False, True)
-        assert again == first.model_copy(update={"replayed": True})
-        assert gated_provider.requests.empty()  # one call of the provider, whatever the broker did
-        assert (ledger.settles.empty(), ledger.admits.empty()) == (True, True)
-    assert not ledger.memory.queue(target_queue("a").name).ready
 
 
 async def test_a_drain_finishes_what_runs_and_takes_no_more(
