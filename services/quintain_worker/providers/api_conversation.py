@@ -25,7 +25,7 @@ from quintain_worker.providers.conversation import with_field
 from quintain_worker.providers.model_requests import calls_and_thinking
 from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
 
-#: Fields of a chat request that change no answer.
+#: Fields of a chat request that change no answer: a call is made without them, and says so.
 _WITHOUT_EFFECT = frozenset(
     {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
      "prompt_cache_retention"}
@@ -107,7 +107,9 @@ def conversation_of(chat: Json, translation: Translation, request: ApiRequest) -
         field = "max_tokens" if name == "max_completion_tokens" else name
         if field in InvokeSettings.model_fields.keys() - {"extra_body", "unsupported"}:
             settings[field] = value
-        elif name != "messages" and name not in _WITHOUT_EFFECT:
+        elif name in _WITHOUT_EFFECT:
+            translation.note_given("", chat, (name,))
+        elif name != "messages":
             translation.leave_out(name, value=value)
     if request.ignore_unsupported:
         settings["unsupported"] = "ignore"
@@ -203,7 +205,7 @@ def _usage(answer: ProviderAnswer) -> Json:
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
         "total_tokens": usage.input + usage.output,
-        "prompt_tokens_details": {"cached_tokens": usage.cached or 0},
+        "prompt_tokens_details": {"cached_tokens": usage.cached or 0, "cache_write_tokens": usage.cache_write or 0},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
     }
 

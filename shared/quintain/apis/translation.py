@@ -74,7 +74,7 @@ class Translation:
     def note_given(self, path: str, value: Json, names: Collection[str]) -> None:
         """Name those of these fields that an object has and that change no answer."""
         for name in names:
-            if value.get(name) not in (None, [], {}):
+            if value.get(name) not in (None, False, [], {}):
                 self.note(f"{path}{name}")
 
 

@@ -123,7 +123,7 @@ async def test_a_completion_has_openais_shape(client: openai.AsyncOpenAI) -> Non
             "prompt_tokens": 10,
             "completion_tokens": 5,
             "total_tokens": 15,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
@@ -215,7 +215,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name_and_costs_nothing(
     assert (await gateway_client.read_call_count(), len(fleet.provider.requests)) == (0, asked)
 
 
-async def test_what_changes_no_answer_is_accepted(client: openai.AsyncOpenAI) -> None:
+async def test_what_changes_no_answer_is_accepted_and_named(client: openai.AsyncOpenAI) -> None:
     raw = await client.chat.completions.with_raw_response.create(
         model="echo",
         messages=HELLO,
@@ -226,7 +226,7 @@ async def test_what_changes_no_answer_is_accepted(client: openai.AsyncOpenAI) ->
         safety_identifier="s",
         prompt_cache_key="k",
     )
-    assert "x-quintain-ignored" not in raw.headers
+    assert raw.headers["x-quintain-ignored"] == "metadata, prompt_cache_key, safety_identifier, service_tier, user"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from quintain.apis.requests import CONVERSATION_APIS, request_to_chat
+from quintain.apis.streams import translate_answer
 from quintain.apis.translation import Translation
 from quintain.contracts.api_request import ApiName, read_request
-from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import BadRequest
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.response_writer import MAX_NAME_LENGTH, format_field_names
 from quintain_worker.providers.api_conversation import ApiConversation, check_conversation, conversation_of
+from quintain_worker.providers.model_answers import read_usage
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 
 NO_HEADERS = Headers()
@@ -193,6 +195,26 @@ async def test_the_whole_answer_counts_whatever_its_pieces_were(api: ApiName) ->
     assert "uno" in str(heard)
     assert "one" in str(answer.body)
     assert "uno" not in str(answer.body)
+
+
+class CachedAnswer(OtherPieces):
+    """A provider that counts what it read from its cache, and wrote to it."""
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Answer with all counts."""
+        usage = TokenUsage(input=2021, output=9, cached=4, cache_write=2000, reasoning=3)
+        return ProviderAnswer(text="one", token_usage=usage)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_every_count_is_told_in_the_words_of_the_api(api: ApiName) -> None:
+    [request] = parse_body(api, json.dumps(ASK[api]).encode(), NO_HEADERS).requests
+    answer = await ApiConversation(CachedAnswer()).answer(request, timeout_seconds=1)
+    assert answer.body is not None
+    chat = translate_answer(api, "chat", dict(answer.body))
+    assert read_usage(chat["usage"]) == answer.token_usage
 
 
 @given(st.lists(st.text(max_size=100), max_size=40))
