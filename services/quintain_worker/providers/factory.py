@@ -121,13 +121,17 @@ def _wrong_uses(function: Callable[..., object]) -> list[str]:
 
     What a function does with its request after a test with `isinstance`, or by another name, is not seen.
     """
+    if not inspect.isroutine(function) and not inspect.isclass(function):
+        # An object that can be called is what its method is.
+        function = function.__call__
     try:
         definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):
         return []
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
-    name = next((argument.arg for argument in [*definition.args.posonlyargs, *definition.args.args]), None)
+    arguments = [*definition.args.posonlyargs, *definition.args.args][inspect.ismethod(function) :]
+    name = next((argument.arg for argument in arguments), None)
     nodes = list(ast.walk(definition))
     mentions = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     tested = any(
@@ -136,14 +140,16 @@ def _wrong_uses(function: Callable[..., object]) -> list[str]:
     if tested or any(not isinstance(node.ctx, ast.Load) for node in mentions):
         return []
     found = [ast.unparse(node) for node in nodes if any(_takes_for_text(node, one) for one in mentions)]
-    return [f"`{expression}` takes the request for text; {GIVEN}" for expression in found[:1]]
+    return [f"`{expression.strip().splitlines()[0]}` takes the request for text; {GIVEN}" for expression in found[:1]]
 
 
 def _takes_for_text(node: ast.AST, mention: ast.Name) -> bool:
     match node:
         case ast.Attribute(value=value, attr=name):
             return value is mention and not hasattr(InvokeRequest, name) and name not in InvokeRequest.model_fields
-        case ast.Subscript(value=value) | ast.FormattedValue(value=value):
+        case ast.Subscript(value=value) | ast.FormattedValue(value=value) | ast.For(iter=value):
+            return value is mention
+        case ast.comprehension(iter=value):
             return value is mention
         case ast.BinOp(left=left, right=right):
             return mention in {left, right}

@@ -187,6 +187,11 @@ async def test_a_function_that_takes_its_request_for_text_is_told_so_uncharged(
         ("def run(prompt): return prompt.upper() if isinstance(prompt, str) else prompt.question", False),
         ("run = print", False),
         ("class Bot:\n  def __call__(self, request): return ''\nrun = Bot()", False),
+        ("class Bot:\n  def __call__(self, prompt): return prompt.upper()\nrun = Bot()", True),
+        ("class Bot:\n  def ask(self, request): return self.name + request.question\nrun = Bot().ask", False),
+        ("class Bot:\n  def ask(self, prompt): return self.name + prompt\nrun = Bot().ask", True),
+        ("def run(prompt):\n  for word in prompt:\n    return word", True),
+        ("def run(prompt): return ''.join(word for word in prompt)", True),
     ],
 )
 def test_check_finds_a_function_that_takes_its_request_for_text(folder: Path, code: str, *, is_wrong: bool) -> None:
