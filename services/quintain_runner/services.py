@@ -146,7 +146,8 @@ class FleetPlan:
     """The settings of a fleet. A ``ledger_url`` of ``sqlite://`` is a ledger in memory.
 
     ``exclusive_path`` is a file or folder that only one fleet uses at a time: its worker then takes over the calls of
-    the previous one at once, without waiting for its lease to expire.
+    the previous one at once, without waiting for its lease to expire. ``retention_days`` is for how long sessions that
+    have ended are kept; None is for ever.
     """
 
     config: Config
@@ -159,6 +160,7 @@ class FleetPlan:
     limits: quintain_gateway.GatewayLimits | None = None
     exclusive_path: str | None = None
     timings: Timings = DEFAULT_TIMINGS
+    retention_days: int | None = None
 
 
 @contextlib.asynccontextmanager
@@ -179,6 +181,7 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
             plan.admin_token,
             timings=plan.timings,
             start_window_seconds=0,
+            retention_days=plan.retention_days,
         )
         await stack.enter_async_context(metadata)
         await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import apsw
 import pytest
 
 from support.command_line import CommandLine, RunningCommand, clean_environment
@@ -129,3 +131,16 @@ def test_a_second_up_beside_the_first_is_refused(configured_shell: CommandLine) 
     up = configured_shell.start("up", "--port", "0")
     up.wait_for(is_started)
     assert "is open in another process" in configured_shell.run("up", "--port", "0", code=2).stderr
+
+
+def test_sessions_that_ended_long_ago_are_deleted_where_the_environment_says_so(configured_shell: CommandLine) -> None:
+    up = configured_shell.start("up", "--port", "0")
+    up.wait_for(is_started)
+    assert up.stop().code == 0
+    with contextlib.closing(apsw.Connection(str(configured_shell.folder / "state" / "ledger.sqlite3"))) as ledger:
+        ledger.execute("UPDATE session SET created_at = created_at - 864000000, state = 'closed'")
+    again = configured_shell.start("up", "--port", "0", env={"QUINTAIN_RETENTION_DAYS": "3"})
+    again.wait_for(is_started)
+    # That of this start is left.
+    again.wait_for(lambda _: configured_shell.run("ledger", "verify", "--json").json["sessions"] == 1)
+    assert again.stop().code == 0
