@@ -35,14 +35,6 @@ async def post(gateway_client: GatewayClient, path: str, body: object, headers: 
     return response.status_code, response.json()
 
 
-@pytest.mark.parametrize("header", ["x-quintain-request-id", "Idempotency-Key"])
-async def test_the_same_request_id_is_the_same_call(gateway_client: GatewayClient, header: str) -> None:
-    answers = [await post(gateway_client, "/invoke", {"question": "x"}, {header: "mine"}) for _ in range(2)]
-    assert [(status, answer["replayed"]) for status, answer in answers] == [(200, False), (200, True)]
-    assert (await post(gateway_client, "/invoke", {"question": "y"}, {header: "mine"}))[1]["code"] == "request_conflict"
-    assert await gateway_client.read_call_count() == 1
-
-
 @pytest.mark.parametrize(
     ("headers", "status", "code"),
     [
