@@ -25,7 +25,7 @@ from quintain_gateway.bodies import BodyReader
 from quintain_gateway.calls import RetryWindow
 from quintain_gateway.endpoint import RequestContext, context_of, is_anthropic
 from quintain_gateway.errors import BUSY_RETRY_MS, SessionBusy
-from quintain_gateway.metrics import GatewayMetrics, InstrumentedTransport
+from quintain_gateway.metrics import CountingTransport, GatewayMetrics
 from quintain_gateway.settings import GatewayLimits
 
 #: The age, in seconds, at which the time of the metadata service is requested again.
@@ -64,7 +64,7 @@ class FleetGateway:
         self._answered, self._default_targets = AnsweredCalls(), DefaultTargets()
         self._groups = CallGroups(rpc_client)
         #: Token → the transport of the session's requests; it is garbage-collected after them and their cancellations.
-        self._transports: weakref.WeakValueDictionary[str, AmqpTransport] = weakref.WeakValueDictionary()
+        self._transports: weakref.WeakValueDictionary[str, CountingTransport] = weakref.WeakValueDictionary()
 
     async def close(self) -> None:
         """Finish cancelling the calls of disconnected clients, for a few seconds at most. No request may follow."""
@@ -87,10 +87,17 @@ class FleetGateway:
             self._count_request(context)
         transport = self._transports.get(token.text)
         if transport is None:
-            transport = self._transports[token.text] = AmqpTransport(
-                self.rpc_client, token.text, self.clock, self._answered, self._default_targets, self._groups
+            transport = self._transports[token.text] = CountingTransport(
+                self.rpc_client,
+                token.text,
+                self.clock,
+                self._answered,
+                self._default_targets,
+                self._groups,
+                metrics=self.metrics,
+                on_info=self._on_info,
             )
-        client = Client(InstrumentedTransport(transport, self.metrics, self._on_info))
+        client = Client(transport)
         if asyncio.get_running_loop().time() - self._info_received_at > CLOCK_MAX_AGE_SECONDS:
             await client.get_info()
         return client

@@ -1,4 +1,4 @@
-"""The gateway's Prometheus metrics, and a client transport that counts calls.
+"""The gateway's Prometheus metrics, and the transport that counts calls.
 
 Label values are never taken from a request: unknown routes, methods and targets share one value each.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
-from quintain.client.transport import BatchItem, InvokeCall, Transport
+from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
+from quintain.client.transport import InvokeCall
 from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
@@ -99,21 +101,31 @@ CODE_OK = "ok"
 CODE_BUS_ERROR = "bus_error"
 
 
-class InstrumentedTransport:
-    """A transport that counts the calls of another one. ``on_info`` is called with each `Info` reply."""
+class CountingTransport(AmqpTransport):
+    """The transport of one session, which counts its calls, also those of a batch.
 
-    def __init__(self, transport: Transport, metrics: GatewayMetrics, on_info: Callable[[Info], None]) -> None:
-        self._transport, self._metrics, self._on_info = transport, metrics, on_info
+    ``on_info`` is called with each `Info` reply.
+    """
 
-    @property
-    def clock(self) -> Clock:
-        """The clock of the wrapped transport."""
-        return self._transport.clock
+    def __init__(  # noqa: PLR0913 -- those of `AmqpTransport`, and its own two
+        self,
+        rpc_client: RpcClient,
+        token: str,
+        clock: Clock,
+        answered: AnsweredCalls,
+        default_targets: DefaultTargets,
+        groups: CallGroups,
+        *,
+        metrics: GatewayMetrics,
+        on_info: Callable[[Info], None],
+    ) -> None:
+        super().__init__(rpc_client, token, clock, answered, default_targets, groups)
+        self._metrics, self._on_info = metrics, on_info
 
     async def invoke(self, call: InvokeCall) -> Result:
         """Same as `Transport.invoke`; counts the call by how it ended."""
         try:
-            result = await self._transport.invoke(call)
+            result = await super().invoke(call)
         except Fault as fault:
             self._metrics.count_call(call.request, fault.code)
             raise
@@ -126,33 +138,9 @@ class InstrumentedTransport:
         self._metrics.count_call(call.request, CODE_OK, served_by=result.target)
         return result
 
-    async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
-        """Same as `Transport.invoke_batch`; counts each call by how it ended, or all as cancelled with the batch."""
-        try:
-            ended = await self._transport.invoke_batch(items, deadline_seconds=deadline_seconds)
-        except asyncio.CancelledError:
-            self._count_batch(items, [BatchItem(None, Cancelled())] * len(items))
-            raise
-        self._count_batch(items, ended)
-        return ended
-
-    def _count_batch(self, items: Sequence[InvokeRequest | Fault], ended: Sequence[BatchItem]) -> None:
-        for request, item in zip(items, ended, strict=True):
-            if isinstance(request, InvokeRequest):
-                code = CODE_OK if item.fault is None else item.fault.code
-                self._metrics.count_call(request, code, served_by=None if item.result is None else item.result.target)
-
     async def call_route(self, route: Route[RequestT, ReplyT], request: RequestT, *, timeout_seconds: float) -> ReplyT:
         """Same as `Transport.call_route`; passes each `Info` reply to ``on_info``."""
-        reply = await self._transport.call_route(route, request, timeout_seconds=timeout_seconds)
+        reply = await super().call_route(route, request, timeout_seconds=timeout_seconds)
         if isinstance(reply, Info):
             self._on_info(reply)
         return reply
-
-    def cancel_later(self, request_ids: Sequence[str]) -> None:
-        """Same as `Transport.cancel_later`."""
-        self._transport.cancel_later(request_ids)
-
-    async def close(self) -> None:
-        """Same as `Transport.close`."""
-        await self._transport.close()
