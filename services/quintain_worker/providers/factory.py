@@ -123,7 +123,7 @@ def _wrong_uses(function: Callable[..., object]) -> list[str]:
     """
     if not inspect.isroutine(function) and not inspect.isclass(function):
         # An object that can be called is what its method is.
-        function = function.__call__
+        function = getattr(function, "__call__", function)  # noqa: B004 -- its method is looked at
     try:
         definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):
