@@ -7,7 +7,7 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from quintain.config import CommandTarget, PythonTarget, TargetConfig
 from quintain.config.fingerprint import module_digests, unseen_warnings
@@ -116,7 +116,7 @@ def check_program(name: str, target: TargetConfig, context: ProviderContext) -> 
     ]
 
 
-def _wrong_uses(function: Callable[..., object]) -> list[str]:
+def _wrong_uses(function: Any) -> list[str]:
     """Say where the source of a function takes its request for text; empty if it does not, or has no source.
 
     What a function does with its request after a test with `isinstance`, or by another name, is not seen.
