@@ -202,8 +202,9 @@ class RpcClient:
             except QueueFull:
                 if loop.time() + FULL_QUEUE_RETRY_SECONDS >= deadline:
                     raise Overloaded(
-                        f"{route.name} was not sent: the queue of {route.exchange.name} has been full for "
-                        f"{timeout_seconds:.0f} s; its service does not read (`quintain status`), or others fill it"
+                        f"{route.name} was not sent: for {timeout_seconds:.0f} s the broker nacked it. The queue of "
+                        f"{route.exchange.name} cannot be reached now; or it is full, because its service does not "
+                        "read (`quintain status`) or others fill it"
                     ) from None
                 await asyncio.sleep(FULL_QUEUE_RETRY_SECONDS)
 
