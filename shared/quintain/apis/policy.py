@@ -151,7 +151,8 @@ def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: s
         if value is not None and value is not False:
             _check_field(api, path, name, policy)
     for field, key, value in _nested(body, path):
-        if key in _REFERENCES and value is not None:
+        # A container that a tool asks for is a new one.
+        if key in _REFERENCES and value is not None and not (key == "container" and isinstance(value, dict)):
             raise invalid(field, _STORED)
         if isinstance(value, dict):
             kind = str(value.get("type") or "function")

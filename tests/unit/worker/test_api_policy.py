@@ -288,7 +288,8 @@ async def test_a_name_that_stands_twice_is_refused_before_it_is_a_request(field:
     [
         ("chat", "web_search", {"web_search_options": {}}),
         ("responses", "web_search", tool("web_search_2025_08_26")),
-        ("responses", "code_interpreter", tool("code_interpreter")),
+        ("responses", "code_interpreter", tool("code_interpreter", container={"type": "auto"})),
+        ("responses", "mcp", tool("mcp", server_label="x", server_url="https://example.org/mcp", authorization="t")),
         ("chat", "web_search", tool("web_search")),
     ],
 )
@@ -341,6 +342,30 @@ async def test_the_target_says_which_urls_its_provider_gets(
         with pytest.raises(BadRequest):
             await ask(provider, "chat", image(url))
     assert len(server.requests) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (tool("code_interpreter", container="cntr_1"), "tools[0].container"),
+        (tool("code_interpreter", container={"type": "auto", "file_ids": ["f"]}), "tools[0].container.file_ids"),
+        (tool("shell", environment={"type": "container_reference", "container_id": "c"}),
+         "tools[0].environment.container_id"),
+        (tool("shell", environment={"type": "local", "skills": [{"type": "skill_reference", "skill_id": "s"}]}),
+         "tools[0].environment.skills[0].skill_id"),
+        (tool("mcp", server_label="x", connector_id="connector_gmail"), "tools[0].connector_id"),
+        (tool("mcp", server_label="x", server_url="https://10.0.0.1/mcp"), "tools[0].server_url"),
+        (tool("file_search", vector_store_ids=["vs_1"]), "tools[0].vector_store_ids"),
+    ],
+)  # fmt: skip
+async def test_a_tool_that_is_allowed_uses_nothing_that_is_stored(
+    server: ModelServer, fields: dict[str, object], field: str
+) -> None:
+    provider = provider_of(server, "responses", allow=["code_interpreter", "shell", "mcp", "file_search"])
+    with pytest.raises(BadRequest) as refused:
+        await ask(provider, "responses", QUESTIONS["responses"] | fields)
+    assert refused.value.message.startswith(f"{field}: ")
+    assert server.connections == 0
 
 
 async def test_nothing_is_stored_at_the_provider(server: ModelServer) -> None:
