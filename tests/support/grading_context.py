@@ -11,7 +11,6 @@ from quintain_runner.graders.program import ProgramGraderRunner, process_executo
 from quintain_runner.graders.subprocesses import GraderCommand
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.counts import RowStats
 from quintain_runner.results.row import Row
 from quintain_runner.spec.graders import CommandGrader, GraderCalls
 from support.evaluation_folder import write_script
@@ -54,7 +53,7 @@ def trial_of(
     *,
     repeat: int = 1,
     fingerprint: str | None = None,
-    previous: RowStats | None = None,
+    previous: Row | None = None,
     kept: Row | None = None,
 ) -> Trial:
     """A trial of a case, of a target with this fingerprint."""

@@ -306,7 +306,6 @@ def _ungraded_row(
     trial: Trial, error: RowError, *, calls: int = 0, token_usage: TokenUsage = NO_TOKENS, in_doubt: bool = False
 ) -> Row:
     """The row of a trial without a usable answer; ``calls`` of its target were charged, or perhaps charged, now."""
-    earlier = _earlier_spending(trial)
     return Row(
         case_id=trial.case.id,
         target=trial.target,
@@ -316,17 +315,17 @@ def _ungraded_row(
         status=RowStatus.IN_DOUBT if in_doubt else RowStatus.ERROR,
         case=RowCase.of(trial.case),
         error=error,
-        calls=earlier.calls + calls,
-        token_usage=earlier.token_usage + token_usage,
+        calls=trial.earlier_calls + calls,
+        token_usage=trial.earlier_usage + token_usage,
         fingerprints=trial.fingerprints,
     )
 
 
 def _graded_row(trial: Trial, request_id: str, result: Result, grader_results: _GraderResults) -> Row:
     """The row of a trial whose target answered, not yet with its score: the graders' verdicts, or the error of one."""
-    earlier = _earlier_spending(trial)
     failed = RowStatus.IN_DOUBT if grader_results.in_doubt else RowStatus.ERROR
-    call_usage = NO_TOKENS if earlier.includes_this_call else result.token_usage or NO_TOKENS
+    # The earlier rows include the call of a kept answer.
+    call_usage = NO_TOKENS if trial.kept else result.token_usage or NO_TOKENS
     return Row(
         case_id=trial.case.id,
         target=trial.target,
@@ -338,32 +337,11 @@ def _graded_row(trial: Trial, request_id: str, result: Result, grader_results: _
         output=result.raw_text,
         graders=grader_results.rows,
         error=grader_results.error,
-        calls=earlier.calls + (0 if earlier.includes_this_call else 1) + grader_results.calls,
-        token_usage=earlier.token_usage + call_usage + grader_results.token_usage,
+        calls=trial.earlier_calls + (0 if trial.kept else 1) + grader_results.calls,
+        token_usage=trial.earlier_usage + call_usage + grader_results.token_usage,
         duration_ms=result.duration_ms,
         fingerprints=trial.fingerprints,
         answer=(trial.kept and trial.kept.answer) or Answer.of(result, request_id),
         stale=list(trial.stale) or None,
         stale_kept=bool(trial.stale),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _EarlierSpending:
-    """The calls and tokens of a trial's earlier rows.
-
-    ``includes_this_call`` says whether the call of this try is among them: the target answered before.
-    """
-
-    calls: int
-    token_usage: TokenUsage
-    includes_this_call: bool
-
-
-def _earlier_spending(trial: Trial) -> _EarlierSpending:
-    """Read the earlier spending of a trial from its previous row."""
-    previous = trial.previous
-    if previous is None:
-        return _EarlierSpending(0, NO_TOKENS, includes_this_call=False)
-    usage = TokenUsage(input=previous.input_tokens, output=previous.output_tokens)
-    return _EarlierSpending(previous.calls, usage, includes_this_call=trial.kept is not None)

@@ -165,7 +165,7 @@ class JudgeGraderRunner:
         purpose, and of the answer's own request id; of a kept answer, of that itself. It contains the calls of the
         previous row and ``spent_calls``, so that a repeat without a verdict is a new call.
         """
-        spent_calls += 0 if trial.previous is None else trial.previous.calls
+        spent_calls += trial.earlier_calls
         answer = (
             trial.request_id if trial.kept is None else hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
         )

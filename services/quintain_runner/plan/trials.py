@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.files import suggestion
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
-from quintain_runner.results.counts import NO_STATS, RowStats
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowKey, RowStatus, column_name
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
@@ -75,7 +74,7 @@ class Trial:
     """One repeat of one case on one target, under one prompt.
 
     ``case`` is the case as it is asked: with the texts of the prompt. ``prompt`` is the prompt's name, or None.
-    ``repeat`` counts from 1. ``previous`` holds the statistics of the trial's latest stored row, or None.
+    ``repeat`` counts from 1. ``previous`` is the trial's latest stored row, or None.
     ``kept`` is that row if its answer is graded again without a call, and ``stale`` what changed since that answer was
     given. ``fingerprints`` are what its row is made of; that of the target is None if it is not known.
 
@@ -88,7 +87,7 @@ class Trial:
     repeat: int
     fingerprints: RowFingerprints
     prompt: str | None = None
-    previous: RowStats | None = None
+    previous: Row | None = None
     kept: Row | None = None
     stale: tuple[str, ...] = ()
     answered_at: datetime | None = None
@@ -115,10 +114,27 @@ class Trial:
             return 1
         return self.previous.tries if self.kept is not None else self.previous.tries + 1
 
+    @property
+    def earlier_calls(self) -> int:
+        """The calls of all earlier tries."""
+        return 0 if self.previous is None else self.previous.calls
+
+    @property
+    def earlier_usage(self) -> TokenUsage:
+        """The tokens of all earlier tries."""
+        return NO_TOKENS if self.previous is None else self.previous.token_usage
+
     def after_expired_reply(self) -> Trial:
         """The next try of a trial whose call was charged and answered, and whose answer is deleted."""
-        previous = self.previous or NO_STATS
-        return replace(self, previous=replace(previous, tries=self.tries, calls=previous.calls + 1))
+        previous = self.previous or Row(
+            case_id=self.case.id,
+            target=self.target,
+            prompt=self.prompt,
+            repeat=self.repeat,
+            status=RowStatus.ERROR,
+            fingerprints=self.fingerprints,
+        )
+        return replace(self, previous=previous.with_fields(tries=self.tries, calls=previous.calls + 1))
 
     @property
     def request_id(self) -> str:
@@ -186,7 +202,7 @@ def pending_trials(
             repeat=repeat,
             fingerprints=made_of,
             prompt=prompt,
-            previous=None if row is None else RowStats.of(decision.updated_row(row)),
+            previous=None if row is None else decision.updated_row(row),
             kept=kept,
             stale=decision.remaining_changes,
         )

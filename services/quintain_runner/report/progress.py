@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
-from quintain_runner.results.counts import CallsLeft, Cost, ResumeState, RowStats, RowTally
+from quintain_runner.results.counts import CallsLeft, Cost, ResumeState, RowTally
 from quintain_runner.results.row import GraderRow, Row
 
 #: The codes of faults that mean that a service is overloaded.
@@ -193,12 +193,12 @@ class ProgressState:
         """Record that a trial of this target has ended, successfully or not."""
         self.target_gauges[target].in_flight -= 1
 
-    def add_row(self, row: Row, superseded: RowStats | None = None) -> None:
-        """Count a row of this run; ``superseded`` are the statistics of the row that it supersedes, if any."""
+    def add_row(self, row: Row, superseded: Row | None = None) -> None:
+        """Count a row of this run; ``superseded`` is the row that it supersedes, if any."""
         tally = self.tallies[row.column]
         if superseded is not None and superseded.counts:
             tally.add(superseded, times=-1)
-        tally.add(RowStats.of(row))
+        tally.add(row)
         self._grader_calls.add_row(row)
         self.calls_in_rows += row.calls - (0 if superseded is None else superseded.calls)
         self.target_gauges[row.column].add_row(row)

@@ -19,53 +19,11 @@ from quintain.contracts.session import TargetUsage
 from quintain_runner.results.row import Row, RowStatus
 
 
-@dataclass(frozen=True, slots=True)
-class RowStats:
-    """The part of a row that the counts need, without its texts."""
-
-    status: RowStatus
-    score: float
-    passed: bool
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    tries: int
-    counts: bool = True
-    stale: bool = False
-
-    @classmethod
-    def of(cls, row: Row) -> RowStats:
-        """Extract the statistics of a row."""
-        return cls(
-            status=row.status,
-            score=row.score or 0.0,
-            passed=row.passed,
-            calls=row.calls,
-            input_tokens=row.token_usage.input,
-            output_tokens=row.token_usage.output,
-            tries=row.tries,
-            counts=row.counts,
-            stale=row.stale_kept,
-        )
-
-
 def count_most_calls(most_calls: Counter[str], row: Row) -> None:
     """Update the most calls that one execution of each grader made; one that failed says nothing about it."""
     for name, verdict in row.graders.items():
         if verdict.error is None:
             most_calls[name] = max(most_calls[name], verdict.calls)
-
-
-#: Of a trial that has no row yet.
-NO_STATS = RowStats(
-    status=RowStatus.ERROR,
-    score=0.0,
-    passed=False,
-    calls=0,
-    input_tokens=0,
-    output_tokens=0,
-    tries=0,
-)
 
 
 class RowTally:
@@ -81,16 +39,16 @@ class RowTally:
         # denominator (a power of two).
         self._scores: dict[int, int] = {}
 
-    def add(self, row: RowStats, *, times: int = 1) -> None:
+    def add(self, row: Row, *, times: int = 1) -> None:
         """Count a row. ``times=-1`` subtracts a row that a newer one supersedes."""
         self.by_status[row.status] += times
         self.passed += times * row.passed
-        self.stale += times * row.stale
+        self.stale += times * row.stale_kept
         self.calls += times * row.calls
-        self.input_tokens += times * row.input_tokens
-        self.output_tokens += times * row.output_tokens
+        self.input_tokens += times * row.token_usage.input
+        self.output_tokens += times * row.token_usage.output
         if row.status is RowStatus.GRADED:
-            numerator, denominator = row.score.as_integer_ratio()
+            numerator, denominator = (row.score or 0.0).as_integer_ratio()
             self._scores[denominator] = self._scores.get(denominator, 0) + times * numerator
 
     def __iadd__(self, other: RowTally) -> RowTally:
@@ -241,7 +199,7 @@ class ResumeState:
         count_most_calls(self.most_grader_calls, row)
         self.grader_calls.add_row(row, times=times)
         if row.counts:
-            self.tallies.setdefault((row.column, row.repeat), RowTally(0)).add(RowStats.of(row), times=times)
+            self.tallies.setdefault((row.column, row.repeat), RowTally(0)).add(row, times=times)
 
 
 #: Amounts below one dollar are shown with four decimal places, larger ones with two.

@@ -14,7 +14,6 @@ from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders import base as retry
 from quintain_runner.graders.judge import JudgeGraderRunner, build_judge_request, parse_judgement
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.results.counts import RowStats
 from quintain_runner.results.row import RowStatus
 from quintain_runner.spec.graders import JudgeGrader
 from support.fake_client import FakeClient
@@ -164,10 +163,6 @@ async def test_after_a_crash_the_same_judgement_is_the_same_call() -> None:
     assert client.used == 2
 
 
-def row_stats(calls: int) -> RowStats:
-    return RowStats(RowStatus.ERROR, score=0, passed=False, calls=calls, input_tokens=0, output_tokens=0, tries=1)
-
-
 async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew() -> None:
     client = ScriptedJudge("I like it", PASSES)
     first = await run_trial(TRIAL, grading_context(client, JUDGE))
@@ -175,7 +170,7 @@ async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew
     assert (first.row.status, first.row.score, first.row.calls) == (RowStatus.ERROR, None, 2)
     assert first.row.error is not None
     assert first.row.error.error.startswith("grader judge: The judge gave no verdict")
-    again = trial_of(CASE, previous=row_stats(first.row.calls), kept=first.row)
+    again = trial_of(CASE, previous=first.row, kept=first.row)
     second = await run_trial(again, grading_context(client, JUDGE))
     assert second.row is not None
     assert (second.row.status, second.row.score) == (RowStatus.GRADED, 1.0)

@@ -17,7 +17,6 @@ from quintain_runner.plan.trials import (
     pending_trials,
     planned_questions,
 )
-from quintain_runner.results.counts import RowStats
 from quintain_runner.results.row import Row, RowError, RowKey, RowStatus
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.prompts import CASE_AS_IT_IS
@@ -86,12 +85,12 @@ def test_graded_rows_are_kept_and_errored_or_doubtful_ones_asked_again_as_told(
 
 def test_an_answer_that_is_graded_again_is_no_new_try() -> None:
     kept = row(RowStatus.ERROR, output="the answer", tries=3)
-    assert trial_of(CASES[0], "t", previous=RowStats.of(kept), kept=kept).tries == 3
+    assert trial_of(CASES[0], "t", previous=kept, kept=kept).tries == 3
 
 
 def test_a_request_id_is_made_of_what_is_asked_and_of_nothing_else() -> None:
     def request_id(case: Case, target: str, repeat: int, tries: int, fingerprint: str | None = None) -> str:
-        before = None if tries == 1 else RowStats.of(row(RowStatus.ERROR, tries=tries - 1))
+        before = None if tries == 1 else row(RowStatus.ERROR, tries=tries - 1)
         return trial_of(case, target, repeat=repeat, previous=before, fingerprint=fingerprint).request_id
 
     first = request_id(CASES[0], "t", 1, 1)

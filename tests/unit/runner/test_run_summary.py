@@ -17,7 +17,7 @@ from quintain_runner.report.summary import (
     summarize,
     unaccounted_calls_note,
 )
-from quintain_runner.results.counts import ResumeState, RowStats
+from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF
 
@@ -80,7 +80,7 @@ def test_a_row_that_supersedes_an_errored_one_takes_its_place_in_the_counts() ->
     kept = resume_state(errored("1"))
     board = ProgressState(["bot"], cases=1, repeats=1, resume_state=kept)
     assert (board.tallies["bot"].errors, board.done) == (1, 1)
-    board.add_row(row("1", 1.0), RowStats.of(errored("1")))
+    board.add_row(row("1", 1.0), errored("1"))
     tally = board.tallies["bot"]
     assert (tally.errors, tally.graded, tally.calls, board.done) == (0, 1, 2, 1)
     assert board.calls_in_rows == 2
