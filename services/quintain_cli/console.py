@@ -9,11 +9,13 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from quintain import observe
 from quintain.contracts.credentials import SessionToken, mask_tokens
@@ -118,6 +120,16 @@ def print_result(result: Message, exit_code: int) -> None:
 def single_line(text: str) -> str:
     """Return untrusted text for one line of a terminal."""
     return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def print_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> None:
+    """Print rows of untrusted texts without borders, below a heading if ``columns`` are given."""
+    table = Table(*columns, show_header=bool(columns), box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*(Text(single_line(cell)) for cell in row))
+    stdout_console().print(table)
 
 
 def escape_for_terminal(text: str) -> str:

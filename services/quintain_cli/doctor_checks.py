@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from quintain.bus.broker_url import all_node_urls, url_user, without_password
@@ -29,7 +29,7 @@ from quintain.topology import (
     UNROUTED,
     target_queue,
 )
-from quintain_cli.broker_management import USER_LIMITS
+from quintain_cli.broker_management import USER_LIMITS, Management
 from quintain_metadata import DatabaseServer
 
 #: Below this the ledger may lose what it is told, in bytes.
@@ -187,17 +187,7 @@ _NAMED_QUEUES: Final = (
 _APPLY = "quintain broker apply"
 
 
-class ReadsManagement(Protocol):
-    """Reads objects of the management API."""
-
-    def get(self, path: str) -> Any:
-        """Return an object or a list. Raises `BusError`."""
-
-    def clock(self) -> float:
-        """Return the broker's clock, in seconds since the epoch. Raises `BusError`."""
-
-
-def management_checks(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorCheck]:
+def management_checks(api: Management, queues: Collection[str]) -> Iterator[DoctorCheck]:
     """Check what the API tells of the broker, alarms first; ``queues`` are those that need a limit in bytes."""
     reads = (_nodes, lambda api: _policies(api, queues), _bindings, _foreign_checks, _flags, _guest, _rights, _clock)
     for read in reads:
@@ -210,7 +200,7 @@ def management_checks(api: ReadsManagement, queues: Collection[str]) -> Iterator
                 return
 
 
-def _policies(api: ReadsManagement, queues: Collection[str]) -> Iterator[DoctorCheck]:
+def _policies(api: Management, queues: Collection[str]) -> Iterator[DoctorCheck]:
     for queue in sorted(api.get("queues/{vhost}"), key=lambda queue: str(queue["name"])):
         name = queue["name"]
         if name not in queues:
@@ -248,7 +238,7 @@ def _delivery_limit(name: str, limits: dict[str, Any]) -> Iterator[DoctorCheck]:
         yield DoctorCheck(what=f"delivery limit of {name}", verdict="fail", says=says, mend=fix)
 
 
-def _bindings(api: ReadsManagement) -> Iterator[DoctorCheck]:
+def _bindings(api: Management) -> Iterator[DoctorCheck]:
     """Find what gets a copy of messages that are for a service alone."""
     copies = []
     for binding in api.get("bindings/{vhost}"):
@@ -270,7 +260,7 @@ def _bindings(api: ReadsManagement) -> Iterator[DoctorCheck]:
         yield DoctorCheck(what="bindings", verdict="ok", says="no queue gets a copy of what is for a service")
 
 
-def _flags(api: ReadsManagement) -> Iterator[DoctorCheck]:
+def _flags(api: Management) -> Iterator[DoctorCheck]:
     disabled = [flag["name"] for flag in api.get("feature-flags") if _is_missing(flag)]
     if disabled:
         fix = "rabbitmqctl enable_feature_flag all"
@@ -283,7 +273,7 @@ def _is_missing(flag: dict[str, Any]) -> bool:
     return flag.get("state") == "disabled" and flag.get("stability", "stable") in {"stable", "required"}
 
 
-def _nodes(api: ReadsManagement) -> Iterator[DoctorCheck]:
+def _nodes(api: Management) -> Iterator[DoctorCheck]:
     for node in api.get("nodes"):
         what = f"node {node['name']}"
         alarms = [name for name, key in (("memory", "mem_alarm"), ("disk", "disk_free_alarm")) if node.get(key)]
@@ -301,7 +291,7 @@ def _nodes(api: ReadsManagement) -> Iterator[DoctorCheck]:
             yield DoctorCheck(what=what, verdict="ok", says="no alarm, and a limit of its disk")
 
 
-def _guest(api: ReadsManagement) -> Iterator[DoctorCheck]:
+def _guest(api: Management) -> Iterator[DoctorCheck]:
     administrators = [user["name"] for user in api.get("users") if "administrator" in user.get("tags", ())]
     if "guest" in administrators:
         fix = "rabbitmqctl delete_user guest, when services have users of their own"
@@ -310,7 +300,7 @@ def _guest(api: ReadsManagement) -> Iterator[DoctorCheck]:
         yield DoctorCheck(what="users", verdict="ok", says="guest is no administrator")
 
 
-def _rights(api: ReadsManagement) -> Iterator[DoctorCheck]:
+def _rights(api: Management) -> Iterator[DoctorCheck]:
     """Find users who may do everything without being administrators."""
     administrators = {user["name"] for user in api.get("users") if "administrator" in user.get("tags", ())}
     powerful = [
@@ -335,11 +325,11 @@ def _allows_everything(pattern: str) -> bool:
         return False
 
 
-def _clock(api: ReadsManagement) -> Iterator[DoctorCheck]:
+def _clock(api: Management) -> Iterator[DoctorCheck]:
     yield check_clock("clock of the broker", api.clock(), time.time())
 
 
-def _foreign_checks(api: ReadsManagement) -> Iterator[DoctorCheck]:
+def _foreign_checks(api: Management) -> Iterator[DoctorCheck]:
     """Name the exchanges and queues that the protocol does not have, and the limits that are absent."""
     exchanges = [each["name"] for each in api.get("exchanges/{vhost}")]
     foreign = [name for name in exchanges if name and not name.startswith("amq.") and name not in _EXCHANGES]
@@ -370,7 +360,7 @@ def _foreign(what: str, names: Sequence[str]) -> DoctorCheck:
     )
 
 
-def _limits(api: ReadsManagement) -> DoctorCheck:
+def _limits(api: Management) -> DoctorCheck:
     what = "limits of queues, connections and channels"
     administrators = {user["name"] for user in api.get("users") if "administrator" in user.get("tags", ())}
     users = {granted["user"] for granted in api.get("vhosts/{vhost}/permissions")} - administrators

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest, Result
@@ -28,6 +26,7 @@ from quintain_cli.console import (
     exit_with_error,
     print_json,
     print_stderr,
+    print_table,
     run_command,
     single_line,
     stderr_console,
@@ -54,7 +53,8 @@ def list_messages(
     elif not message_list.messages:
         print_stderr("quintain.poison is empty: there are no messages that could not be processed")
     else:
-        stdout_console().print(_message_table(message_list.messages))
+        listed = [_fields(message) for message in message_list.messages]
+        print_table((list(fields.values()) for fields in listed), list(listed[0]))
         print_stderr(f"next     quintain dlq show {single_line(message_list.messages[0].id)}")
 
 
@@ -64,7 +64,8 @@ def show_message(poison_id: PoisonIdArgument, as_json: AsJson = False) -> None:
     if as_json:
         print_json({**json.loads(message.to_wire()), **console.body_to_json(body)})
         return
-    stdout_console().print(_message_details(message))
+    headers = {f"header {name}": str(value) for name, value in sorted(message.headers.items())}
+    print_table((_fields(message) | headers).items())
     text = console.body_to_text(body)
     sys.stdout.write(f"\n{'The body is not UTF-8: --json has it' if text is None else escape_for_terminal(text)}\n")
     sys.stdout.flush()
@@ -152,39 +153,15 @@ def _confirm_deletion(description: str, *, yes: bool) -> None:
         raise typer.Exit(EXIT_ERRORS)
 
 
-def _message_table(messages: list[PoisonMessage]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "when", "size", "type"):
-        table.add_column(name, no_wrap=name != "type", overflow="fold")
-    for name in ("from", "reason"):
-        table.add_column(name, overflow="fold")
-    for message in messages:
-        cells = (
-            message.id,
-            _format_time(message),
-            f"{message.size_bytes} B",
-            message.type,
-            _format_origin(message),
-            message.reason or "",
-        )
-        table.add_row(*(Text(single_line(cell)) for cell in cells))
-    return table
-
-
-def _message_details(message: PoisonMessage) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    fields = {
+def _fields(message: PoisonMessage) -> dict[str, str]:
+    return {
         "id": message.id,
         "when": _format_time(message),
-        "reason": message.reason or "",
-        "from": _format_origin(message),
         "size": f"{message.size_bytes} B",
         "type": message.type,
+        "from": _format_origin(message),
+        "reason": message.reason or "",
     }
-    headers = {f"header {name}": str(value) for name, value in sorted(message.headers.items())}
-    for name, value in (fields | headers).items():
-        table.add_row(Text(single_line(name)), Text(single_line(value)))
-    return table
 
 
 def _format_origin(message: PoisonMessage) -> str:

@@ -11,8 +11,6 @@ from typing import Annotated
 
 import typer
 from pydantic import Field
-from rich.table import Table
-from rich.text import Text
 
 from quintain.bus.broker_url import without_password
 from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus, inspect_broker
@@ -27,11 +25,10 @@ from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
     AsJson,
-    escape_for_terminal,
     print_result,
     print_stderr,
+    print_table,
     run_command,
-    stdout_console,
 )
 from quintain_cli.doctor_checks import (
     CheckVerdict,
@@ -87,14 +84,8 @@ async def _run_checks(timeout: float, management: str | None) -> DoctorReport:
 
 
 def _print_report(report: DoctorReport) -> None:
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "what", "result", "fix"):
-        table.add_column(name, overflow="fold")
-    for check in report.lines:
-        table.add_row(
-            *(Text(escape_for_terminal(cell)) for cell in (check.verdict, check.what, check.says, check.mend or ""))
-        )
-    stdout_console().print(table)
+    rows = ((check.verdict, check.what, check.says, check.mend or "") for check in report.lines)
+    print_table(rows, ("", "what", "result", "fix"))
     failed_count = sum(check.verdict == "fail" for check in report.lines)
     print_stderr(
         f"next     fix {failed_count} of these, then quintain doctor" if failed_count else "next     quintain status"

@@ -18,7 +18,15 @@ from quintain.contracts.message import describe_validation_error
 from quintain.contracts.session import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
 from quintain.errors import ConfigError
 from quintain.settings import Settings, environment, read_settings
-from quintain_cli.console import AsJson, escape_for_terminal, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.console import (
+    AsJson,
+    escape_for_terminal,
+    print_json,
+    print_stderr,
+    print_table,
+    run_command,
+    stdout_console,
+)
 from quintain_cli.state_dir import require_admin_token
 from quintain_runner.services import load_configuration
 
@@ -109,7 +117,6 @@ def print_info(info: Info, *, as_json: bool) -> None:
     if as_json:
         print_json(info)
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "session": info.session_id,
         "state": info.state.value,
@@ -121,9 +128,7 @@ def print_info(info: Info, *, as_json: bool) -> None:
         "tokens": f"{info.token_usage.input} in, {info.token_usage.output} out",
         "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
     }
-    for name, value in rows.items():
-        table.add_row(name, Text(escape_for_terminal(value)))
-    stdout_console().print(table)
+    print_table(rows.items())
 
 
 def _print_page(page: SessionList) -> None:
