@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from quintain_cli.commands import serve, serve_gateway
+from quintain_cli.commands.serve_host import HostOptions, ProcessUse
 
 
 def close_coroutine(coroutine: Coroutine[object, object, object], **_: object) -> None:
@@ -28,3 +30,24 @@ def test_services_that_run_no_code_of_others_keep_large_blocks_out_of_the_heap(
     monkeypatch.setattr(module, "run_command", close_coroutine)
     getattr(module, command)()
     assert mapped == [True] * is_mapping
+
+
+@pytest.mark.parametrize(("depends_on", "is_told"), [((), True), (("rules.txt",), False)])
+def test_a_host_says_what_of_its_factorys_module_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depends_on: tuple[str, ...], *, is_told: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unseen_bot.py").write_text("import sys\nsys.path.append('lib')\n")
+    options = HostOptions(
+        factory_reference="unseen_bot:Bot",
+        name="bot",
+        slots=1,
+        isolation=None,
+        process=ProcessUse.PER_SLOT,
+        grace_seconds=1,
+        boot_seconds=1,
+        env_from=(),
+        env=(),
+        depends_on=depends_on,
+    )
+    assert ["--depends-on" in line for line in options.unseen_imports()] == [True] * is_told
