@@ -277,7 +277,10 @@ class ChannelAcks:
             # One batch at a time: an acknowledgement that was overtaken by a later one for several is an error.
             while self._unsent:
                 tags, self._unsent = self._unsent, []
-                self._note_settled(tags)
+                if len(tags) == 1 and tags[0] == self._settled_until + 1 and not self._settled:
+                    self._settled_until += 1
+                else:
+                    self._note_settled(tags)
                 tags.sort()
                 together = bisect_right(tags, self._settled_until)
                 if together:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 from quintain.bus.base import HeaderValue
@@ -59,6 +59,7 @@ from quintain.observe.spans import Span, in_span
 from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import log_defect
+from quintain.runtime.concurrency import BatchSender
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,12 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
 
 #: The pause before a full queue is sent the same request again, in milliseconds; it is added to the pause above.
 FULL_QUEUE_PAUSE_MS = 1_000
+
+#: How long sending one batch of cancellations may take, and how long `AmqpTransport.close` waits, in seconds.
+CANCEL_TIMEOUT_SECONDS = 5.0
+
+#: Maximum number of calls that one message cancels.
+MAX_CANCELLED = 1000
 
 
 class AmqpTransport:
@@ -93,7 +100,7 @@ class AmqpTransport:
         self._groups = groups or CallGroups(rpc_client)
         self._rpc_client, self._authorization = rpc_client, Authorization(token)
         self._session_id = self._authorization.session_id
-        self._cancellations = CancellationQueue(self._cancel)
+        self._cancellations = BatchSender[None, str](self._cancel)
         self._info_task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -101,11 +108,12 @@ class AmqpTransport:
         if self._info_task is not None:
             self._info_task.cancel()
             await asyncio.gather(self._info_task, return_exceptions=True)
-        await self._cancellations.close()
+        await self._cancellations.close(CANCEL_TIMEOUT_SECONDS)
 
     def cancel_later(self, request_ids: Sequence[str]) -> None:
-        """Cancel these calls in the background."""
-        self._cancellations.add(request_ids)
+        """Cancel these calls in the background; after `close` they end with their deadlines."""
+        for request_id in request_ids:
+            self._cancellations.add(None, request_id, max_batch=MAX_CANCELLED)
 
     async def invoke(self, call: InvokeCall) -> Result:
         """Implements `Transport.invoke`. Raises `Expired` at the deadline, `Overloaded` if the queue is full till then.
@@ -169,8 +177,12 @@ class AmqpTransport:
         except NoAnswer as error:
             raise BudgetUnavailable(error.message) from None
 
-    async def _cancel(self, request_ids: Sequence[str]) -> None:
-        await self._call_operation(CANCEL, CancelCalls(request_ids=list(request_ids)))
+    async def _cancel(self, _: None, request_ids: list[str]) -> None:
+        try:
+            async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
+                await self._call_operation(CANCEL, CancelCalls(request_ids=request_ids))
+        except (QuintainError, TimeoutError) as error:
+            log.info("%d calls were not cancelled; they end with their deadlines: %s", len(request_ids), error)
 
     async def _release_quietly(self, request_ids: Sequence[str]) -> None:
         if not request_ids:
@@ -320,48 +332,3 @@ class Authorization:
             deadline=deadline,
         )
         return {TOKEN_HEADER: self.session_id, PROOF_HEADER: proof}
-
-
-#: How long sending one batch of cancellations may take, and how long `CancellationQueue.close` waits, in seconds.
-CANCEL_TIMEOUT_SECONDS = 5.0
-
-#: Maximum number of calls that one message cancels.
-MAX_BATCH = 1000
-
-
-class CancellationQueue:
-    """The calls that one client still has to cancel; ``cancel`` sends one batch, and one batch is sent at a time."""
-
-    def __init__(self, cancel: Callable[[Sequence[str]], Awaitable[object]]) -> None:
-        self._cancel = cancel
-        self._request_ids: list[str] = []
-        self._send_task: asyncio.Task[None] | None = None
-        self._closed = False
-
-    def add(self, request_ids: Sequence[str]) -> None:
-        """Queue calls to be cancelled. After `close` this has no effect: the calls end with their deadlines."""
-        if self._closed:
-            return
-        self._request_ids += request_ids
-        if self._send_task is None or self._send_task.done():
-            self._send_task = asyncio.get_running_loop().create_task(self._send(), name="cancel calls")
-
-    async def close(self) -> None:
-        """Stop sending, after waiting up to `CANCEL_TIMEOUT_SECONDS` for the batches under way."""
-        self._closed = True
-        if self._send_task is None:
-            return
-        try:
-            await asyncio.wait([self._send_task], timeout=CANCEL_TIMEOUT_SECONDS)
-        finally:
-            self._send_task.cancel()
-            await asyncio.gather(self._send_task, return_exceptions=True)
-
-    async def _send(self) -> None:
-        while self._request_ids:
-            batch, self._request_ids = self._request_ids[:MAX_BATCH], self._request_ids[MAX_BATCH:]
-            try:
-                async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
-                    await self._cancel(batch)
-            except (QuintainError, TimeoutError) as error:
-                log.info("%d calls were not cancelled; they end with their deadlines: %s", len(batch), error)

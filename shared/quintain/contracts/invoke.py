@@ -338,8 +338,8 @@ class Chunk(Message):
     the stream that answers an `ApiRequest`, in the words of its API.
     """
 
-    attempt: int
-    seq: int
+    attempt: Whole
+    seq: Whole
     delta: str
     tool_call: ToolCallChunk | None = None
     reasoning: ReasoningChunk | None = None
@@ -350,5 +350,5 @@ class Progress(Message):
     """A notification that a call is running, sent to callers that accept progress; ``attempt`` counts from 1."""
 
     state: Literal["running"] = "running"
-    attempt: int
-    elapsed_ms: int
+    attempt: Whole
+    elapsed_ms: Whole

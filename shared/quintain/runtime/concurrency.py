@@ -49,9 +49,12 @@ class BatchSender(Generic[Key, Item]):
         self._count, self._wanted = count, wanted
         self._lines: dict[Key, _KeyedItems[Item]] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def add(self, key: Key, item: Item, *, max_batch: int = 64) -> None:
-        """Add an item to the next batch of this key, which has at most ``max_batch`` items."""
+        """Add an item to the next batch of this key, which has at most ``max_batch`` items; after `close` none is."""
+        if self._is_closed:
+            return
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = _KeyedItems()
@@ -61,6 +64,20 @@ class BatchSender(Generic[Key, Item]):
             self._start(key, line)
         if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
             self._start_soon(key, line)
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Take no more items, and wait up to ``timeout_seconds`` until those that wait are sent; cancel it then."""
+        self._is_closed = True
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self._lines:
+                    await (asyncio.wait(self._sending) if self._sending else asyncio.sleep(0))
+        except TimeoutError:
+            self._lines.clear()
+        finally:
+            for task in self._sending:
+                task.cancel()
+            await asyncio.gather(*self._sending, return_exceptions=True)
 
     def _start_soon(self, key: Key, line: _KeyedItems[Item]) -> None:
         """Send a batch after an iteration of the loop: items that are added until then share it."""
@@ -86,7 +103,7 @@ class BatchSender(Generic[Key, Item]):
         if line.waiting and line.under_way < self._max_concurrent:
             self._start(key, line)
         elif not (line.waiting or line.is_due or line.under_way):
-            del self._lines[key]
+            self._lines.pop(key, None)
 
     async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item]) -> None:
         try:
@@ -96,7 +113,7 @@ class BatchSender(Generic[Key, Item]):
             if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
                 self._start_soon(key, line)
             elif not (line.waiting or line.is_due or line.under_way):
-                del self._lines[key]
+                self._lines.pop(key, None)
 
 
 class Batcher(Generic[Item]):
