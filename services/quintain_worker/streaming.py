@@ -15,7 +15,6 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GroupItem
 from quintain.contracts.headers import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
 from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
-from quintain.contracts.message import Message
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError
 from quintain.rpc.groups import GroupedReply, ReplyGroups
@@ -34,13 +33,8 @@ PROGRESS_SECONDS = 10.0
 
 async def send_progress(bus: Bus, delivery: Delivery, request_id: str, progress: Progress) -> None:
     """Publish a progress message to the caller's reply queue. Raises `BusError`."""
-    await _publish(bus, delivery, _item(delivery, request_id, PROGRESS_TYPE, progress))
-
-
-def _item(delivery: Delivery, request_id: str, message_type: str, message: Message) -> GroupItem:
-    """Return an interim message. Raises `BadRequest` for text that no message can hold."""
     headers = {REQUEST_ID_HEADER: truncate_echo(request_id)}
-    return GroupItem(delivery.correlation_id or "", message.to_wire(), headers, message_type)
+    await _publish(bus, delivery, GroupItem(delivery.correlation_id or "", progress.to_wire(), headers, PROGRESS_TYPE))
 
 
 async def _publish(bus: Bus, delivery: Delivery, item: GroupItem) -> None:
@@ -94,14 +88,14 @@ class ChunkSender:
     def __init__(
         self, bus: Bus, delivery: Delivery, request_id: str, *, first_attempt: int, groups: ReplyGroups | None = None
     ) -> None:
-        self._bus, self._delivery, self._request_id, self._first_attempt = bus, delivery, request_id, first_attempt
-        self._groups = groups
+        self._bus, self._delivery, self._first_attempt, self._groups = bus, delivery, first_attempt, groups
+        self._headers = {REQUEST_ID_HEADER: truncate_echo(request_id)}
         self._attempt, self._seq = 0, 0
         self._unsent: list[Delta] = []
         self._has_failed = False
         #: When pieces may be sent again, on the loop's clock, and what sends those that wait for it.
         self._next_send_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         #: How many chunks wait for their confirm, and what `close` awaits.
         self._unconfirmed = 0
         self._all_confirmed: asyncio.Future[None] | None = None
@@ -137,13 +131,17 @@ class ChunkSender:
         """Send what waits: at once if nothing was sent since the last join, else at the next one."""
         if not (self._timer or self._unconfirmed or self._has_failed):
             # "At once" is the next turn of the loop: what other streams have in this one shares the message.
-            self._timer = asyncio.get_running_loop().call_at(self._next_send_at, self._send)
+            loop, at = asyncio.get_running_loop(), self._next_send_at
+            self._timer = loop.call_soon(self._send) if at <= loop.time() else loop.call_at(at, self._send)
 
     def _send(self) -> None:
         self._timer = None
         self._next_send_at = next_join(asyncio.get_running_loop().time())
+        correlation_id = self._delivery.correlation_id or ""
         try:
-            items = [_item(self._delivery, self._request_id, CHUNK_TYPE, chunk) for chunk in self._take_chunks()]
+            items = [
+                GroupItem(correlation_id, chunk.to_wire(), self._headers, CHUNK_TYPE) for chunk in self._take_chunks()
+            ]
         except BadRequest as unwritable:
             self._note_failure(unwritable)
             return
@@ -186,9 +184,10 @@ class ChunkSender:
     def _take_chunks(self) -> list[Chunk]:
         """Take the pieces that wait: events are one chunk, other pieces one each."""
         unsent, self._unsent = self._unsent, []
-        events = [piece for piece in unsent if isinstance(piece, dict)]
         # A stream has events or other pieces.
-        return [self._chunk("", events=events)] if events else [self._chunk_of(piece) for piece in unsent]
+        if unsent and isinstance(unsent[0], dict):
+            return [self._chunk("", events=[piece for piece in unsent if isinstance(piece, dict)])]
+        return [self._chunk_of(piece) for piece in unsent]
 
     def _chunk_of(self, piece: Delta) -> Chunk:
         if isinstance(piece, str):

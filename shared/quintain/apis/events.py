@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import NoReturn
@@ -50,9 +49,14 @@ def _data_of(block: bytes) -> str | None:
 
 def parse_json(text: str | bytes) -> object:
     """Parse the JSON of a provider. Raises `ValueError`, also for numbers that JSON does not have."""
-    with contextlib.suppress(ValueError):
+    try:
         return from_json(text, allow_inf_nan=False)
-    # It refuses what Python reads: half of a surrogate pair, other encodings, deep nesting.
+    except ValueError:
+        return _parse_slowly(text)
+
+
+def _parse_slowly(text: str | bytes) -> object:
+    """Parse what only Python reads: half of a surrogate pair, other encodings, deep nesting."""
     try:
         return _DECODER.decode(
             text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
