@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -106,15 +105,6 @@ def test_every_row_is_what_the_protocol_says(undisturbed: tuple[CommandResult, P
             assert verdict.keys() == {"score", "pass", "reason", "checks", "calls", "fingerprint"} | of_program
     italy = rows_by_trial(undisturbed[1])["it", "guesser"]
     assert (italy["output"], italy["score"]) == ("I think it is Rome.", 0.5)
-
-
-def test_the_record_is_what_the_protocol_says(undisturbed: tuple[CommandResult, Path]) -> None:
-    record = json.loads((undisturbed[1] / "run.json").read_text())
-    assert record["configuration"]["targets"] == ["scholar", "guesser"]
-    assert record["versions"].keys() == {"quintain", "python", "platform"}
-    totals = {"cases": 12, "graded": 24, "errors": 0, "inDoubt": 0, "meanScore": 0.8125, "calls": 48, "maxCalls": 100}
-    assert record["totals"].items() >= totals.items()
-    assert {name: one["meanScore"] for name, one in record["targets"].items()} == {"scholar": 1.0, "guesser": 0.625}
 
 
 def test_the_same_command_again_asks_nothing_and_with_json_prints_the_totals_alone(

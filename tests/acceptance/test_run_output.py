@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from support.command_line import CommandLine, CommandResult, command_line
 from support.evaluations import copy_capitals, write_files
-from support.junit_schema import validate_junit
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 
 #: A priced target, one without a price, and one that answers with what no file may take for its own.
@@ -48,21 +46,6 @@ def mock_shell(shell: CommandLine) -> CommandLine:
     cases = [{"id": str(n), "question": "?", "expected": "42" if n == 1 else "43"} for n in (1, 2, 3)]
     (shell.folder / "cases.jsonl").write_text("".join(f"{json.dumps(case)}\n" for case in cases))
     return shell
-
-
-def test_junit_validates_and_has_every_row(finished_run: tuple[CommandLine, CommandResult]) -> None:
-    path = finished_run[0].folder / "out" / "junit.xml"
-    validate_junit(str(path))
-    root = ET.parse(path).getroot()
-    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("24", "5", "0")
-    assert {suite.get("name"): len(suite) for suite in root} == {"eval.scholar": 12, "eval.guesser": 12}
-
-
-def test_a_jobs_summary_is_added_to_and_shows_the_tables(finished_run: tuple[CommandLine, CommandResult]) -> None:
-    page = (finished_run[0].folder / "summary.md").read_text()
-    assert page.startswith("another step\n## `eval`\n")
-    assert "| `guesser` | 7/12 | 32-81 % | 0.625 |" in page
-    assert "`exit 0: mean score 0.812" in page
 
 
 def test_every_call_is_in_the_accounts(finished_run: tuple[CommandLine, CommandResult]) -> None:

@@ -218,12 +218,3 @@ async def test_every_grader_that_cannot_be_had_is_told_before_the_run(tmp_path: 
     for number, (line, sentence) in enumerate(zip(told, says, strict=True)):
         assert line.startswith(f"{tmp_path / 'eval.yaml'}: graders[{number}] (g{number}): "), line
         assert sentence in line, line
-
-
-async def test_the_graders_that_the_page_shows_grade(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "graders.md").read_text()
-    shown = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (tmp_path / "page.py").write_text("\n".join(shown))
-    row = await graded(tmp_path, FakeClient(), {"function": "page:polite"}, {"function": "page:judged"})
-    assert row.graders["g0"].score == 1.0
-    assert "GatewayUnavailable" in (row.graders["g1"].error or ""), "it asks, and nobody is there"
