@@ -16,8 +16,10 @@ from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect_admin
-from quintain.config import Config, card_of, find_config, load_config, target_fingerprints
+from quintain.config.fingerprint import target_fingerprints
+from quintain.config.loader import Config, find_config, load_config
 from quintain.config.prices import target_price
+from quintain.config.targets import card_of
 from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import BudgetUnavailable, ConfigError

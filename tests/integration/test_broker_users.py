@@ -14,7 +14,7 @@ import quintain
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.client.client import connect_admin
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain.contracts.session import OpenSession
 from quintain.dlq import PoisonQueue
 from quintain.errors import BrokerRefused

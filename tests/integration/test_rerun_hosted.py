@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from quintain.client.client import connect
-from quintain.config import Config, load_config, target_fingerprints
-from quintain.config.fingerprint import hosted_fingerprint
+from quintain.config.fingerprint import hosted_fingerprint, target_fingerprints
+from quintain.config.loader import Config, load_config
 from quintain.contracts.session import OpenSession
 from quintain_gateway import GatewayLimits
 from quintain_host.host import Host

@@ -15,7 +15,7 @@ from typing import Protocol
 import pytest
 
 from quintain.bus.memory import MemoryBroker
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_gateway import BindAddress, GatewayLimits, run_gateway
 from quintain_metadata import running_metadata

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.client.client import Client, connect
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain_gateway.settings import GatewayLimits
 from quintain_runner.services import Fleet, FleetPlan, run_fleet

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain_gateway.settings import GatewayLimits
 from quintain_runner.services import open_bus, run_worker
 from support.memory_fleet import MemoryFleet, memory_fleet

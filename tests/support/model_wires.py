@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import Provider, ProviderContext
 from support.model_streams import (

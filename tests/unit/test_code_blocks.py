@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain_runner.spec.evaluation import load_evaluation
 
 REPOSITORY = Path(__file__).parents[2]

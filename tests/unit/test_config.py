@@ -9,17 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from quintain.config import (
-    AnthropicTarget,
-    CommandTarget,
-    Config,
-    MockTarget,
-    OpenAITarget,
-    PythonTarget,
-    card_of,
-    find_config,
-    load_config,
-)
+from quintain.config.loader import Config, find_config, load_config
+from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, PythonTarget, card_of
 from quintain.errors import ConfigError
 
 FROM_THE_PROTOCOL = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import Config, load_config
+from quintain.config.loader import Config, load_config
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import load_evaluation
 

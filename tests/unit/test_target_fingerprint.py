@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import load_config, target_fingerprints
-from quintain.config.fingerprint import unseen_warnings
+from quintain.config.fingerprint import target_fingerprints, unseen_warnings
+from quintain.config.loader import load_config
 from quintain.config.python_imports import command_imports
 from quintain.errors import ConfigError
 

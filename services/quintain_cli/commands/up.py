@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quintain.bus.broker_url import without_password
-from quintain.config import Config
+from quintain.config.loader import Config
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import MEMORY_URL, environment, read_settings
 from quintain_cli.commands.serve_gateway import DEFAULT_PORT, AllowedHosts

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from quintain.config import Config
+from quintain.config.loader import Config
 from quintain.errors import ConfigError
 from quintain.programs.program import program_environment
 from quintain.settings import Settings, environment

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from quintain.client.client import Client
-from quintain.config import Config
+from quintain.config.loader import Config
 from quintain.config.prices import Price, known_prices, target_price
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.message import Message

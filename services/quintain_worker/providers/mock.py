@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 
-from quintain.config import MockTarget
+from quintain.config.targets import MockTarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, TokenUsage, content_text
 from quintain.errors import ProviderFailed, TimedOut
 from quintain_worker.providers.conversation import ignored_settings

@@ -10,7 +10,7 @@ import aiohttp
 
 from quintain.apis.events import DONE, EventReader, error_in, parse_event, parse_json
 from quintain.apis.translation import Json
-from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import MAX_BODY_BYTES

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from quintain.bus.base import Bus
-from quintain.config import AnthropicTarget, OpenAITarget, PydanticAITarget
+from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
 from quintain.errors import Fault

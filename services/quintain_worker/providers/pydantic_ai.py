@@ -14,7 +14,7 @@ from pydantic_ai import direct, exceptions, messages, models, output, providers,
 
 from quintain.apis.parts import FILE_TYPES, IMAGE_TYPES, check_data_url
 from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, parse_object, tool_call
-from quintain.config import PydanticAITarget
+from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.errors import BadRequest, ConfigError, Rejected
 from quintain_worker.providers import model_failures as failures

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-from quintain.config import PythonTarget
 from quintain.config.python_imports import load_callable
+from quintain.config.targets import PythonTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed, TargetUnavailable, TimedOut
 from quintain_worker.providers.conversation import ignored_settings

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintain.bus.base import Bus
-from quintain.config import TargetChildSession, TargetTarget
+from quintain.config.nested_models import TargetChildSession
+from quintain.config.targets import TargetTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import OpenChild
 from quintain.contracts.remote_target import LogLine, TargetDescriptor

@@ -12,7 +12,7 @@ import pytest
 
 from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain.errors import BrokerRefused, ConfigError
 from quintain.observe.health import (
     CHECK_TIMEOUT_SECONDS,

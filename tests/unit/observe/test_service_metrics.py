@@ -11,7 +11,7 @@ import pytest
 
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect, connect_admin
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import load_config
+from quintain.config.loader import load_config
 from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.plan.trials import choose_targets
 from quintain_runner.spec.evaluation import load_evaluation

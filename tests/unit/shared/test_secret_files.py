@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import OpenAITarget, load_config
+from quintain.config.loader import load_config
+from quintain.config.targets import OpenAITarget
 from quintain.errors import ConfigError
 from quintain.settings import read_secret, read_settings, without_variables
 

@@ -21,7 +21,7 @@ import openai.types.responses.response_create_params
 import pytest
 
 from quintain.apis.policy import PUBLISHED_FIELDS
-from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.json_text import json_text, parse_json_object
 from quintain.errors import BadRequest

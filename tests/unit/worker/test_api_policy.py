@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintain.config import AnthropicTarget, OpenAITarget
+from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.json_text import json_text, parse_json_object

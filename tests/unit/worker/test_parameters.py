@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from quintain.apis.translation import DEFAULT_VALUES
-from quintain.config import CommandTarget, MockTarget, OpenAITarget, PythonTarget
+from quintain.config.targets import CommandTarget, MockTarget, OpenAITarget, PythonTarget
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from quintain.errors import ConfigError, UnsupportedParameter
 from quintain.settings import environment

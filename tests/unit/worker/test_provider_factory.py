@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import AnthropicTarget, MockTarget, OpenAITarget, PydanticAITarget
 from quintain.config.nested_models import TargetSettings
+from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, PydanticAITarget
 from quintain.errors import ConfigError
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import MockTarget
+from quintain.config.targets import MockTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import ProviderFailed, TimedOut
 from quintain_worker.providers.factory import build_provider

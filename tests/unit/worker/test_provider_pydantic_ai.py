@@ -18,8 +18,8 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 
-from quintain.config import PydanticAITarget
 from quintain.config.prices import target_price
+from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import InvokeRequest, Reasoning, ReasoningChunk, TokenUsage, ToolCall
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, Throttled, TimedOut
 from quintain_worker.providers.factory import build_provider

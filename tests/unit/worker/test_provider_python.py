@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config import PythonTarget
+from quintain.config.targets import PythonTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, TargetUnavailable, TimedOut
 from quintain_worker.providers.factory import build_provider, check_program

@@ -12,7 +12,7 @@ import pytest
 
 from quintain.bus.base import Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.config import TargetTarget
+from quintain.config.targets import TargetTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BadRequest, ConfigError, Overloaded, ProviderFailed, TimedOut, Unroutable
 from quintain.routes import START_RUN
