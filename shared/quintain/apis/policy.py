@@ -155,9 +155,8 @@ def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: s
         if key in _REFERENCES and value is not None and not (key == "container" and isinstance(value, dict)):
             raise invalid(field, _STORED)
         if isinstance(value, dict):
-            kind = str(value.get("type") or "function")
-            if key in _TOOL_KEYS and _CALLERS_TOOLS.fullmatch(kind) is None:
-                _check_allowed(f"{field}.type", kind, policy)
+            if key in _TOOL_KEYS:
+                _check_tool(field, value, policy)
             _check_object(field, value, policy)
 
 
@@ -180,6 +179,14 @@ def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
         fault = UnsupportedParameter(f"{path}{shorten(name)}: this API has no such field{hint}")
         fault.parameter = f"{path}{shorten(name)}"
         raise fault
+
+
+def _check_tool(field: str, tool: Json, policy: Policy) -> None:
+    kind = str(tool.get("type") or "function")
+    if _CALLERS_TOOLS.fullmatch(kind) is None:
+        _check_allowed(f"{field}.type", kind, policy)
+    elif tool.get("container") is not None:
+        raise invalid(f"{field}.container", _STORED)
 
 
 def _check_allowed(field: str, tool: str, policy: Policy) -> None:

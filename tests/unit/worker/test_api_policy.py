@@ -135,6 +135,7 @@ HOSTILE: list[tuple[ApiName, dict[str, object], str]] = [
     ("responses", item(role="user", content=[{"type": "input_image", "file_id": "f"}]), "input[0].content[0].file_id"),
     ("responses", tool("file_search", vector_store_ids=["vs_1"]), "tools[0].type"),
     ("responses", tool("function", name="f", vector_store_ids=["vs_1"]), "tools[0].vector_store_ids"),
+    ("responses", tool("function", name="f", container={"type": "auto"}), "tools[0].container"),
     ("chat", part(type="file", file={"file_id": "file_1"}), "messages[0].content[0].file.file_id"),
     ("chat", {"messages": [USER, {"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[1].audio.id"),
     ("messages", {"container": "container_1"}, "container"),
