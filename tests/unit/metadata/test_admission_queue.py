@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BrokerUnavailable
@@ -66,19 +65,6 @@ def admission_queue(ledger_driver: LedgerDriver) -> AdmissionQueue:
 @pytest.fixture
 async def session(ledger_driver: LedgerDriver) -> SessionOpened:
     return await ledger_driver.open_session()
-
-
-async def test_a_batch_is_decided_item_by_item(admission_queue: AdmissionQueue, session: SessionOpened) -> None:
-    worker = Worker(admission_queue)
-    stranger = admit_request(session, "r3", token=SessionToken.mint().text)
-    asks = [
-        admit_request(session, "r1"),
-        admit_request(session, "r1"),
-        stranger,
-        admit_request(session, "r2", target="b"),
-    ]
-    await worker.admit(*asks)
-    assert [worker.answer_to(ask) for ask in asks] == ["granted", "held", "unauthorized", "granted"]
 
 
 async def test_held_duplicates_are_answered_when_the_holder_settles(
@@ -216,19 +202,6 @@ async def test_a_repeated_admit_takes_the_place_of_its_waiter(
     assert before.answer_to(second) == "granted"
 
 
-async def test_a_repeated_admit_of_a_granted_attempt_is_granted_again(
-    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
-) -> None:
-    worker = Worker(admission_queue)
-    ask = admit_request(session, "r1")
-    await worker.admit(ask)
-    first = worker.admissions[ask.attempt_id]
-    await worker.admit(ask)
-    assert worker.order == [ask.attempt_id] * 2
-    assert worker.admissions[ask.attempt_id] == first
-    assert (await ledger_driver.info(session)).call_count == 1
-
-
 async def test_what_waits_is_refused_when_its_deadline_passes(
     admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
 ) -> None:
@@ -328,19 +301,6 @@ async def test_a_defect_at_one_admit_is_no_answer_to_its_neighbours(
     assert "A defect" in caplog.text
 
 
-async def test_after_a_gap_of_this_services_own_a_targets_limit_still_holds(
-    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
-) -> None:
-    await ledger_driver.register("a", limit=1)
-    worker = Worker(admission_queue)
-    await worker.admit(admit_request(session, "r1"))
-    await ledger_driver.expire_lease("w1")  # nobody was there to hear it renew
-    ledger_driver.ledger.lease_expiry.suspended_until = await ledger_driver.ledger.now() + 15_000
-    second = admit_request(session, "r2")
-    await worker.admit(second)
-    assert worker.answer_to(second) == "held"
-
-
 async def test_a_deadline_that_nobody_named_begins_when_the_call_is_first_heard(
     admission_queue: AdmissionQueue, ledger_driver: LedgerDriver
 ) -> None:
@@ -358,19 +318,6 @@ async def test_a_deadline_that_nobody_named_begins_when_the_call_is_first_heard(
     await admission_queue.retry_waiting()
     assert worker.answer_to(waiting) == "granted"
     assert before + 100_000 <= worker.admissions[waiting.attempt_id].deadline <= after + 100_000
-
-
-async def test_a_deadline_that_is_named_stays_as_it_is_named(
-    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
-) -> None:
-    await ledger_driver.register("a", limit=1)
-    worker = Worker(admission_queue)
-    named = await ledger_driver.ledger.now() + 12_345
-    running, waiting = admit_request(session, "r1"), admit_request(session, "r2", deadline=named)
-    await worker.admit(running, waiting)
-    await ledger_driver.settle(session, running)
-    await admission_queue.retry_waiting()
-    assert worker.admissions[waiting.attempt_id].deadline == named
 
 
 async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(

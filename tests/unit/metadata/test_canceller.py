@@ -11,7 +11,7 @@ from quintain.bus.base import Delivery
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, AdmitBatch, CallKey, CancelBroadcast, Heartbeat, LeaseRenewed
 from quintain.contracts.session import SessionOpened
-from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Unauthorized
+from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable
 from quintain.topology import CANCEL, Exchange, cancel_topology
 from quintain_metadata import calls, handlers, leases, sessions
 from quintain_metadata.admission import AdmissionQueue
@@ -76,16 +76,6 @@ async def test_a_cancellation_that_no_worker_hears_is_no_error_and_comes_with_th
         lambda moment: leases.renew_lease(moment.now, beat)
     )
     assert renewed.taken_back == [CallKey(session_id=session.session_id, request_id="r1")]
-
-
-async def test_a_closed_session_cancels_nothing_and_a_paused_one_does(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    await metadata.ledger_driver.amend_session(session, state="paused")
-    assert await cancel(metadata, session, "r1") == 1
-    await metadata.ledger_driver.amend_session(session, state="closed")
-    with pytest.raises(Unauthorized):
-        await cancel(metadata, session, "r2")
 
 
 async def test_ten_thousand_calls_are_cancelled_at_once_and_no_more(

@@ -46,7 +46,6 @@ from quintain_metadata.dead_letters import poison_handler
 from quintain_metadata.sqlite import SqliteLedger
 from support.ledger_driver import admit_request
 from support.metadata_service import (
-    ADMIN_TOKEN,
     RunningMetadataService,
     encode_body,
     next_delivery,
@@ -266,15 +265,6 @@ async def test_what_nobody_can_answer_is_kept_with_its_reason_and_without_its_se
     assert secret not in str(dict(kept.headers))
     assert kept.routing_key == "a"
     assert (await metadata.ledger_driver.info(session)).call_count == 0
-
-
-@pytest.mark.parametrize("offered", [ADMIN_TOKEN, "sk-a-key-of-somebodys", "qtn_ses_short_secret", 7])
-async def test_what_is_offered_in_place_of_a_token_is_not_kept(
-    metadata: RunningMetadataService, offered: object
-) -> None:
-    poison = await metadata.consume_queue(POISON_QUEUE)
-    await metadata.publish(DEAD, "a", BODY, headers={TOKEN_HEADER: offered})
-    assert (await next_delivery(poison)).headers[TOKEN_HEADER] == "…"
 
 
 async def test_every_dead_letter_is_acknowledged() -> None:

@@ -19,52 +19,11 @@ from quintain_metadata.lifecycle import (
     transition,
 )
 
-#: The table, row by row: from, event, to, used.
-TABLE = [
-    (CallState.NONE, LifecycleEvent.RESERVED, CallState.RESERVED, +1),
-    (CallState.NONE, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
-    (CallState.RELEASED, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
-    (CallState.REFUNDED, LifecycleEvent.ADMITTED, CallState.RUNNING, +1),
-    (CallState.RESERVED, LifecycleEvent.ADMITTED, CallState.RUNNING, 0),
-    (CallState.RESERVED, LifecycleEvent.RELEASED, CallState.RELEASED, -1),
-    (CallState.RUNNING, LifecycleEvent.ADMITTED_AGAIN, CallState.RUNNING, 0),
-    (CallState.RUNNING, LifecycleEvent.JOINED, CallState.RUNNING, 0),
-    (CallState.RUNNING, LifecycleEvent.TAKEN_OVER, CallState.RUNNING, 0),
-    (CallState.RUNNING, LifecycleEvent.LOST, CallState.IN_DOUBT, 0),
-    (CallState.RUNNING, LifecycleEvent.REFUNDED, CallState.REFUNDED, -1),
-    (CallState.RUNNING, LifecycleEvent.REFUNDED_UNPROVEN, CallState.IN_DOUBT, 0),
-    (CallState.RUNNING, LifecycleEvent.ANSWERED, CallState.COMMITTED, 0),
-    (CallState.IN_DOUBT, LifecycleEvent.ANSWERED, CallState.COMMITTED, 0),
-    (CallState.RUNNING, LifecycleEvent.CHARGED, CallState.COMMITTED, 0),
-    (CallState.COMMITTED, LifecycleEvent.ADMITTED, CallState.COMMITTED, 0),
-    (CallState.IN_DOUBT, LifecycleEvent.ADMITTED, CallState.IN_DOUBT, 0),
-    (CallState.NONE, LifecycleEvent.CANCELLED, CallState.RELEASED, 0),
-    (CallState.RESERVED, LifecycleEvent.CANCELLED, CallState.RELEASED, -1),
-    (CallState.RELEASED, LifecycleEvent.CANCELLED, CallState.RELEASED, 0),
-    (CallState.REFUNDED, LifecycleEvent.CANCELLED, CallState.REFUNDED, 0),
-    (CallState.RUNNING, LifecycleEvent.CANCELLED, CallState.RUNNING, 0),
-    (CallState.RELEASED, LifecycleEvent.ADMITTED_TOO_LATE, CallState.RELEASED, 0),
-    (CallState.REFUNDED, LifecycleEvent.ADMITTED_TOO_LATE, CallState.REFUNDED, 0),
-    (CallState.COMMITTED, LifecycleEvent.ADMITTED_TOO_LATE, CallState.COMMITTED, 0),
-    (CallState.IN_DOUBT, LifecycleEvent.ADMITTED_TOO_LATE, CallState.IN_DOUBT, 0),
-]
-
-
-@pytest.mark.parametrize(("state", "event", "to", "used"), TABLE)
-def test_the_table_is_the_designs(state: CallState, event: LifecycleEvent, to: CallState, used: int) -> None:
-    change = transition(state, event)
-    assert (change.to, change.used) == (to, used)
-
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(CallState, LifecycleEvent)))
 def test_used_changes_exactly_when_a_call_begins_or_ceases_to_count(state: CallState, event: LifecycleEvent) -> None:
     change = transition(state, event)
     assert change.used == (change.to in COUNTED_STATES) - (state in COUNTED_STATES)
-
-
-@pytest.mark.parametrize("event", list(LifecycleEvent))
-def test_what_is_committed_stays_committed(event: LifecycleEvent) -> None:
-    assert transition(CallState.COMMITTED, event).to is CallState.COMMITTED
 
 
 @pytest.mark.parametrize(
@@ -129,11 +88,6 @@ def test_no_attempt_begins_once_a_call_was_cancelled(state: CallState) -> None:
         state, current=False, attempts_left=True, holder_alive=False, past_deadline=False, cancelled=True
     )
     assert transition(state, event).attempts == 0
-
-
-@pytest.mark.parametrize("state", list(CallState))
-def test_a_cancel_in_vain_changes_nothing(state: CallState) -> None:
-    assert transition(state, LifecycleEvent.CANCELLED_IN_VAIN) == Transition(state, effect=TransitionEffect.NOTED)
 
 
 def test_a_cancel_is_in_vain_where_others_wait_or_it_was_done_before() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import SessionOpened
-from quintain.errors import BadRequest, BudgetExhausted, Fault, ForbiddenTarget, Overloaded, Unauthorized
+from quintain.errors import BadRequest, Fault, Overloaded, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.handlers import MetadataRequestHandler
@@ -172,22 +172,6 @@ async def test_the_token_is_shown_once_and_never_again(metadata: RunningMetadata
     assert shown["label"] == "mine"
 
 
-async def test_a_session_opens_children_that_narrow_it_and_nothing_more(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    parent = await metadata.ledger_driver.open_session(max_calls=5, allowed_targets=["a"], expires_in_seconds=100)
-    child = await metadata.call_operation("open", parent.token, {"defaultTarget": "a"})
-    assert child["parentId"] == parent.session_id
-    info = await metadata.call_operation("info", str(child["token"]))
-    assert (info["maxCalls"], info["availableTargets"]) == (5, ["a"])
-    with pytest.raises(BadRequest, match="maxCalls: a child may only narrow"):
-        await metadata.call_operation("open", parent.token, {"defaultTarget": "a", "maxCalls": 6})
-    with pytest.raises(ForbiddenTarget):
-        await metadata.call_operation("open", parent.token, {"defaultTarget": "b"})
-    with pytest.raises(ForbiddenTarget):
-        await metadata.call_operation("open", parent.token, {"defaultTarget": "a", "allowedTargets": ["a", "b"]})
-
-
 async def test_a_closed_session_opens_nothing_nor_do_its_children_and_its_reservations_end(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
@@ -246,22 +230,6 @@ async def test_a_paused_session_reserves_nothing_until_it_is_open_again(
     assert (await metadata.call_operation("info", session.token))["state"] == "paused"
     await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "open"})
     assert await metadata.call_operation("reserve", session.token, ask) == {"granted": 1}
-
-
-async def test_a_reservation_is_all_or_nothing_and_is_released_once(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    async def reserve(*ids: str) -> dict[str, object]:
-        return await metadata.call_operation("reserve", session.token, {"requestIds": list(ids), "deadline": 10**14})
-
-    assert await reserve("r1", "r2", "r1") == {"granted": 2}
-    assert await reserve("r2", "r3") == {"granted": 1}
-    with pytest.raises(BudgetExhausted, match=r"\(current: 3, batch: 3, limit: 5\)"):
-        await reserve("r4", "r5", "r6")
-    for released in (2, 0):
-        answer = await metadata.call_operation("release", session.token, {"requestIds": ["r1", "r2", "nobody's"]})
-        assert answer == {"released": released}
-    assert (await metadata.call_operation("info", session.token))["callCount"] == 1
 
 
 @pytest.mark.parametrize(
@@ -335,13 +303,6 @@ async def test_a_fault_is_typed_whatever_happens(metadata: RunningMetadataServic
     with pytest.raises(Fault) as fault:
         await metadata.call_operation("info", session.token)
     assert (fault.value.code, fault.value.retryable) == ("budget_unavailable", True)
-
-
-async def test_what_went_to_which_target_is_told_to_whoever_asks_for_it(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    assert "perTarget" not in await metadata.call_operation("info", session.token, {})
-    assert (await metadata.call_operation("info", session.token, {"perTarget": True}))["perTarget"] == {}
 
 
 async def test_info_waits_for_the_calls_that_its_asker_was_answered(

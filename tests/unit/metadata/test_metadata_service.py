@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import zlib
 from collections.abc import AsyncIterator
 
@@ -192,17 +191,6 @@ async def test_a_settle_waits_for_a_ledger_that_is_out_of_reach(
     await wait_for_counters(metadata, session, committed=1, running=0)
 
 
-async def test_the_same_settle_twice_counts_once(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
-) -> None:
-    ask = admit_request(session, "r1")
-    await worker.admit_granted(ask)
-    for _ in range(2):
-        await worker.settle(settle_request(session, ask))
-    await worker.admit_granted(admit_request(session, "r2"))
-    await wait_for_counters(metadata, session, committed=1, running=1, call_count=2)
-
-
 async def test_a_renewal_names_the_services_own_queue_of_admits_until_it_stops(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
@@ -287,29 +275,3 @@ async def test_a_held_admit_hears_at_once_that_its_call_is_cancelled(
     (told,) = (await worker.next_reply()).items
     assert told.fault is not None
     assert (told.fault.code, told.fault.charged) == ("cancelled", False)
-
-
-async def test_an_outage_is_said_once_when_it_begins_and_once_when_it_is_over(
-    metadata: RunningMetadataService,
-    session: SessionOpened,
-    worker: Worker,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.WARNING)
-    ask = admit_request(session, "r1")
-    await worker.admit_granted(ask)
-    with monkeypatch.context() as away:
-        away.setattr(metadata.ledger_driver.ledger, "_closed", True)
-        await worker.settle(settle_request(session, ask))
-        await worker.admit(admit_request(session, "r2"))
-        await asyncio.sleep(0.1)  # several sweeps
-    async with asyncio.timeout(5):
-        while "The ledger answers again" not in caplog.text:
-            await asyncio.sleep(0.01)
-    await wait_for_counters(metadata, session, committed=1)
-    said = [record.message for record in caplog.records if "ledger" in record.message.lower()]
-    assert said == [
-        "The ledger is out of reach; requests wait for it: The ledger is closed",
-        "The ledger answers again",
-    ]

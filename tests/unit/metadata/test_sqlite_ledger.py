@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 from quintain.contracts.ledger import AttemptOutcome
-from quintain.errors import BadRequest, BudgetExhausted, BudgetUnavailable, ConfigError
+from quintain.errors import BudgetExhausted, BudgetUnavailable, ConfigError
 from quintain_metadata.opening import open_snapshot
 from quintain_metadata.schema import SCHEMA_VERSION
 from quintain_metadata.sqlite import SqliteLedger
@@ -198,23 +198,6 @@ async def test_a_place_where_no_file_can_be_is_said(tmp_path: Path) -> None:
 async def test_the_file_and_its_folder_are_the_users_own(ledger: SqliteLedger, path: str) -> None:
     assert Path(path).parent.stat().st_mode & 0o777 == 0o700
     assert {each.stat().st_mode & 0o777 for each in Path(path).parent.iterdir()} == {0o600}
-
-
-async def test_a_failing_operation_is_undone_and_harms_no_other_of_its_group(ledger: SqliteLedger) -> None:
-    outcomes = await asyncio.gather(
-        ledger.transact(insert_labelled("before")),
-        ledger.transact(insert_and_raise(BadRequest("no"))),
-        ledger.transact(insert_and_raise(ZeroDivisionError("a defect"))),
-        ledger.transact(insert_labelled("between")),
-        ledger.transact(lambda _: execute("INSERT INTO session (id) VALUES (NULL)")),
-        ledger.transact(lambda _: execute("SELECT ?", 10**30)),
-        ledger.transact(insert_labelled("after")),
-        return_exceptions=True,
-    )
-    kinds = [type(outcome) for outcome in outcomes]
-    nothing = type(None)
-    assert kinds == [nothing, BadRequest, ZeroDivisionError, nothing, AssertionError, OverflowError, nothing]
-    assert await names(ledger) == ["after", "before", "between"]
 
 
 async def test_operations_are_run_in_the_order_they_were_asked(ledger: SqliteLedger) -> None:
