@@ -200,6 +200,22 @@ def read_workers(moment: Moment, rows: Rows, incarnations: Iterable[str | None])
         rows.workers[incarnation] = WorkerRow(lease_until > moment.lease_cutoff, lost_calls)
 
 
+def read_capacities(moment: Moment, names: Iterable[str]) -> SqlProgram[dict[str, int]]:
+    """Return how many more calls of these targets may run now: none while one is paused; without those not registered.
+
+    The calls of workers whose leases have lapsed are not counted.
+    """
+    rows = yield Lookup(
+        "SELECT name, CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
+        " FROM running_calls JOIN worker USING (incarnation)"
+        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END"
+        " FROM wanted JOIN target ON target.name = wanted.key1",
+        list(zip(sorted(names), strict=True)),
+        (moment.now, moment.lease_cutoff),
+    )
+    return {row[0]: max(0, int(row[1])) for row in rows}
+
+
 def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
     """Return a call, or None where the ledger has no row of it."""
     rows = yield Lookup(_CALLS_SQL, [(session_id, request_id)])

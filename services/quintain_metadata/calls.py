@@ -17,8 +17,17 @@ from typing import Any, TypeAlias
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import BudgetExhausted, BudgetUnavailable, Fault
 from quintain.runtime.concurrency import BatchSender
-from quintain_metadata import decisions, leases, replies, targets
-from quintain_metadata.call_rows import CallKey, CallRow, Rows, lock_calls, read_attempts, read_calls, read_workers
+from quintain_metadata import decisions, leases, replies
+from quintain_metadata.call_rows import (
+    CallKey,
+    CallRow,
+    Rows,
+    lock_calls,
+    read_attempts,
+    read_calls,
+    read_capacities,
+    read_workers,
+)
 from quintain_metadata.changes import Changes
 from quintain_metadata.decisions import AdmitOperation, Replay
 from quintain_metadata.lifecycle import MAX_DEADLINE_AHEAD_MS, CallState, TransitionEffect
@@ -141,7 +150,7 @@ def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgra
         yield from read_attempts(rows, several)
     if wanted_targets:
         yield from read_workers(moment, rows, incarnations)
-        rows.capacities = yield from targets.free_capacities(moment, wanted_targets)
+        rows.capacities = yield from read_capacities(moment, wanted_targets)
     return rows
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
 import logging
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -239,7 +239,7 @@ class SqliteLedger:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             moment = self.lease_expiry.moment(int(time.time() * 1000))
-            outcomes = [self._run_operation(each.operation, moment, is_alone=len(group) == 1) for each in group]
+            outcomes = list(map(partial(self._run_operation, moment=moment, is_alone=len(group) == 1), group))
             self._connection.execute("COMMIT")
         except apsw.Error as error:
             # Nothing of the group was committed. Each operation gets its own exception, because raising one changes it.
@@ -256,7 +256,7 @@ class SqliteLedger:
             # The thread must go on, to report this to later callers.
             log.error("The ledger cannot be rolled back: %s", error)
 
-    def _run_operation(self, operation: Operation[Any], moment: Moment, *, is_alone: bool) -> _Outcome:
+    def _run_operation(self, submitted: _Submitted, moment: Moment, *, is_alone: bool) -> _Outcome:
         """Run one operation; an exception rolls it back, and no other of its group.
 
         One that is alone in its transaction needs no savepoint, for which SQLite would copy each page that it changes.
@@ -264,7 +264,7 @@ class SqliteLedger:
         if not is_alone:
             self._cursor.execute("SAVEPOINT operation")
         try:
-            outcome = _Outcome(self._run_program(operation(moment)))
+            outcome = _Outcome(self._run_program(submitted.operation(moment)))
         except apsw.ConstraintError as broken:
             outcome = _Outcome(error=AssertionError(f"an operation broke the ledger's invariant: {broken}"))
         except apsw.Error:
@@ -301,7 +301,7 @@ class SqliteLedger:
             return stop.value
 
 
-@functools.lru_cache(maxsize=STATEMENTS)
+@lru_cache(maxsize=STATEMENTS)
 def lookup_sql(sql: str, count: int, width: int) -> str:
     """Return the SQL of a `Lookup` of so many keys with so many columns each."""
     columns = ", ".join(f"key{number}" for number in range(1, width + 1))

@@ -12,7 +12,7 @@ from quintain.contracts.ledger import DrainState, Register
 from quintain.contracts.session import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
 from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
-from quintain_metadata.store import Lookup, Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.store import Lookup, SqlProgram, execute, fetch_one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,22 +85,6 @@ def _workers_by_fingerprint(served: Iterable[WorkerFingerprint]) -> dict[str, li
         if one.fingerprint is not None:
             workers.setdefault(one.fingerprint, []).append(one.worker_id)
     return {fingerprint: sorted(ids) for fingerprint, ids in workers.items()}
-
-
-def free_capacities(moment: Moment, names: Iterable[str]) -> SqlProgram[dict[str, int]]:
-    """Return how many more calls of these targets may run now: none while one is paused; without those not registered.
-
-    The calls of workers whose leases have lapsed are not counted.
-    """
-    rows = yield Lookup(
-        "SELECT name, CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
-        " FROM running_calls JOIN worker USING (incarnation)"
-        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END"
-        " FROM wanted JOIN target ON target.name = wanted.key1",
-        list(zip(sorted(names), strict=True)),
-        (moment.now, moment.lease_cutoff),
-    )
-    return {row[0]: max(0, int(row[1])) for row in rows}
 
 
 def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionState
-from quintain_metadata import targets
-from quintain_metadata.call_rows import CallKey
+from quintain_metadata.call_rows import CallKey, read_capacities
 from quintain_metadata.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
 from quintain_metadata.store import AdvisoryLock, Lookup, Moment, SqlProgram
 
@@ -103,7 +102,7 @@ def read_capacity(
 
     ``attempts`` are those that wait, in their order, with their calls; as many as have room are looked up.
     """
-    capacity = (yield from targets.free_capacities(moment, [target])).get(target)
+    capacity = (yield from read_capacities(moment, [target])).get(target)
     first_ids = list(attempts)[:capacity]
     rows = yield Lookup(
         "SELECT id FROM wanted JOIN attempt ON attempt.id = wanted.key1",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.ledger import AttemptOutcome
+from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import BudgetExhausted, Unauthorized
+from quintain_metadata import replies
+from quintain_metadata.call_rows import CallRow
 from quintain_metadata.calls import CallOperations
 from quintain_metadata.decisions import DeferReason, Deferred
-from quintain_metadata.store import Moment, Operation, SqlProgram, execute
+from quintain_metadata.store import Moment, Operation, SqlProgram, SqlValue, execute
 from support.ledger_operations import (
     admit_operation,
     assert_ledger_consistent,
@@ -98,6 +102,45 @@ async def test_each_call_of_a_batch_has_its_own_number_in_its_session(ledger_dri
         # The first batch of the child is paid for by what it reserved, the second is not.
         assert (await ledger_driver.info(parent)).call_count == (batch + 1) * CALLS
     await assert_ledger_consistent(ledger_driver.ledger)
+
+
+async def test_operations_of_one_call_in_a_batch_follow_each_other(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await ledger_driver.open_session(max_calls=CALLS)
+    operations = [
+        one_admit(session, "r1", "one"),
+        one_settle(session, "r1", "one", AttemptOutcome.REFUND),
+        one_admit(session, "r1", "two"),
+        one_settle(session, "r1", "two", AttemptOutcome.RESULT),
+        one_admit(session, "r1", "three"),
+    ]
+    outcomes = await CallOperations(ledger_driver.ledger).run(operations)
+    assert [is_granted(outcome) for outcome in outcomes[::2]] == [True, True, False]
+    assert outcomes[4].is_replay
+    info = await ledger_driver.info(session)
+    assert (info.call_count, info.committed) == (1, 1)
+    await assert_ledger_consistent(ledger_driver.ledger)
+
+
+async def test_a_defect_of_one_settle_undoes_no_other_of_its_batch(
+    ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, ledger = await ledger_driver.open_session(max_calls=CALLS), ledger_driver.ledger
+    for name in ("r1", "r2", "r3"):
+        await ledger_driver.admit_granted(session, name, attempt=name)
+    real = replies.reply_parameters
+
+    def broken(moment: Moment, call: CallRow, settlement: Settle) -> tuple[SqlValue, ...] | None:
+        if settlement.request_id == "r2":
+            raise RuntimeError("a defect")
+        return real(moment, call, settlement)
+
+    monkeypatch.setattr(replies, "reply_parameters", broken)
+    settles = [one_settle(session, name, name, AttemptOutcome.RESULT) for name in ("r1", "r2", "r3")]
+    outcomes = await CallOperations(ledger).run(settles)
+    assert [isinstance(outcome, RuntimeError) for outcome in outcomes] == [False, True, False]
+    info = await ledger_driver.info(session)
+    assert (info.committed, info.running) == (2, 1)
+    await assert_ledger_consistent(ledger)
 
 
 async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(

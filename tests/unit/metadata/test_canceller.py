@@ -9,7 +9,7 @@ import pytest
 
 from quintain.bus.base import Delivery
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.ledger import Admission, AdmitBatch, CallKey, CancelBroadcast, Heartbeat, LeaseRenewed
+from quintain.contracts.ledger import CallKey, CancelBroadcast, Heartbeat, LeaseRenewed
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable
 from quintain.topology import CANCEL, Exchange, cancel_topology
@@ -117,30 +117,6 @@ async def test_what_was_recorded_stands_where_the_broker_takes_nothing(
     await ledger_driver.admit(admit_request(session, "r1"))
     assert await cancel_and_count(ledger_driver, AdmissionQueue(ledger_driver.ledger), session, "r1") == 1
     assert "with their next heartbeats: quintain.cancel is out of reach" in caplog.text
-
-
-async def test_an_admit_that_waits_is_answered_at_once_when_its_call_is_cancelled(ledger_driver: LedgerDriver) -> None:
-    session, desk = await ledger_driver.open_session(), AdmissionQueue(ledger_driver.ledger)
-    told: list[Admission] = []
-
-    async def reply(items: list[Admission], held: list[str]) -> None:
-        told.extend(items)
-
-    running, waiting, other = (admit_request(session, name) for name in ("r1", "r2", "r3"))
-    await desk.admit(AdmitBatch(incarnation="w1", items=[running, waiting, other]), reply)
-    assert [one.attempt_id for one in told] == [running.attempt_id]
-    assert await cancel_and_count(ledger_driver, desk, session, "r2") == 1
-    refusal = told[-1].fault
-    assert told[-1].attempt_id == waiting.attempt_id
-    assert refusal is not None
-    assert (refusal.code, refusal.charged) == ("cancelled", False)
-    # The other one still waits, and for its own reason.
-    await desk.retry_waiting()
-    assert len(told) == 2
-    await ledger_driver.settle(session, running)
-    await desk.retry_waiting()
-    assert told[-1].attempt_id == other.attempt_id
-    assert told[-1].fault is None
 
 
 async def test_pages_that_were_recorded_before_the_ledger_went_away_stand(

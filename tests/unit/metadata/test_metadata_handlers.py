@@ -10,7 +10,7 @@ import pytest
 
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import SessionOpened
-from quintain.errors import BadRequest, Fault, Overloaded, Unauthorized
+from quintain.errors import BadRequest, Fault, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.handlers import MetadataRequestHandler
@@ -172,24 +172,6 @@ async def test_the_token_is_shown_once_and_never_again(metadata: RunningMetadata
     assert shown["label"] == "mine"
 
 
-async def test_a_closed_session_opens_nothing_nor_do_its_children_and_its_reservations_end(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    child = await metadata.ledger_driver.open_session(parent=session, max_calls=2)
-    await metadata.ledger_driver.reserve(session, "r1")
-    await metadata.ledger_driver.reserve(child, "r1", "r2")
-    assert (await metadata.ledger_driver.info(session)).reserved == 3
-    closed = await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "closed"})
-    assert (closed["state"], closed["callCount"], closed["reserved"]) == ("closed", 0, 0)
-    assert (await metadata.ledger_driver.info(child)).call_count == 0
-    for token in (session.token, child.token):
-        for operation in ("info", "open", "reserve"):
-            with pytest.raises(Unauthorized, match="^Unauthorized$"):
-                await metadata.call_operation(operation, token, operation_body(operation, session))
-    reopened = await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "open"})
-    assert reopened["state"] == "closed"
-
-
 async def test_a_closed_sessions_call_whose_worker_is_gone_is_in_doubt_and_another_runs_on(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
@@ -217,19 +199,6 @@ async def test_a_session_may_close_itself_and_its_children_and_nobody_else(
         with pytest.raises(Unauthorized):
             await metadata.call_operation("info", token)
     assert (await metadata.call_operation("info", session.token))["state"] == "open"
-
-
-async def test_a_paused_session_reserves_nothing_until_it_is_open_again(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    ask = operation_body("reserve", session)
-    await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "paused"})
-    with pytest.raises(Overloaded, match="paused") as refusal:
-        await metadata.call_operation("reserve", session.token, ask)
-    assert refusal.value.retryable
-    assert (await metadata.call_operation("info", session.token))["state"] == "paused"
-    await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": session.session_id, "state": "open"})
-    assert await metadata.call_operation("reserve", session.token, ask) == {"granted": 1}
 
 
 @pytest.mark.parametrize(

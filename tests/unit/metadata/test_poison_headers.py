@@ -14,7 +14,6 @@ from quintain.dlq import (
     EXCHANGE_HEADER,
     POISON_ID_HEADER,
     REASON_HEADER,
-    PoisonQueue,
 )
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
 from support.metadata_service import next_delivery, run_metadata_service
@@ -47,15 +46,6 @@ async def test_a_proof_is_not_kept() -> None:
     kept = await poison_of(**{TOKEN_HEADER: token.id, PROOF_HEADER: "0" * 64})
     assert kept.headers[TOKEN_HEADER] == token.id
     assert PROOF_HEADER not in kept.headers
-
-
-async def test_two_messages_have_two_ids() -> None:
-    async with run_metadata_service() as alone:
-        for _ in range(2):
-            await alone.publish(DEAD, "a", {"question": "the same"})
-        while len(listed := await PoisonQueue(alone.bus).list()) < 2:
-            pass
-    assert len({one.id for one in listed}) == 2
 
 
 async def test_a_sender_cannot_write_how_its_message_is_kept() -> None:

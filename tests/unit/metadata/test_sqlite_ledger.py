@@ -55,16 +55,6 @@ def insert_labelled(name: str) -> Callable[[Moment], SqlProgram[None]]:
     return steps
 
 
-def insert_and_raise(error: Exception) -> Callable[[Moment], SqlProgram[None]]:
-    """Write a row, then break."""
-
-    def steps(moment: Moment) -> SqlProgram[None]:
-        yield from insert_labelled("broken")(moment)
-        raise error
-
-    return steps
-
-
 async def names(ledger: SqliteLedger) -> list[str]:
     rows = await ledger.transact(lambda _: execute("SELECT incarnation FROM worker ORDER BY incarnation"))
     return [row[0] for row in rows]
