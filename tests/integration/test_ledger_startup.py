@@ -51,12 +51,3 @@ def test_a_service_that_waits_for_its_ledger_stops_when_told(shell: CommandLine)
     ended = metadata.stop()
     assert ended.code == 0
     assert "se-cret" not in ended.stderr
-
-
-def test_a_login_that_is_refused_ends_the_start_at_once(shell: CommandLine, fresh_postgres_url: str) -> None:
-    address = urlsplit(fresh_postgres_url)
-    wrong = address._replace(netloc=f"{address.username}:se-cret@{address.hostname}:{address.port}").geturl()
-    ended = shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": wrong})
-    assert "refuses the login" in ended.stderr
-    assert "waiting" not in ended.stderr
-    assert "se-cret" not in ended.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -13,29 +15,25 @@ from quintain.errors import FAULTS, Fault
 #: Of a charge: no ledger decided it.
 UNKNOWN = "unknown"
 
-#: docs/protocol.md: code, status, retryable, charged. None: as the ledger says, or where uncharged.
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+
+#: What the words of the table's columns say of a fault that says no more. None: as the ledger says, or where uncharged.
+RETRYABLE = {"no": False, "yes": True, "if uncharged": None}
+CHARGED = {
+    "no": False,
+    "yes": True,
+    "unknown": UNKNOWN,
+    "unknown; no if the session is paused or a host had no slot": False,
+    "as the ledger says": None,
+    "as the ledger says, else unknown": None,
+}
+
+#: The rows of the page: code, status, retryable, charged.
 PROTOCOL: list[tuple[str, int, bool | None, bool | str | None]] = [
-    ("bad_request", 400, False, False),
-    ("unsupported_parameter", 400, False, False),
-    ("unknown_target", 400, False, False),
-    ("unauthorized", 401, False, False),
-    ("forbidden_target", 403, False, False),
-    ("request_conflict", 409, False, False),
-    ("reply_expired", 410, False, True),
-    ("payload_too_large", 413, False, False),
-    ("rejected", 422, False, True),
-    ("budget_exhausted", 429, False, False),
-    ("overloaded", 503, True, False),
-    ("budget_unavailable", 503, True, UNKNOWN),
-    ("cancelled", 499, False, None),
-    ("expired", 504, False, None),
-    ("timeout", 504, False, True),
-    ("target_unavailable", 502, False, False),
-    ("throttled", 503, True, False),
-    ("provider_error", 502, None, None),
-    ("reply_too_large", 502, False, True),
-    ("worker_lost", 502, False, True),
-    ("internal", 500, None, None),
+    (code, int(status), RETRYABLE[retryable], CHARGED[charged])
+    for code, status, retryable, charged in re.findall(
+        r"^\| `(\w+)` \| (\d{3}) \| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE
+    )
 ]
 
 AS_THE_LEDGER_SAYS = [code for code, _, _, charged in PROTOCOL if charged is None]
