@@ -69,12 +69,13 @@ class BatchSender(Generic[Key, Item]):
         """Take no more items, and wait up to ``timeout_seconds`` until those that wait are sent; cancel it then."""
         self._is_closed = True
         try:
-            async with asyncio.timeout(timeout_seconds):
-                while self._lines:
-                    await (asyncio.wait(self._sending) if self._sending else asyncio.sleep(0))
-        except TimeoutError:
-            self._lines.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    while self._lines:
+                        await (asyncio.wait(self._sending) if self._sending else asyncio.sleep(0))
         finally:
+            for line in self._lines.values():
+                line.waiting.clear()
             for task in self._sending:
                 task.cancel()
             await asyncio.gather(*self._sending, return_exceptions=True)

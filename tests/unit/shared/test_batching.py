@@ -168,3 +168,26 @@ async def test_a_batch_that_ends_leaves_no_task_behind(sender: SlowSender) -> No
         await batcher.add(str(number))
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
+
+
+async def test_a_close_sends_what_waits_and_takes_no_more(sender: SlowSender) -> None:
+    keyed = BatchSender[None, str](lambda _, items: sender.send(items))
+    keyed.add(None, "a")
+    await sender.begun.get()
+    keyed.add(None, "b")
+    closing = asyncio.get_running_loop().create_task(keyed.close(10))
+    await asyncio.sleep(0)
+    keyed.add(None, "c")
+    sender.go_on.set()
+    await closing
+    assert sender.batches == [["a"], ["b"]]
+
+
+async def test_a_close_gives_up_after_its_time_and_begins_nothing_more(sender: SlowSender) -> None:
+    before, keyed = asyncio.all_tasks(), BatchSender[None, str](lambda _, items: sender.send(items))
+    keyed.add(None, "a")
+    await sender.begun.get()
+    keyed.add(None, "b")
+    await keyed.close(0.01)
+    await asyncio.sleep(0.01)
+    assert (sender.batches, asyncio.all_tasks()) == ([["a"]], before)
