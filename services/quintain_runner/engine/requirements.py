@@ -223,13 +223,7 @@ class EstimateInput:
 
 
 def estimate_run(inputs: EstimateInput) -> RunEstimate:
-    """Estimate the calls, tokens and cost of a run.
-
-    Example::
-
-        estimate = estimate_run(EstimateInput(spec=evaluation.spec, dataset=stats, targets=["gpt-4o"]))
-        print(estimate.calls.most, estimate.usd)
-    """
+    """Estimate the calls, tokens and cost of a run."""
     tokens = _estimate_tokens(inputs)
     trials = inputs.evaluation.trials_of(inputs.dataset.cases, targets=len(inputs.targets))
     known_prices = {

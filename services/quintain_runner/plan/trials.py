@@ -248,11 +248,6 @@ class CallsEstimate(Message):
     most: int
     typical: int | None = None
 
-    def without_answers(self) -> CallsEstimate:
-        """The calls of the graders alone."""
-        typical = None if self.typical is None else self.typical - self.answers
-        return CallsEstimate(answers=0, most=self.most - self.answers, typical=typical)
-
 
 def estimate_calls(evaluation: Evaluation, *, trials: int) -> CallsEstimate:
     """The calls of this many trials: the estimate that `quintain check` and `quintain run` show, and the default

@@ -339,7 +339,9 @@ def read_run(folder: Path) -> RunFile:
             f"{folder}: there is no {FILE_NAME} in it; name a folder that `quintain run` wrote, such as runs/eval"
         ) from None
     except (OSError, BadRequest) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); was it written by `quintain run`?") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({error}); name a folder that `quintain run` wrote, or a new one"
+        ) from None
     if run.schema_version != 1:
         raise ConfigError(f"{path}: its schemaVersion is {run.schema_version}, and this release reads 1")
     return run
