@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, in the files that a run leaves: nothing in it is alive there."""
+"""Text that somebody else wrote, in a terminal and in the files that a run leaves: nothing in it is alive there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
+from quintain_runner.untrusted import csv_cell, markdown_code_span, plain_line, plain_text, xml_text
 
 HOSTILE = [
     "[click](https://evil.example)",
@@ -92,3 +92,28 @@ def test_harmless_cells_stay_as_they_are() -> None:
         sheet = io.StringIO(newline="")
         csv.writer(sheet).writerow([csv_cell(text), "last"])
         assert list(csv.reader(io.StringIO(sheet.getvalue(), newline=""))) == [[text, "last"]]
+
+
+@pytest.mark.parametrize(
+    ("hostile", "safe"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x9b2Jgone", "gone"),
+        ("\x1bcreset", "reset"),
+        ("a\rb\nc\td\x00e", "a b c d e"),
+        ("abc\u202edcba", "abc dcba"),
+        ("plain text stays as it is: 東京 [bold]", "plain text stays as it is: 東京 [bold]"),
+    ],
+)
+def test_nothing_that_moves_the_terminal_is_left(hostile: str, safe: str) -> None:
+    assert plain_line(hostile) == safe
+
+
+def test_a_long_text_is_cut() -> None:
+    assert plain_line("x" * 1000) == "x" * 399 + "…"
+
+
+def test_markup_is_text() -> None:
+    assert plain_text("[bold]:smile:[/bold]").plain == "[bold]:smile:[/bold]"
