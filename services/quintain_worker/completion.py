@@ -7,6 +7,7 @@ is acknowledged only after its reply is confirmed or returned.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 import zlib
@@ -69,12 +70,16 @@ def compress_reply(wire: bytes) -> bytes:
 
 
 class _UnfinishedCall:
-    """A call on its way to its end; ``ended`` is done when it is there, with the time at which its reply began."""
+    """A call on its way to its end; ``ended`` is done when it is there, with the time at which its reply began.
 
-    __slots__ = ("ended", "on_settled", "reply", "replying_since", "settle")
+    What is logged of it is logged in ``context``, its handler's, which has the ids of the call.
+    """
+
+    __slots__ = ("context", "ended", "on_settled", "reply", "replying_since", "settle")
 
     def __init__(self, settle: bytes, reply: Reply | None, on_settled: OnSettled) -> None:
         self.settle, self.reply, self.on_settled, self.replying_since = settle, reply, on_settled, 0.0
+        self.context = contextvars.copy_context()
         self.ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def end(self, error: Exception | None = None) -> None:
@@ -152,11 +157,11 @@ class Completion:
     ) -> None:
         """Acknowledge a delivery after its reply was sent, or send that again where the broker was unavailable."""
         if isinstance(error, BrokerUnavailable):
-            log.warning("A reply could not be sent and will be repeated: %s", error.message)
+            call.context.run(log.warning, "A reply could not be sent and will be repeated: %s", error.message)
             self._after_pause(call, partial(self._add_reply, reply, grouped))
             return
         if isinstance(error, Unroutable | QueueFull):
-            log.info("A reply was dropped: the client's reply queue is gone or full")
+            call.context.run(log.info, "A reply was dropped: the client's reply queue is gone or full")
         elif error is not None:
             call.end(error)
             return
