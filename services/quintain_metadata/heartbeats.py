@@ -145,30 +145,26 @@ class HeartbeatConsumer:
 
     async def _renew_all(self, group: list[_Unprocessed]) -> None:
         heartbeats = [one.heartbeat for one in group if one.heartbeat is not None]
-        answers: Sequence[LeaseRenewed | Fault]
+        answers = list[LeaseRenewed | Fault]()
         try:
-            renewed = await self._ledger.transact(
-                lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms)
-            )
-            answers = [self._own_admits.tell(each) for each in renewed]
-        except BudgetUnavailable as unavailable:
-            self._guard.on_missed()
-            answers = [BudgetUnavailable(unavailable.message) for _ in heartbeats]
+            answers += await self._renew(heartbeats)
         except Exception:  # of one of them, and nothing says of which
-            answers = [await result_or_fault(self._renew_one(each), "renewing a lease") for each in heartbeats]
+            for each in heartbeats:
+                renewed = await result_or_fault(self._renew([each]), "renewing a lease")
+                answers += [renewed] if isinstance(renewed, Fault) else renewed
         for heartbeat in heartbeats:
             self._of_worker.pop(heartbeat.incarnation, None)
         await asyncio.gather(*(self._reply(one.delivery, answer) for one, answer in zip(group, answers, strict=True)))
 
-    async def _renew_one(self, heartbeat: Heartbeat) -> LeaseRenewed:
+    async def _renew(self, heartbeats: Sequence[Heartbeat]) -> Sequence[LeaseRenewed | Fault]:
         try:
             renewed = await self._ledger.transact(
-                lambda moment: leases.renew_lease(moment.now, heartbeat, self._timings.lease_ms)
+                lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms)
             )
-        except BudgetUnavailable:
+        except BudgetUnavailable as unavailable:
             self._guard.on_missed()
-            raise
-        return self._own_admits.tell(renewed)
+            return [unavailable] * len(heartbeats)
+        return [self._own_admits.tell(each) for each in renewed]
 
     async def _reply(self, delivery: Delivery, answer: Message | Fault) -> None:
         try:
