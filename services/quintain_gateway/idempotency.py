@@ -15,7 +15,7 @@ from starlette.requests import Request
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.clock import Clock
 from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
-from quintain.contracts.values import RequestId
+from quintain.contracts.values import RequestId, require_possible_deadline
 from quintain.errors import BadRequest, Expired
 from quintain.rpc.server import integer_header
 from quintain_gateway.endpoint import context_of
@@ -81,7 +81,7 @@ def read_deadline_seconds(request: Request, clock: Clock) -> float:
     """Return the seconds until the deadline that the client set, or the default if it set none.
 
     The header holds milliseconds since the epoch, and ``clock`` is the time of the metadata service. Raises
-    `BadRequest` if it is not a whole number, and `Expired` if the deadline has passed.
+    `BadRequest` if it is not a whole number or too far ahead, and `Expired` if the deadline has passed.
     """
     deadline = integer_header(request.headers, DEADLINE_HEADER)
     if deadline is None:
@@ -89,6 +89,7 @@ def read_deadline_seconds(request: Request, clock: Clock) -> float:
     remaining_seconds = clock.seconds_until(deadline)
     if remaining_seconds <= 0:
         raise Expired("The deadline had passed before the request arrived")
+    require_possible_deadline(remaining_seconds)
     return remaining_seconds
 
 

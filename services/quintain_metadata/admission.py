@@ -219,7 +219,7 @@ class AdmissionQueue:
         return all_decisions
 
     def _add_waiting(self, waiting: WaitingAdmit) -> list[Admission]:
-        if waiting.deferred.is_duplicate:
+        if waiting.joins_for_caller:
             count = self._waiting.count_duplicates(waiting.call_key, but=waiting.admit.attempt_id)
             if count >= MAX_HELD_DUPLICATES:
                 # The call itself runs: it is not decided yet whether it stays charged.
@@ -306,7 +306,8 @@ def _record_span(admit: Admit, decision: Admission, *, seconds: float) -> None:
     if traceparent is None:
         return
     fault_code = None if decision.fault is None else decision.fault.code
-    outcome = fault_code or ("replayed" if decision.is_replay else "granted" if decision.is_grant else "must_be_alone")
+    is_undecided = not (decision.is_replay or decision.is_grant)
+    outcome = fault_code or ("asked_again" if is_undecided else "replayed" if decision.is_replay else "granted")
     record_finished_span(
         ledger_admit_span(admit.request_id, outcome),
         duration_seconds=seconds,

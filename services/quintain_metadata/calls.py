@@ -30,7 +30,7 @@ from quintain_metadata.call_rows import (
 )
 from quintain_metadata.changes import Changes
 from quintain_metadata.decisions import AdmitOperation, Replay
-from quintain_metadata.lifecycle import MAX_DEADLINE_AHEAD_MS, CallState, TransitionEffect
+from quintain_metadata.lifecycle import CallState, TransitionEffect
 from quintain_metadata.session_rows import SessionRow
 from quintain_metadata.sessions import IS_NOT_COMMITTED
 from quintain_metadata.store import Ledger, Lookup, Moment, SqlProgram, execute
@@ -162,11 +162,11 @@ def reserve(moment: Moment, session: SessionRow, request_ids: Collection[str], d
     `BudgetExhausted`.
     """
     session.require_not_paused()
+    decisions.require_near_deadline(moment.now, deadline)
     keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
     rows = yield from lock_calls(keys, reservations=[session.id], is_each_locked=False)
     session, changes = rows.sessions[session.id], Changes(moment, rows)
-    deadline = min(max(0, deadline), moment.now + MAX_DEADLINE_AHEAD_MS)
-    created = sum(changes.reserve(key, deadline) for key in keys)
+    created = sum(changes.reserve(key, max(0, deadline)) for key in keys)
     try:
         changes.counters.charge(session, created)
     except BudgetExhausted:

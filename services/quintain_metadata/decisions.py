@@ -9,6 +9,7 @@ from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.contracts.values import require_possible_deadline
 from quintain.errors import (
     Cancelled,
     Expired,
@@ -24,7 +25,6 @@ from quintain_metadata.changes import Changes, with_loss
 from quintain_metadata.lifecycle import (
     LOSSES_BEFORE_ALONE,
     MAX_ATTEMPTS,
-    MAX_DEADLINE_AHEAD_MS,
     CallState,
     LifecycleEvent,
     Transition,
@@ -113,6 +113,7 @@ def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred |
         session = require_authorized_for(now, credential, session, target)
     try:
         _require_valid(request, session, call)
+        require_near_deadline(now, request.deadline)
         if call is None:
             change = transition(CallState.NONE, LifecycleEvent.ADMITTED)
             return _start_attempt(changes, operation, session, None, change)
@@ -141,10 +142,7 @@ def _admit_known(
     change = transition(call.state, event)
     match change.effect:
         case TransitionEffect.HELD:
-            # So that it cannot be cancelled meanwhile, unless it already is.
-            joined = (changes.moment.now + DUPLICATE_WAIT_MS, call.session_id, call.request_id)
-            changes.add(call_rows.JOIN_SQL, *joined)
-            return _deferred(changes, request, session, DeferReason.CALL)
+            return _join(changes, request, session, call)
         case TransitionEffect.REPLAYED:
             return Replay(session, call, request.attempt_id)
         case TransitionEffect.REFUSED:
@@ -159,6 +157,17 @@ def _admit_known(
             return _grant(changes, session, call)
         return _deferred(changes, request, session, DeferReason.LEASE)
     return _start_attempt(changes, operation, session, lost, change)
+
+
+def _join(changes: Changes, request: Admit, session: SessionRow, call: CallRow) -> Admission | Deferred:
+    """Let an admit wait for a running call: that of another caller, or of a copy of the call's own message."""
+    if request.copy_of is None:
+        # So that it cannot be cancelled meanwhile, unless it already is.
+        joined = (changes.moment.now + DUPLICATE_WAIT_MS, call.session_id, call.request_id)
+        changes.add(call_rows.JOIN_SQL, *joined)
+    elif not _is_attempt(changes, call, request.copy_of):
+        return Admission(attempt_id=request.attempt_id, needs_slot=True)
+    return _deferred(changes, request, session, DeferReason.CALL)
 
 
 def _start_attempt(
@@ -176,6 +185,8 @@ def _start_attempt(
         raise Expired("The deadline passed before a worker was free")
     if request.attempt_id in changes.rows.attempts.get(key, ()):
         raise Cancelled("Its worker gave up this attempt before it was granted")
+    if request.copy_of is not None:
+        return Admission(attempt_id=request.attempt_id, needs_slot=True)
     worker = changes.rows.workers.get(incarnation)
     if worker is None or not worker.is_alive:
         return _deferred(changes, request, session, DeferReason.LEASE)
@@ -265,6 +276,13 @@ def _record_outcome(changes: Changes, call: CallRow, settlement: Settle, *, has_
         changes.add(call_rows.UNCOUNT_ATTEMPT_SQL, call.session_id, call.request_id)
 
 
+def _is_attempt(changes: Changes, call: CallRow, attempt_id: str) -> bool:
+    """Whether this is an attempt at the call, which only the workers that had a message of it know."""
+    return attempt_id == call.attempt_id or attempt_id in changes.rows.attempts.get(
+        (call.session_id, call.request_id), {}
+    )
+
+
 def _must_be_alone(changes: Changes, call: CallRow) -> bool:
     """Whether a running call whose holder is gone may be taken over only where nothing runs beside it.
 
@@ -285,8 +303,7 @@ def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: Def
 
 def _deadline(changes: Changes, request: Admit, session: SessionRow) -> int:
     now = changes.moment.now
-    requested = now + session.deadline_ms if request.deadline is None else request.deadline
-    return min(requested, now + MAX_DEADLINE_AHEAD_MS)
+    return now + session.deadline_ms if request.deadline is None else request.deadline
 
 
 def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
@@ -303,7 +320,18 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         replay=None,
         fault=None,
         must_be_alone=None,
+        needs_slot=None,
     )
+
+
+#: How far a caller may be off with the metadata service's clock, in seconds.
+CLOCK_TOLERANCE_SECONDS = 5.0
+
+
+def require_near_deadline(now: int, deadline: int | None) -> None:
+    """Check a deadline in milliseconds since the epoch, None for the session's. Raises `BadRequest` for a far one."""
+    if deadline is not None:
+        require_possible_deadline((deadline - now) / 1000 - CLOCK_TOLERANCE_SECONDS)
 
 
 def _require_valid(request: Admit, session: SessionRow, call: CallRow | None) -> None:

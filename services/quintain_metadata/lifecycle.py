@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-#: Deadlines are at most this far ahead, in milliseconds: less than the broker's consumer timeout of 30 minutes.
-MAX_DEADLINE_AHEAD_MS: Final = 25 * 60_000
-
 #: How many attempts a call has at most that count: one that dies with its worker is followed by another.
 MAX_ATTEMPTS: Final = 3
 

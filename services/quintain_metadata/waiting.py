@@ -21,11 +21,13 @@ from quintain_metadata.store import AdvisoryLock, Lookup, Moment, SqlProgram
 class WaitedFor:
     """What the admits of one service wait for.
 
-    ``joined`` are the calls that their admits join, ``new`` those that no attempt runs; ``sessions`` the sessions of
-    both, and ``incarnations`` the workers whose leases are waited for.
+    ``joined`` are the calls that their admits join, for callers, ``copied`` those of which they have copies, and
+    ``new`` those that no attempt runs; ``sessions`` the sessions of all, and ``incarnations`` the workers whose leases
+    are waited for.
     """
 
     joined: Sequence[CallKey] = ()
+    copied: Sequence[CallKey] = ()
     new: Sequence[CallKey] = ()
     sessions: Sequence[str] = ()
     incarnations: Sequence[str] = ()
@@ -63,7 +65,7 @@ def read_ready(moment: Moment, waited_for: WaitedFor) -> SqlProgram[Ready]:
         f"SELECT call.session_id, call.request_id FROM wanted JOIN call ON {_IS_WANTED}"
         " LEFT JOIN worker ON worker.incarnation = call.incarnation"
         " WHERE call.state <> 'running' OR worker.lease_until IS NULL OR worker.lease_until <= ?",
-        waited_for.joined,
+        [*waited_for.joined, *waited_for.copied],
         (moment.lease_cutoff,),
     )
     answered = yield Lookup(
@@ -139,6 +141,11 @@ class WaitingAdmit:
         return self.deferred.session_id, self.deferred.request_id
 
     @property
+    def joins_for_caller(self) -> bool:
+        """Whether it joins a running call for a caller: it is no copy of that call's own message."""
+        return self.deferred.is_duplicate and self.admit.copy_of is None
+
+    @property
     def line(self) -> tuple[str, bool] | None:
         """The line in which it waits for its target: the target, and whether it is a new call; None where in none."""
         deferred = self.deferred
@@ -201,10 +208,8 @@ class WaitingAdmits:
         return [self._admits[attempt_id] for key in keys for attempt_id in self._by_call.get(key, ())]
 
     def count_duplicates(self, key: CallKey, *, but: str) -> int:
-        """Return how many admits join this call, without the attempt ``but``."""
-        return sum(
-            waiting.deferred.is_duplicate and waiting.admit.attempt_id != but for waiting in self.of_calls([key])
-        )
+        """Return how many admits join this call for a caller, without the attempt ``but``."""
+        return sum(waiting.joins_for_caller and waiting.admit.attempt_id != but for waiting in self.of_calls([key]))
 
     def targets(self) -> list[str]:
         """Return the targets for whose capacity admits wait."""
@@ -231,7 +236,10 @@ class WaitingAdmits:
     def waited_for(self) -> WaitedFor:
         """Return what the admits wait for."""
         return WaitedFor(
-            joined=_unique(waiting.call_key for waiting in self if waiting.deferred.is_duplicate),
+            joined=_unique(waiting.call_key for waiting in self if waiting.joins_for_caller),
+            copied=_unique(
+                waiting.call_key for waiting in self if waiting.deferred.is_duplicate and waiting.admit.copy_of
+            ),
             new=_unique(waiting.call_key for waiting in self if not waiting.deferred.is_duplicate),
             sessions=_unique(waiting.deferred.session_id for waiting in self),
             incarnations=_unique(

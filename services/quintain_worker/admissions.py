@@ -14,6 +14,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quintain.bus.base import Bus, Delivery, Envelope
@@ -48,6 +49,10 @@ class _PendingAdmit:
     answer: asyncio.Future[Admission | None]
     #: The deadline of the call.
     ends_at: float
+    #: When its message was held for long enough, so that it returns to its queue.
+    return_at: float = math.inf
+    #: Called once the ledger says that the admit must wait.
+    on_held: Callable[[], object] | None = None
     #: It waits for its batch, or that is being published.
     is_being_sent: bool = False
     first_sent_at: float = math.inf
@@ -112,11 +117,19 @@ class AdmissionClient:
             if pending.admit.target == target:
                 pending.return_call()
 
-    async def admit(self, request: Admit, *, timeout_seconds: float) -> Admission | None:
+    async def admit(
+        self,
+        request: Admit,
+        *,
+        timeout_seconds: float,
+        return_at: float = math.inf,
+        on_held: Callable[[], object] | None = None,
+    ) -> Admission | None:
         """Request admission for one attempt and return the ledger's decision.
 
         The ledger holds its answer while another attempt runs the call or while the target is at its limit. Returns
-        None where the call must return to its queue: the worker stops, or `return_calls` was called for its target.
+        None where the call must return to its queue: the worker stops, `return_calls` was called for its target, or it
+        is ``return_at``, in the loop's seconds. ``on_held`` is called once the ledger says that the admit must wait.
 
         ``timeout_seconds`` is the time to the call's deadline. The ledger is asked once more when it passes: its own
         refusal says whether the call is charged. Raises `Expired` if there is no such answer, and `BudgetUnavailable`
@@ -126,7 +139,7 @@ class AdmissionClient:
         if self._stopped:
             return None
         loop = asyncio.get_running_loop()
-        pending = _PendingAdmit(request, loop.create_future(), loop.time() + timeout_seconds)
+        pending = _PendingAdmit(request, loop.create_future(), loop.time() + timeout_seconds, return_at, on_held)
         self._pending[request.attempt_id] = pending
         self._unsent.append(pending)
         self._send_next()
@@ -173,6 +186,8 @@ class AdmissionClient:
                 continue
             if (fault := pending.timeout_fault(now, self._heard_at, self._timings)) is not None:
                 pending.answer.set_exception(fault)
+            elif now >= pending.return_at:
+                pending.return_call()
             elif pending.is_due(now, self._timings.admit_repeat_seconds):
                 self._add_to_batch(pending)
         self._check_timer = (
@@ -249,7 +264,12 @@ class AdmissionClient:
             if pending is not None and not pending.answer.done() and not (item.must_be_alone and pending.admit.alone):
                 pending.answer.set_result(item)
             self._under_way.discard(item.attempt_id)
-        self._under_way.difference_update(answer.held or ())
+        for attempt_id in answer.held or ():
+            self._under_way.discard(attempt_id)
+            held = self._pending.get(attempt_id)
+            if held is not None and held.on_held is not None:
+                on_held, held.on_held = held.on_held, None
+                on_held()
         if self._unsent:
             self._send_next()
 
@@ -262,4 +282,6 @@ def admission_attributes(admission: Admission | None) -> dict[str, AttributeValu
         return {OUTCOME: admission.fault.code}
     if admission.replay is not None:
         return {OUTCOME: "replayed"}
+    if admission.needs_slot:
+        return {OUTCOME: "needs_slot"}
     return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}

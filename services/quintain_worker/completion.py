@@ -18,8 +18,8 @@ from typing import NamedTuple
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GroupItem, count_fitting
 from quintain.contracts.headers import REQUEST_ID_HEADER
-from quintain.contracts.invoke import FaultReply
-from quintain.contracts.ledger import encode_settle_batch
+from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle, encode_settle_batch
 from quintain.contracts.message import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES, Message
 from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
 from quintain.routes import SETTLE
@@ -67,6 +67,35 @@ def compress_reply(wire: bytes) -> bytes:
         return b""
     compressed = zlib.compress(wire, level=1)
     return compressed if len(compressed) <= MAX_STORED_REPLY_BYTES else b""
+
+
+def encode_settle(
+    call: CallKey,
+    attempt_id: str,
+    outcome: AttemptOutcome,
+    answer: Result | Fault | None,
+    stored: bytes,
+    traceparent: str | None,
+) -> bytes:
+    """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one."""
+    result = answer if isinstance(answer, Result) else None
+    # The times and the cost are those of a stored reply, which the ledger reads unless it is compressed.
+    unread = None if stored.startswith(b"{") else result
+    settle = Settle.unchecked(
+        session_id=call.session_id,
+        request_id=call.request_id,
+        attempt_id=attempt_id,
+        outcome=outcome,
+        reply=None,
+        compressed_reply=None,
+        queued_ms=None if unread is None else unread.queued_ms,
+        duration_ms=None if unread is None else unread.duration_ms,
+        cost_usd=None if unread is None else unread.cost_usd,
+        fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
+        token_usage=None if result is None else result.token_usage,
+        traceparent=traceparent,
+    )
+    return settle.to_wire_with_reply(stored) if stored else settle.to_wire()
 
 
 class _UnfinishedCall:

@@ -7,12 +7,10 @@ while other workers have free slots are put back into the queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from functools import partial
 
 from quintain.bus.base import Consumer, Delivery, Envelope, earlier_deliveries
@@ -30,10 +28,16 @@ from quintain.rpc.groups import (
 )
 from quintain.rpc.server import copyable_headers, integer_header
 from quintain.topology import target_queue
-from quintain_worker.delivery import WorkerContext, make_handler
+from quintain_worker.context import WorkerContext
+from quintain_worker.copies import copied_attempt
+from quintain_worker.delivery import CallHandler
+from quintain_worker.slots import CallSlots, SlotDecision
 from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
+
+#: How many copies of other workers' calls are held at most without taking the place of a message.
+MAX_FURTHER_CONSUMERS = 1_000
 
 #: Calls that a worker starts within this time, in seconds, stay with it although others have free slots.
 MOMENT_SECONDS = 0.5
@@ -56,9 +60,12 @@ class TargetConsumer:
         self._name, self._context, self._slots = target.name, context, slots
         self._call_slots = CallSlots(slots)
         self.pause = PauseState(report_pause, context.timings)
-        self._handler = make_handler(target, context, self.pause)
+        self._handler = CallHandler(target, context, self.pause)
         self._in_flight = 0
         self._consumer: Consumer | None = None
+        #: One for each copy of another worker's call that is held here: it takes no place of a message.
+        self._further: set[Consumer] = set()
+        self._opening: set[asyncio.Task[None]] = set()
         self._retired: dict[Consumer, asyncio.Task[bool]] = {}
         self._pause_task: asyncio.Task[None] | None = None
 
@@ -94,8 +101,8 @@ class TargetConsumer:
         if self._pause_task is not None:
             self._pause_task.cancel()
             await asyncio.gather(self._pause_task, return_exceptions=True)
-        if self._consumer is not None:
-            await self._consumer.cancel()
+        for consumer in self._open_consumers():
+            await consumer.cancel()
         await self.return_waiting(self._call_slots.waiting_deliveries)
 
     def calls_for_others(self, free_slots: int) -> list[Delivery]:
@@ -127,7 +134,8 @@ class TargetConsumer:
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait up to ``timeout_seconds`` for the deliveries in flight. Returns False where some were cancelled."""
         self.pause.stop()
-        consumers = [*self._retired, *([] if self._consumer is None else [self._consumer])]
+        await asyncio.gather(*self._opening)
+        consumers = [*self._retired, *self._open_consumers()]
         drained = await asyncio.gather(*(consumer.drain(timeout_seconds) for consumer in consumers))
         await asyncio.gather(*self._retired.values())
         return all(drained)
@@ -157,18 +165,26 @@ class TargetConsumer:
         self._consumer = await self._context.bus.consume(queue, handler, prefetch=self._slots)
 
     def _retire_consumer(self) -> None:
-        consumer, self._consumer = self._consumer, None
-        if consumer is None:
+        if self._consumer is None:
             return
         log.warning("Target %s is paused for %.0f s", self._name, self.pause.remaining_seconds)
+        consumers, self._consumer, self._further = self._open_consumers(), None, set()
+        for consumer in consumers:
+            self._retire(consumer)
+
+    def _open_consumers(self) -> list[Consumer]:
+        return [*self._further, *([] if self._consumer is None else [self._consumer])]
+
+    def _retire(self, consumer: Consumer) -> None:
         # `drain` cancels the consumer at once; its deliveries then end by themselves, within their deadlines.
         drain_task = asyncio.get_running_loop().create_task(consumer.drain(math.inf), name=f"retire-{self._name}")
         self._retired[consumer] = drain_task
         drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))
 
     async def _handle(self, slots: CallSlots, delivery: Delivery) -> None:
+        return_at = asyncio.get_running_loop().time() + self._context.held_seconds
         if delivery.type != INVOKE_GROUP_TYPE:
-            await self._handle_call(slots, delivery)
+            await self._handle_call(slots, return_at, delivery)
             return
         if not delivery.reply_to or not delivery.correlation_id:
             await delivery.dead_letter()
@@ -183,19 +199,27 @@ class TargetConsumer:
             # first time, because copies go to the end of the queue, and calls of a dead worker wait long enough.
             await asyncio.gather(*(self._context.requeue_copy(call, self._name) for call in calls))
         else:
-            await handle_each(partial(self._handle_call, slots), calls)
+            await handle_each(partial(self._handle_call, slots, return_at), calls)
 
-    async def _handle_call(self, slots: CallSlots, delivery: Delivery) -> None:
+    async def _handle_call(self, slots: CallSlots, return_at: float, delivery: Delivery) -> None:
+        is_known = delivery.redelivered or copied_attempt(delivery) is not None
+        if is_known and not await self._join(slots, return_at, delivery):
+            return
         self._in_flight += 1
         try:
             decision = SlotDecision.GRANTED
             if not slots.try_acquire():
-                decision = await slots.wait(delivery, timeout_seconds=self._remaining_seconds(delivery))
-            if decision is SlotDecision.TAKEN:
+                decision = await slots.wait(delivery, self._remaining_seconds(delivery), return_at)
+            if decision is SlotDecision.HELD_LONG_ENOUGH:
+                self._context.metrics.count_returned(self._name)
+                await self._context.requeue_copy(
+                    delivery, self._name, remaining_seconds=self._remaining_seconds(delivery)
+                )
+            if decision in {SlotDecision.TAKEN, SlotDecision.HELD_LONG_ENOUGH}:
                 return
             try:
                 # The ledger refuses a call whose deadline has passed; it needs no slot for that.
-                await self._handler(delivery)
+                await self._handler.run(delivery, return_at)
             finally:
                 if decision is SlotDecision.GRANTED:
                     slots.release()
@@ -204,101 +228,35 @@ class TargetConsumer:
             if self._consumer is None:
                 self.pause.changed.notify_all()
 
+    async def _join(self, slots: CallSlots, return_at: float, delivery: Delivery) -> bool:
+        """Hold a message whose call runs here or in another worker, without a slot; returns whether it needs one.
 
-class SlotDecision(Enum):
-    """What becomes of a call that waited for a slot."""
+        While another worker runs it, a further message is taken in its place: what is held keeps no call from a slot.
+        """
+        further: asyncio.Task[None] | None = None
+        opened: list[Consumer] = []
 
-    #: It has a slot, which must be released.
-    GRANTED = auto()
-    #: Its deadline has passed; it has no slot.
-    EXPIRED = auto()
-    #: It does not run here: whoever took it puts it back.
-    TAKEN = auto()
+        async def open_further() -> None:
+            with contextlib.suppress(BusError):
+                handler = partial(self._handle, slots)
+                opened.append(await self._context.bus.consume(target_queue(self._name), handler, prefetch=1))
+                self._further.add(opened[0])
 
+        def on_held() -> None:
+            nonlocal further
+            if self._consumer is not None and len(self._further) < MAX_FURTHER_CONSUMERS:
+                further = asyncio.get_running_loop().create_task(open_further(), name=f"further-{self._name}")
+                self._opening.add(further)
+                further.add_done_callback(self._opening.discard)
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A call that waits."""
-
-    delivery: Delivery
-    decision: asyncio.Future[SlotDecision] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def decide(self, decision: SlotDecision) -> bool:
-        """Decide about the call; returns False if it is decided or cancelled already."""
-        if self.decision.done():
-            return False
-        self.decision.set_result(decision)
-        return True
-
-
-class CallSlots:
-    """Grants slots in the order of arrival; calls that were delivered before come first.
-
-    Example::
-
-        if call_slots.try_acquire() or await call_slots.wait(delivery, timeout_seconds=60) is SlotDecision.GRANTED:
-            try:
-                await run_call()
-            finally:
-                call_slots.release()
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: deque[_Waiting] = deque()
-        self.released_count = 0
-
-    @property
-    def waiting_deliveries(self) -> list[Delivery]:
-        """The calls that wait, in order of arrival."""
-        return [waiting.delivery for waiting in self._waiting if not waiting.decision.done()]
-
-    def try_acquire(self) -> bool:
-        """Take a slot, if one is free; calls that wait have none."""
-        if self._free:
-            self._free -= 1
-            return True
-        return False
-
-    async def wait(self, delivery: Delivery, *, timeout_seconds: float | None) -> SlotDecision:
-        """Wait until a slot is released, at most ``timeout_seconds``."""
-        waiting = _Waiting(delivery)
-        if delivery.redelivered:
-            # Its worker may have died: it was charged then, and its caller has waited longest.
-            self._waiting.appendleft(waiting)
-        else:
-            self._waiting.append(waiting)
-        timer = (
-            None
-            if timeout_seconds is None
-            else asyncio.get_running_loop().call_later(timeout_seconds, waiting.decide, SlotDecision.EXPIRED)
-        )
         try:
-            return await waiting.decision
-        except asyncio.CancelledError:
-            if not waiting.decision.cancelled() and waiting.decision.result() is SlotDecision.GRANTED:
-                self.release()
-            raise
+            return await self._handler.join(delivery, return_at, on_held)
         finally:
-            if timer is not None:
-                timer.cancel()
-
-    def release(self) -> None:
-        """Give a slot to the next call that waits."""
-        self.released_count += 1
-        while self._waiting:
-            if self._waiting.popleft().decide(SlotDecision.GRANTED):
-                return
-        self._free += 1
-
-    def take(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """End the wait of these calls, which do not run here; returns those that still waited."""
-        wanted = {id(delivery) for delivery in deliveries}
-        return [
-            waiting.delivery
-            for waiting in self._waiting
-            if id(waiting.delivery) in wanted and waiting.decide(SlotDecision.TAKEN)
-        ]
+            if further is not None:
+                await asyncio.wait([further])
+                for consumer in self._further.intersection(opened):
+                    self._further.discard(consumer)
+                    self._retire(consumer)
 
 
 def is_returned(delivery: Delivery) -> bool:

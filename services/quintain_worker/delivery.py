@@ -10,45 +10,37 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
-from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.clock import Clock
+from quintain.bus.base import Delivery
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, TRACEPARENT_HEADER
-from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.ledger import Admission, AttemptOutcome, Settle
+from quintain.contracts.invoke import Result
+from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
 from quintain.contracts.message import LARGE_REPLY_BYTES, Message
-from quintain.errors import BudgetUnavailable, BusError, Cancelled, Expired, Fault
+from quintain.contracts.values import MAX_DEADLINE_SECONDS
+from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, OUTCOME, QUEUE_WAIT, SETTLE, process_span, reply_span
 from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span, start_span
 from quintain.routes import INVOKE
-from quintain.rpc.groups import ReplyGroups
-from quintain.rpc.server import copyable_headers, request_id_of
-from quintain.runtime.concurrency import ByteBudget, RandomIds
-from quintain.timings import Timings
+from quintain.rpc.server import request_id_of
 from quintain.topology import REPLY, target_queue
-from quintain_worker.admissions import AdmissionClient, admission_attributes
+from quintain_worker.admissions import admission_attributes
 from quintain_worker.attempt import Attempt, AttemptResult, CallTiming, RetryPolicy, response_of
-from quintain_worker.completion import Completion, OnSettled, Reply, compress_reply, no_action
-from quintain_worker.inflight import CallGate, CallIdentity, GateVisit, InflightCall, InflightCalls
-from quintain_worker.metrics import WorkerMetrics
+from quintain_worker.completion import OnSettled, Reply, compress_reply, encode_settle, no_action
+from quintain_worker.context import WorkerContext
+from quintain_worker.copies import CallMessage, copied_attempt, copy_of
+from quintain_worker.inflight import GateVisit, InflightCall
 from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.conversation import with_policy
 from quintain_worker.providers.provider import CallHolder, Delta, provider_for_call
 from quintain_worker.request import IncomingRequest, parse_request
-from quintain_worker.streaming import EXPIRATION_SECONDS, ChunkSender, report_progress, send_progress
+from quintain_worker.streaming import ChunkSender, report_progress, send_progress
 from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
-
-#: How long admission may take where a request names no deadline, in seconds; the ledger has the session's own.
-DEFAULT_DEADLINE_SECONDS = 600.0
-
-#: Deadlines are at most this far ahead (``docs/protocol.md``), in seconds: no delivery is held for longer.
-MAX_DEADLINE_AHEAD_SECONDS = 25 * 60.0
 
 #: More tries than any target allows, so that the chunks of a later attempt void those of all earlier tries.
 MAX_TRIES_PER_ATTEMPT = 1_000
@@ -56,85 +48,55 @@ MAX_TRIES_PER_ATTEMPT = 1_000
 _REPLY_SPAN = reply_span(REPLY.name)
 
 
-#: How many bytes of replies of more than `LARGE_REPLY_BYTES` are settled and sent at a time. Until its message is
-#: confirmed, a reply takes several times its size; others wait as bytes.
-LARGE_REPLIES_BYTES = 32 * 1024 * 1024
+class CallHandler:
+    """Handles the deliveries of one target's queue."""
 
+    def __init__(self, target: WorkerTarget, context: WorkerContext, pause: PauseState) -> None:
+        self._target, self._context, self._pause = target, context, pause
+        self._queue = target_queue(target.name).name
 
-class WorkerContext:
-    """Everything that the delivery handlers of one worker share."""
-
-    def __init__(  # noqa: PLR0913 -- everything that they share
-        self,
-        bus: Bus,
-        admission_client: AdmissionClient,
-        clock: Clock,
-        incarnation: str,
-        metrics: WorkerMetrics,
-        timings: Timings,
-        *,
-        slots: int,
-    ) -> None:
-        """Create the shared state of a worker that takes up to ``slots`` deliveries at a time."""
-        self.bus, self.admission_client, self.clock = bus, admission_client, clock
-        self.metrics, self.timings = metrics, timings
-        self.inflight, self.call_gate = InflightCalls(slots), CallGate(timings.held_call_seconds)
-        self.attempt_ids = RandomIds()
-        self.incarnation = incarnation
-        self.completion = Completion(bus, incarnation, timings)
-        self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
-        self.large_replies = ByteBudget(LARGE_REPLIES_BYTES)
-
-    async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float | None = None) -> None:
-        """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``, by
-        default after as long as the delivery itself.
-
-        A requeue of the delivery itself would count towards the queue's delivery limit. It is used only where the copy
-        cannot be published.
-        """
-        copy = Envelope(
-            body=delivery.body,
-            type=delivery.type,
-            correlation_id=delivery.correlation_id,
-            reply_to=delivery.reply_to,
-            headers=copyable_headers(delivery.headers),
-            expiration_ms=delivery.expiration_ms
-            if remaining_seconds is None
-            else max(1, int(remaining_seconds * 1000)),
-        )
-        try:
-            await self.bus.publish(INVOKE.exchange, target, copy)
-        except BusError as error:
-            log.warning("A call could not be published again, and is requeued: %s", error.message)
-            await delivery.requeue()
-        else:
-            await delivery.ack()
-
-
-def make_handler(
-    target: WorkerTarget, context: WorkerContext, pause: PauseState
-) -> Callable[[Delivery], Awaitable[None]]:
-    """Create the delivery handler of one target's queue."""
-    queue = target_queue(target.name).name
-
-    async def handle(delivery: Delivery) -> None:
+    async def run(self, delivery: Delivery, return_at: float) -> None:
+        """Run a call, and answer it. One that waits at ``return_at``, in the loop's seconds, returns to its queue."""
         if not delivery.reply_to or not delivery.correlation_id:
             await delivery.dead_letter()
             return
         try:
-            request = parse_request(delivery, target.name, target.check)
+            request = parse_request(delivery, self._target.name, self._target.check)
         except Fault as fault:
-            await context.completion.finish(Reply(delivery, fault, request_id_of(delivery)))
+            await self._context.completion.finish(Reply(delivery, fault, request_id_of(delivery)))
             return
-        ids = {"request_id": request.request_id, "session_id": request.credential.id, "target": target.name}
+        ids = _log_ids(request, self._target)
         logs.set_call_ids(**ids)
         await in_span(
-            partial(process_span, INVOKE.exchange.name, target.name, queue, **ids),
-            _DeliveryHandler(target, context, pause, delivery, request).process,
+            partial(process_span, INVOKE.exchange.name, self._target.name, self._queue, **ids),
+            self._handler(delivery, request, return_at).process,
             parent=delivery.headers.get(TRACEPARENT_HEADER),
         )
 
-    return handle
+    async def join(self, delivery: Delivery, return_at: float, on_held: Callable[[], object]) -> bool:
+        """Hold a message as long as its call runs in any worker, which takes no slot here.
+
+        Returns whether it needs one: then it is still to be run. ``on_held`` is called where another worker runs it.
+        """
+        if not delivery.reply_to or not delivery.correlation_id:
+            return True
+        try:
+            request = parse_request(delivery, self._target.name, self._target.check)
+        except Fault:
+            return True
+        logs.set_call_ids(**_log_ids(request, self._target))
+        return await self._handler(delivery, request, return_at).join(on_held)
+
+    def _handler(self, delivery: Delivery, request: IncomingRequest, return_at: float) -> _DeliveryHandler:
+        return _DeliveryHandler(self._target, self._context, self._pause, delivery, request, return_at)
+
+
+def _log_ids(request: IncomingRequest, target: WorkerTarget) -> dict[str, str]:
+    return {"request_id": request.request_id, "session_id": request.credential.id, "target": target.name}
+
+
+class _HeldLongEnough(Exception):
+    """The call waits, and its message was held for as long as it may be: it returns to its queue."""
 
 
 class _DeliveryHandler:
@@ -147,9 +109,10 @@ class _DeliveryHandler:
         pause: PauseState,
         delivery: Delivery,
         request: IncomingRequest,
+        return_at: float,
     ) -> None:
         self._target, self._context, self._pause = target, context, pause
-        self._delivery, self._request = delivery, request
+        self._delivery, self._request, self._return_at = delivery, request, return_at
         self._attempt_id = context.attempt_ids.next()
         self._holder = CallHolder(request.credential.id, request.request_id, self._attempt_id, context.incarnation)
         self._is_traced = False
@@ -162,14 +125,7 @@ class _DeliveryHandler:
         self._is_traced = process_span is not None
         if self._is_traced:
             record_finished_span(QUEUE_WAIT, duration_seconds=self._queued_ms / 1000)
-        request, calls = self._request, self._context.inflight
-        identity = CallIdentity(
-            credential=request.credential.text,
-            key=(request.credential.id, request.request_id),
-            target=self._target.name,
-            body_sha256=request.body_sha256,
-            problem=None if request.problem is None else request.problem.message,
-        )
+        calls, identity = self._context.inflight, self._request.identity(self._target.name)
         try:
             while (other := calls.find(identity)) is not None:
                 if (result := await self._wait_for_duplicate(other)) is not None:
@@ -178,19 +134,65 @@ class _DeliveryHandler:
         except Fault as fault:
             await self._finish(fault)
             return
-        run, visit = calls.add(identity), GateVisit()
+        except _HeldLongEnough:
+            await self._requeue()
+            return
+        run, visit = calls.add(identity, self._attempt_id), GateVisit()
         try:
             await self._admit_and_run(visit, run)
+        except Exception:
+            if run.message is None or run.message.is_original:
+                raise
+            log.exception("The handler of a call failed; its message, which was copied, will be delivered again")
+            await run.message.requeue()
         finally:
             self._context.call_gate.leave(visit)
             calls.remove(run)
 
+    async def join(self, on_held: Callable[[], object]) -> bool:
+        """Hold the message as long as its call runs, here or elsewhere; returns whether it needs a slot."""
+        identity, copied = self._request.identity(self._target.name), copied_attempt(self._delivery)
+        if (message := self._context.inflight.find_message(identity, self._delivery)) is not None:
+            await message.hold(self._delivery)
+            return False
+        if copied is None:
+            return True
+        if copied in self._context.ended_attempts:
+            await self._delivery.ack()
+            return False
+        try:
+            admission = await self._request_admission(copied=copied, on_held=on_held)
+        except Expired as fault:
+            await self._finish(fault)
+            return False
+        except BudgetUnavailable:
+            admission = None
+        if admission is None:
+            await self._requeue()
+            return False
+        return not await self._answer_decided(admission)
+
+    async def _answer_decided(self, admission: Admission) -> bool:
+        """Answer a call that the ledger refuses, or whose answer it has; returns False after any other decision."""
+        if admission.fault is not None:
+            await self._finish(admission.fault.to_fault())
+        elif admission.replay is not None:
+            # Only its size is kept: it is encoded again when there is room for it.
+            async with self._context.large_replies.hold(len(admission.replay.to_wire())):
+                await self._finish(admission.replay)
+        else:
+            return False
+        return True
+
     async def _wait_for_duplicate(self, other: InflightCall) -> Result | None:
         """Return the result of the same call, already in flight in this worker; None where it ended without one."""
+        seconds = self._remaining_seconds() + self._context.timings.deadline_grace_seconds
+        held_seconds = self._return_at - asyncio.get_running_loop().time()
         try:
-            seconds = self._remaining_seconds() + self._context.timings.deadline_grace_seconds
-            return await self._context.inflight.wait_for_duplicate(other, seconds)
+            return await self._context.inflight.wait_for_duplicate(other, min(seconds, held_seconds))
         except TimeoutError:
+            if held_seconds < seconds:
+                raise _HeldLongEnough from None
             raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
 
     async def _admit_and_run(self, visit: GateVisit, run: InflightCall) -> None:
@@ -211,13 +213,9 @@ class _DeliveryHandler:
         run.task = None
         if admission is None:
             await self._return_to_queue(run, AttemptOutcome.NEVER_SENT)
-        elif admission.fault is not None:
-            await self._finish(admission.fault.to_fault())
-        elif admission.replay is not None:
-            # Only its size is kept: it is encoded again when there is room for it.
-            async with self._context.large_replies.hold(len(admission.replay.to_wire())):
-                await self._finish(admission.replay)
-        else:
+        elif not await self._answer_decided(admission):
+            run.granted_at = asyncio.get_running_loop().time()
+            run.message = self._delivery = CallMessage(self._delivery, self._context.held_seconds)
             await self._run_attempt(run, admission)
 
     async def _admit(self, visit: GateVisit, admit_span: Span | None) -> Admission | None:
@@ -231,18 +229,24 @@ class _DeliveryHandler:
             admit_span.set_attributes(admission_attributes(admission))
         return admission
 
-    async def _request_admission(self, *, alone: bool | None = None) -> Admission | None:
+    async def _request_admission(
+        self, *, alone: bool | None = None, copied: str | None = None, on_held: Callable[[], object] | None = None
+    ) -> Admission | None:
         if self._pause.exceeds_hold_limit:
             return None
-        admit = self._request.admit(self._attempt_id, self._target.name, current_traceparent(), alone=alone)
-        return await self._context.admission_client.admit(admit, timeout_seconds=self._remaining_seconds())
+        admit = self._request.admit(
+            self._attempt_id, self._target.name, current_traceparent(), alone=alone, copied=copied
+        )
+        return await self._context.admission_client.admit(
+            admit, timeout_seconds=self._remaining_seconds(), return_at=self._return_at, on_held=on_held
+        )
 
     def _remaining_seconds(self) -> float:
-        """Seconds until the request's deadline on the ledger's clock, or the default where it names none."""
+        """Seconds until the request's deadline on the ledger's clock; where it names none, the ledger ends its wait."""
         if self._request.deadline is None or self._request.problem is not None:
-            return DEFAULT_DEADLINE_SECONDS
+            return MAX_DEADLINE_SECONDS
         seconds = self._context.clock.seconds_until(self._request.deadline)
-        return max(0.0, min(seconds, MAX_DEADLINE_AHEAD_SECONDS))
+        return max(0.0, min(seconds, MAX_DEADLINE_SECONDS))
 
     async def _run_attempt(self, run: InflightCall, grant: Admission) -> None:
         started_at, configured = time.perf_counter(), self._target.read_fingerprint()
@@ -302,6 +306,8 @@ class _DeliveryHandler:
             on_text,
         )
         run.task = asyncio.current_task()
+        assert run.message is not None, "the attempt was granted"
+        run.message.start_copying(self._return_at, partial(self._publish_copy, ends_at))
         try:
             return await attempt.run()
         except asyncio.CancelledError:
@@ -310,6 +316,19 @@ class _DeliveryHandler:
             return attempt.cancelled_result()
         finally:
             run.task = None
+            run.message.stop_copying()
+
+    async def _publish_copy(self, ends_at: float, held: Delivery) -> None:
+        """Publish the message again, as a copy of this attempt's that expires with the call."""
+        remaining_seconds = ends_at - asyncio.get_running_loop().time()
+        copy = copy_of(held, remaining_seconds, self._attempt_id)
+        await self._context.bus.publish(INVOKE.exchange, self._target.name, copy)
+
+    async def _requeue(self) -> None:
+        """Return the message to its queue, unless a copy of it is there, or in another worker, already."""
+        if isinstance(self._delivery, CallMessage) and self._delivery.is_elsewhere:
+            return
+        await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=self._remaining_seconds())
 
     async def _return_to_queue(self, run: InflightCall, outcome: AttemptOutcome) -> None:
         """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""
@@ -319,7 +338,7 @@ class _DeliveryHandler:
             settle_span.end()
         run.settle(None)
         self._context.metrics.count_returned(self._target.name)
-        await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=self._remaining_seconds())
+        await self._requeue()
 
     async def _settle_and_finish(
         self,
@@ -348,6 +367,8 @@ class _DeliveryHandler:
         finally:
             if settle_span is not None:
                 settle_span.end()
+        if run is not None and run.message is not None and run.message.was_copied:
+            self._context.ended_attempts.add(self._attempt_id)
 
     def _encode_settle(
         self,
@@ -356,28 +377,12 @@ class _DeliveryHandler:
         answer: Result | Fault | None = None,
         stored: bytes = b"",
     ) -> bytes:
-        """Return the outcome of the attempt as the ledger is told it, with the reply to store, if there is one."""
         self._context.metrics.count_settled(self._target.name, outcome)
         if settle_span is not None:
             settle_span.set_attributes({OUTCOME: outcome.value})
-        result = answer if isinstance(answer, Result) else None
-        # The times and the cost are those of a stored reply, which the ledger reads unless it is compressed.
-        unread = None if stored.startswith(b"{") else result
-        settle = Settle.unchecked(
-            session_id=self._request.credential.id,
-            request_id=self._request.request_id,
-            attempt_id=self._attempt_id,
-            outcome=outcome,
-            reply=None,
-            compressed_reply=None,
-            queued_ms=None if unread is None else unread.queued_ms,
-            duration_ms=None if unread is None else unread.duration_ms,
-            cost_usd=None if unread is None else unread.cost_usd,
-            fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
-            token_usage=None if result is None else result.token_usage,
-            traceparent=current_traceparent() if settle_span is None else settle_span.traceparent,
-        )
-        return settle.to_wire_with_reply(stored) if stored else settle.to_wire()
+        traceparent = current_traceparent() if settle_span is None else settle_span.traceparent
+        call = CallKey.unchecked(session_id=self._request.credential.id, request_id=self._request.request_id)
+        return encode_settle(call, self._attempt_id, outcome, answer, stored, traceparent)
 
     async def _finish(
         self, answer: Message | Fault, wire: bytes = b"", settle: bytes | None = None, on_settled: OnSettled = no_action

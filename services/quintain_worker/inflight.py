@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from quintain.bus.base import Delivery
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
 from quintain.errors import Overloaded
+from quintain_worker.copies import CallMessage, copied_attempt
 
 #: How many duplicates of one call wait in this worker; a further one is refused as `overloaded`.
 MAX_WAITING_DUPLICATES = 16
@@ -37,8 +39,11 @@ class CallIdentity(NamedTuple):
 class InflightCall:
     """One call in flight in this worker, from its arrival until it is settled."""
 
-    def __init__(self, identity: CallIdentity) -> None:
-        self.identity = identity
+    def __init__(self, identity: CallIdentity, attempt_id: str = "") -> None:
+        self.identity, self.attempt_id = identity, attempt_id
+        #: Its message, once an attempt was granted, and when that was, in the loop's seconds.
+        self.message: CallMessage | None = None
+        self.granted_at = 0.0
         self.waiting_duplicates = 0
         self.is_settled = False
         #: The task that handles the call, while the call may be aborted.
@@ -105,6 +110,23 @@ class InflightCalls:
                 return call
         return None
 
+    def find_message(self, identity: CallIdentity, delivery: Delivery) -> CallMessage | None:
+        """Return the message of the running call that this delivery is: a copy of it, or itself, delivered again."""
+        copied = copied_attempt(delivery)
+        for call in self._calls.get(identity.key, ()):
+            message = call.message
+            if message is None or call.identity != identity:
+                continue
+            is_same = (delivery.correlation_id, delivery.reply_to) == (message.correlation_id, message.reply_to)
+            if copied == call.attempt_id or (delivery.redelivered and is_same):
+                return message
+        return None
+
+    def running(self) -> list[InflightCall]:
+        """Return the calls that an attempt runs, the oldest first."""
+        running = [call for calls in self._calls.values() for call in calls if call.message is not None]
+        return sorted(running, key=lambda call: call.granted_at)
+
     async def wait_for_duplicate(self, call: InflightCall, timeout_seconds: float) -> Result | None:
         """Wait for the result of a call as its duplicate, as `InflightCall.wait_for_result` does.
 
@@ -122,9 +144,9 @@ class InflightCalls:
             self._waiting -= 1
             call.waiting_duplicates -= 1
 
-    def add(self, identity: CallIdentity) -> InflightCall:
-        """Register a call, which `remove` must end."""
-        call = InflightCall(identity)
+    def add(self, identity: CallIdentity, attempt_id: str) -> InflightCall:
+        """Register a call, which `remove` must end, and the attempt that is requested for it."""
+        call = InflightCall(identity, attempt_id)
         self._calls.setdefault(identity.key, []).append(call)
         return call
 

@@ -25,6 +25,7 @@ from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.values import sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.rpc.server import Credential, call_credential, integer_header, request_id_of
+from quintain_worker.inflight import CallIdentity
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
@@ -48,8 +49,26 @@ class IncomingRequest(NamedTuple):
     problem: Fault | None
     accepts: frozenset[str]
 
-    def admit(self, attempt_id: str, target: str, traceparent: str | None, *, alone: bool | None) -> Admit:
-        """Return the question whether this attempt may run; ``alone`` is a field of `Admit`."""
+    def identity(self, target: str) -> CallIdentity:
+        """Return what a duplicate of this call has in common with it."""
+        return CallIdentity(
+            credential=self.credential.text,
+            key=(self.credential.id, self.request_id),
+            target=target,
+            body_sha256=self.body_sha256,
+            problem=None if self.problem is None else self.problem.message,
+        )
+
+    def admit(
+        self,
+        attempt_id: str,
+        target: str,
+        traceparent: str | None,
+        *,
+        alone: bool | None = None,
+        copied: str | None = None,
+    ) -> Admit:
+        """Return the question whether this attempt may run; ``alone`` and ``copied`` are fields of `Admit`."""
         is_token = isinstance(self.credential, SessionToken)
         return Admit.unchecked(
             token=self.credential.text if is_token else None,
@@ -64,6 +83,7 @@ class IncomingRequest(NamedTuple):
             problem=None if self.problem is None else FaultReply.from_fault(self.problem),
             traceparent=traceparent,
             alone=alone,
+            copy_of=copied,
         )
 
 

@@ -20,11 +20,12 @@ from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed,
 from quintain.errors import Fault
 from quintain.fleet.announce import ServiceIdentity
 from quintain.rpc.requests import RpcClient
+from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.consumer import TargetConsumer
-from quintain_worker.delivery import WorkerContext
+from quintain_worker.context import WorkerContext
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.lease import WorkerLease
 from quintain_worker.metrics import WorkerMetrics
@@ -41,7 +42,8 @@ class Worker:
 
     ``sole_id`` is an id that only one process at a time can have, so that a registration ends the leases of its
     predecessors. ``on_drain`` is called, perhaps more than once, when an administrator requests a drain; without it
-    drain requests are refused. ``timings`` must be those of the whole fleet.
+    drain requests are refused. ``timings`` must be those of the whole fleet, and ``consumer_timeout_seconds`` at most
+    the broker's.
     """
 
     def __init__(  # noqa: PLR0913 -- a composition root
@@ -54,6 +56,7 @@ class Worker:
         sole_id: str | None = None,
         on_drain: Callable[[], object] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
+        consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
     ) -> None:
         metrics = metrics or WorkerMetrics()
         self._bus, self._cards = bus, cards
@@ -68,7 +71,16 @@ class Worker:
         self._rpc_client = RpcClient(bus)
         self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
         slots = sum(card.slots for card in cards)
-        self._context = WorkerContext(bus, self._admission_client, clock, incarnation, metrics, timings, slots=slots)
+        self._context = WorkerContext(
+            bus,
+            self._admission_client,
+            clock,
+            incarnation,
+            metrics,
+            timings,
+            slots=slots,
+            consumer_timeout_seconds=consumer_timeout_seconds,
+        )
         self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
         self._on_drain = on_drain

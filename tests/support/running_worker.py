@@ -11,6 +11,7 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.invoke import FaultReply, InvokeRequest, Result, TokenUsage
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import BrokerUnavailable
+from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange, target_queue
 from quintain_worker.providers.provider import OnText, Provider, ProviderAnswer
@@ -69,6 +70,7 @@ async def running_worker(
     progress_seconds: float = PROGRESS_SECONDS,
     drain: Callable[[], object] | None = None,
     timings: Timings = DEFAULT_TIMINGS,
+    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[tuple[Worker, FlakyBus]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
     bus = FlakyBus(ledger.memory)
@@ -78,7 +80,9 @@ async def running_worker(
         for name, provider in zip(names, providers, strict=True)
     }
     cards = [TargetCard(name=name, provider="mock", max_concurrency=max_concurrency) for name in names]
-    worker = Worker(bus, served, cards, on_drain=drain, timings=timings)
+    worker = Worker(
+        bus, served, cards, on_drain=drain, timings=timings, consumer_timeout_seconds=consumer_timeout_seconds
+    )
     await worker.start()
     try:
         yield worker, bus

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quintain.contracts.api_request import ApiName
-from quintain.errors import UnknownTarget
+from quintain.contracts.headers import DEADLINE_HEADER
+from quintain.errors import BadRequest, UnknownTarget
 from quintain_gateway.answer_encoder import AnswerEncoder
 from quintain_gateway.auth import FleetGateway, model_token, verify_token_on_body_error
 from quintain_gateway.bodies import BODIES, parse_body
@@ -202,6 +203,11 @@ class ModelEndpoints:
         limits, window = self._gateway.limits, self._gateway.retry_window
         if not (parsed.stream or limits.early_status or key.is_from_client):
             # The deadline ends the calls in the fleet when the client's patience with a held status line does.
+            if deadline_seconds > limits.answer_seconds and DEADLINE_HEADER in request.headers:
+                raise BadRequest(
+                    f"{DEADLINE_HEADER}: an answer is held for {limits.answer_seconds:.0f} s here; "
+                    "for a later deadline send an Idempotency-Key, or ask for a stream"
+                )
             deadline_seconds = min(deadline_seconds, limits.answer_seconds)
         identity, is_retry = retry_identity(request, body)
         calls = window.take(identity) if is_retry else None

@@ -33,6 +33,7 @@ from quintain.contracts import session as session_messages
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import describe_validation_error
+from quintain.contracts.values import require_possible_deadline
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
 from quintain.routes import CANCEL, CLOSE, CLOSE_CHILDREN, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient
@@ -78,8 +79,8 @@ class Client:
 
         - ``question`` or ``messages`` is required, not both.
         - ``settings``: an `InvokeSettings`, or its fields as a mapping.
-        - ``timeout`` is the call's deadline in seconds from now, waiting in queues included. The call then ends
-          in the fleet too.
+        - ``timeout`` is the call's deadline in seconds from now, at most 12 hours, waiting in queues included. The call
+          then ends in the fleet too.
         - ``request_id`` is the idempotency key: the same id is the same call, charged once, with the same result.
 
         Raises a `Fault`: `Expired` at the deadline, `BadRequest` for invalid arguments; see `send`.
@@ -90,6 +91,7 @@ class Client:
         """
         if not 0 < timeout < math.inf:
             raise BadRequest(f"timeout: a number of seconds above 0 is needed, not {timeout}")
+        require_possible_deadline(timeout, "timeout")
         fields = {
             "question": question,
             "target": target,
@@ -116,7 +118,7 @@ class Client:
         """Invoke with a complete `InvokeRequest`, or over a broker with an `ApiRequest` in the words of a vendor's API.
 
         - ``request_id`` is the idempotency key: the same id is the same call, charged once, with the same result.
-        - ``deadline_seconds`` is the time limit from now.
+        - ``deadline_seconds`` is the time limit from now, at most 12 hours.
         - ``on_chunk`` is called with each piece of the answer; a piece of a higher attempt voids all pieces before it.
         - ``on_progress`` is called every 10 s while the call runs. Neither callback is available over HTTP
           (`ConfigError`).
@@ -130,6 +132,7 @@ class Client:
             request = InvokeRequest(question="Explain TCP.", target="gpt4o")
             result = await client.send(request, deadline_seconds=60, on_chunk=lambda chunk: print(chunk.delta, end=""))
         """
+        require_possible_deadline(deadline_seconds, "deadline_seconds")
         call = InvokeCall(
             request=request,
             request_id=request_id,
@@ -156,6 +159,7 @@ class Client:
             for item in await client.invoke_batch(["2 + 2?", {"question": "3 + 3?", "target": "judge"}]):
                 print(item.fault or item.result.raw_text)
         """
+        require_possible_deadline(deadline_seconds, "deadline_seconds")
         if isinstance(requests, str):
             raise BadRequest("requests: a batch is a list of requests, and this is one text")
         items = [_parse_item(item) for item in requests]
@@ -192,6 +196,7 @@ class Client:
 
             await client.reserve_ids(["case-1", "case-2"], deadline_seconds=300)
         """
+        require_possible_deadline(deadline_seconds, "deadline_seconds")
         deadline = self._transport.clock.deadline_ms(deadline_seconds)
         request = session_messages.ReserveCalls(request_ids=list(request_ids), deadline=deadline)
         return (await self._call(RESERVE, request)).granted

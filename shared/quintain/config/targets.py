@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FiniteFloat,
@@ -36,7 +37,7 @@ from quintain.config.references import holds_reference, without_references
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
-from quintain.contracts.values import TargetName
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, TargetName
 from quintain.programs.sandbox import SandboxOption
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
@@ -53,6 +54,20 @@ def _is_unresolved(value: object, info: ValidationInfo) -> bool:
     return bool(info.context and info.context.get(UNRESOLVED_CONTEXT_KEY)) and holds_reference(value)
 
 
+def _within_longest_call(seconds: float) -> float:
+    if seconds > MAX_DEADLINE_SECONDS:
+        raise ValueError(f"a call lasts {MAX_DEADLINE_SECONDS:.0f} s (12 hours) at most")
+    return seconds
+
+
+#: A time limit of a call, in seconds.
+_TimeLimit = Annotated[
+    FiniteFloat,
+    Field(gt=0, json_schema_extra={"maximum": MAX_DEADLINE_SECONDS}),
+    AfterValidator(_within_longest_call),
+]
+
+
 class _Target(StrictModel):
     """Fields of every target."""
 
@@ -62,8 +77,9 @@ class _Target(StrictModel):
     """The most calls in flight at once, over all workers."""
     worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     """The most calls in flight at once in one worker, also its prefetch. If absent, max_concurrency."""
-    timeout_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """The limit of one try at the provider, in seconds, within the call's deadline. If absent, the deadline."""
+    timeout_seconds: _TimeLimit | None = None
+    """The limit of a call's tries at the provider, in seconds, and the deadline of its calls in `quintain run`, which
+    is 600 s at least. If absent, the call's deadline."""
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
     """The most tries at the provider in one attempt."""
     price: TargetPrice | None = None

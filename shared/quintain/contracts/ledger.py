@@ -152,6 +152,7 @@ class Admit(Message):
     beside a proof, so that a metadata service that knows no proofs cannot read the batch: the admit is repeated.
 
     ``alone``: the worker has ended its other calls, or waited for them as long as it may, and begins none beside it.
+    ``copy_of``: its message is a copy of the one of this attempt's call, for which the worker holds no slot.
     """
 
     token: str | None = None
@@ -166,6 +167,7 @@ class Admit(Message):
     problem: FaultReply | None = None
     traceparent: str | None = None
     alone: bool | None = None
+    copy_of: Token | None = None
 
     def credential(self) -> SessionToken | CallProof:
         """Return what authorizes the call, whose format is right. Raises `Unauthorized`."""
@@ -189,10 +191,11 @@ class AdmitBatch(Message):
 
 
 class Admission(Message):
-    """The ledger's decision on one attempt: a grant, a stored reply (``replay``), a fault, or ``must_be_alone``.
+    """The ledger's decision on one attempt: a grant, a stored reply (``replay``), a fault, or that it is asked again.
 
     ``must_be_alone``: the call was lost with so many workers that it may run only where nothing runs beside it. Nothing
-    is granted: the worker asks again, with `Admit.alone`, when that is so.
+    is granted: the worker asks again, with `Admit.alone`, when that is so. ``needs_slot``: no attempt runs the call of
+    which the message is a copy (`Admit.copy_of`), or it is none: nothing is granted either, and it takes a slot.
 
     ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
@@ -212,11 +215,12 @@ class Admission(Message):
     replay: Result | None = None
     fault: FaultReply | None = None
     must_be_alone: bool | None = None
+    needs_slot: bool | None = None
 
     @property
     def is_grant(self) -> bool:
         """Whether the attempt may run."""
-        return self.fault is None and not self.is_replay and not self.must_be_alone
+        return self.fault is None and not (self.is_replay or self.must_be_alone or self.needs_slot)
 
     @property
     def is_replay(self) -> bool:

@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
-from quintain.contracts.values import Count, Id, RequestId, TargetName
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
 DEFAULT_MAX_CALLS = 50
@@ -107,7 +107,7 @@ class OpenSession(StrictMessage):
     max_calls: Count | None = None
     allowed_targets: list[TargetName] | None = None
     expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    deadline_seconds: Annotated[float, Field(gt=0, le=1500)] | None = None
+    deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
     store_replies: bool | None = None
     unsupported: Unsupported | None = None
     max_body_bytes: BodyBytes | None = None

@@ -9,6 +9,9 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, Strict, StringConstraints
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from quintain.contracts.headers import DEADLINE_HEADER
+from quintain.errors import BadRequest
+
 #: Target names (``docs/protocol/routing.md``): as routing keys and parts of queue names they have no other characters.
 TARGET_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
@@ -16,6 +19,18 @@ _TARGET_NAME = re.compile(TARGET_NAME_PATTERN)
 
 #: What no request id may hold: no ledger keeps U+0000, and UTF-8 cannot write half of a surrogate pair.
 _NOT_IN_REQUEST_IDS = re.compile("[\0\ud800-\udfff]")
+
+#: The longest deadline of a call, in seconds from now: 12 hours. A queue keeps a message for a day.
+MAX_DEADLINE_SECONDS = 43_200.0
+
+
+def require_possible_deadline(seconds: float, field: str = DEADLINE_HEADER) -> None:
+    """Check how far ahead a deadline is. Raises `BadRequest`, which names the field and the limit."""
+    if seconds > MAX_DEADLINE_SECONDS:
+        raise BadRequest(
+            f"{field}: {seconds:.0f} s ahead, and a call lasts {MAX_DEADLINE_SECONDS:.0f} s (12 hours) at most"
+        )
+
 
 #: How many of something.
 Count = Annotated[int, Field(ge=0)]

@@ -40,13 +40,15 @@ class Worker:
         self.deferred |= set(deferred)
 
     def answer_to(self, request: Admit) -> str:
-        """What it was told: nothing, held, granted, replayed, that it must be alone, or the code of a fault."""
+        """What it was told: nothing, held, granted, replayed, that it must be alone, needs a slot, or a fault's code."""
         if request.attempt_id not in self.admissions:
             return "held" if request.attempt_id in self.deferred else "nothing"
         item = self.admissions[request.attempt_id]
         if item.fault is not None:
             return item.fault.code
-        return "granted" if item.is_grant else "replayed" if item.replay else "must be alone"
+        if item.is_grant or item.replay:
+            return "granted" if item.is_grant else "replayed"
+        return "must be alone" if item.must_be_alone else "needs slot"
 
 
 @pytest.fixture
@@ -144,6 +146,22 @@ async def test_one_duplicate_too_many_is_overloaded_and_costs_nothing(
     await worker.admit(other_call, admit_request(session, "r2"))
     assert worker.answer_to(other_call) == "granted"
     assert (await ledger_driver.info(session)).call_count == 2
+
+
+async def test_copies_of_a_running_call_are_none_of_its_duplicates(
+    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
+) -> None:
+    worker, other = Worker(admission_queue), Worker(admission_queue, "w2")
+    holder = admit_request(session, "r1")
+    await worker.admit(holder)
+    copies = [admit_request(session, "r1", copy_of=holder.attempt_id) for _ in range(MAX_HELD_DUPLICATES + 1)]
+    await other.admit(*copies)
+    duplicates = [admit_request(session, "r1") for _ in range(MAX_HELD_DUPLICATES)]
+    await worker.admit(*duplicates)
+    assert {worker.answer_to(ask) for ask in duplicates} | {other.answer_to(ask) for ask in copies} == {"held"}
+    await ledger_driver.expire_lease("w1")
+    await admission_queue.retry_waiting()
+    assert {other.answer_to(ask) for ask in copies} == {"needs slot"}
 
 
 async def test_whoever_waits_at_a_targets_limit_is_no_duplicate(

@@ -1,0 +1,72 @@
+"""What the delivery handlers of one worker share."""
+
+from __future__ import annotations
+
+import logging
+
+from quintain.bus.base import Bus, Delivery
+from quintain.clock import Clock
+from quintain.errors import BusError
+from quintain.routes import INVOKE
+from quintain.rpc.groups import ReplyGroups
+from quintain.runtime.concurrency import ByteBudget, RandomIds
+from quintain.timings import Timings
+from quintain_worker.admissions import AdmissionClient
+from quintain_worker.completion import Completion
+from quintain_worker.copies import HELD_PART, EndedAttempts, copy_of
+from quintain_worker.inflight import CallGate, InflightCalls
+from quintain_worker.metrics import WorkerMetrics
+from quintain_worker.streaming import EXPIRATION_SECONDS
+
+log = logging.getLogger(__name__)
+
+#: How many bytes of replies of more than `LARGE_REPLY_BYTES` are settled and sent at a time. Until its message is
+#: confirmed, a reply takes several times its size; others wait as bytes.
+LARGE_REPLIES_BYTES = 32 * 1024 * 1024
+
+
+class WorkerContext:
+    """Everything that the delivery handlers of one worker share."""
+
+    def __init__(  # noqa: PLR0913 -- everything that they share
+        self,
+        bus: Bus,
+        admission_client: AdmissionClient,
+        clock: Clock,
+        incarnation: str,
+        metrics: WorkerMetrics,
+        timings: Timings,
+        *,
+        slots: int,
+        consumer_timeout_seconds: float,
+    ) -> None:
+        """Create the shared state of a worker that takes up to ``slots`` deliveries at a time.
+
+        ``consumer_timeout_seconds`` is after how long the broker closes the channel of an unacknowledged message.
+        """
+        self.bus, self.admission_client, self.clock = bus, admission_client, clock
+        self.metrics, self.timings = metrics, timings
+        self.inflight, self.call_gate = InflightCalls(slots), CallGate(timings.held_call_seconds)
+        self.attempt_ids, self.ended_attempts = RandomIds(), EndedAttempts()
+        #: For how long a message is held at most, in seconds.
+        self.held_seconds = consumer_timeout_seconds * HELD_PART
+        self.incarnation = incarnation
+        self.completion = Completion(bus, incarnation, timings)
+        self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
+        self.large_replies = ByteBudget(LARGE_REPLIES_BYTES)
+
+    async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float | None = None) -> None:
+        """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``, by
+        default after as long as the delivery itself.
+
+        A requeue of the delivery itself would count towards the queue's delivery limit. It is used only where the copy
+        cannot be published.
+        """
+        copy = copy_of(delivery, remaining_seconds)
+        try:
+            await self.bus.publish(INVOKE.exchange, target, copy)
+        except BusError as error:
+            log.warning("A call could not be published again, and is requeued: %s", error.message)
+            await delivery.requeue()
+        else:
+            await delivery.ack()
