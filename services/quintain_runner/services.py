@@ -24,7 +24,7 @@ from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import BudgetUnavailable, ConfigError
 from quintain.fleet.announce import announce
-from quintain.settings import MEMORY_URL, Settings, read_trace_settings, without_variables
+from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL, Settings, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
@@ -89,10 +89,12 @@ async def run_worker(
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
     timings: Timings = DEFAULT_TIMINGS,
+    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[quintain_worker.Worker]:
     """Run a worker for the targets of a configuration, or for ``only_targets`` of them.
 
-    ``grace_seconds`` is how long running calls may take on exit. ``sole_id`` and ``drain`` are passed to `Worker`.
+    ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
+    ``consumer_timeout_seconds`` are passed to `Worker`.
     Raises `ConfigError`.
     """
     resolved = config.resolve(env)
@@ -117,7 +119,14 @@ async def run_worker(
         for name in names
     }
     worker = quintain_worker.Worker(
-        bus, served_targets, cards, metrics, sole_id=sole_id, on_drain=drain, timings=timings
+        bus,
+        served_targets,
+        cards,
+        metrics,
+        sole_id=sole_id,
+        on_drain=drain,
+        timings=timings,
+        consumer_timeout_seconds=consumer_timeout_seconds,
     )
     try:
         await worker.start()
@@ -162,6 +171,7 @@ class FleetPlan:
     limits: quintain_gateway.GatewayLimits | None = None
     exclusive_path: str | None = None
     timings: Timings = DEFAULT_TIMINGS
+    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS
     retention_days: int | None = None
 
 
@@ -204,7 +214,14 @@ def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncCont
         if plan.exclusive_path is None
         else f"sole-{digest(f'{socket.gethostname()} {plan.exclusive_path}').hex()[:16]}"
     )
-    return run_worker(bus, plan.config, plan.env, sole_id=sole_id, timings=plan.timings)
+    return run_worker(
+        bus,
+        plan.config,
+        plan.env,
+        sole_id=sole_id,
+        timings=plan.timings,
+        consumer_timeout_seconds=plan.consumer_timeout_seconds,
+    )
 
 
 def load_configuration(settings: Settings, config_path: Path | None, *, start_folder: Path | None = None) -> Config:

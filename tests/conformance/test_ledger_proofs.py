@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
@@ -13,7 +15,7 @@ from quintain_metadata.calls import CallOperations
 from quintain_metadata.decisions import AdmitOperation
 from support.ledger_operations import alone
 
-DEADLINE = 2**52
+DEADLINE = int(time.time() * 1000) + 3_600_000
 
 
 def proven_admit(session: SessionOpened, request_id: str, /, *, key: str = "a", **altered: object) -> Admit:

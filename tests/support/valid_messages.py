@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from quintain.contracts.credentials import SessionToken
+
+IN_AN_HOUR = int(time.time() * 1000) + 3_600_000
 
 QUESTION: dict[str, object] = {
     "question": "why?",
@@ -68,7 +72,7 @@ def operations(other_session_id: str) -> dict[str, object]:
             "label": "nightly",
         },
         "amend": {"sessionId": other_session_id, "maxCalls": 10, "state": "paused"},
-        "reserve": {"requestIds": ["r1", "r2"], "deadline": 2**42},
+        "reserve": {"requestIds": ["r1", "r2"], "deadline": IN_AN_HOUR},
         "release": {"requestIds": ["r1", "r2"]},
         "cancel": {"requestIds": ["r1", "r2"]},
         "list": {"cursor": "1790000000000.000000000000", "state": "open"},
@@ -96,7 +100,7 @@ def admit_batch(token: str) -> dict[str, object]:
         "attemptId": "t",
         "target": "a",
         "bodySha256": "body",
-        "deadline": 2**42,
+        "deadline": IN_AN_HOUR,
     }
     return {"incarnation": "i", "items": [item, {**item, "attemptId": "u", "problem": FAULT}]}
 
@@ -106,7 +110,7 @@ def admit_reply(attempt_id: str) -> dict[str, object]:
     grant = {
         "attemptId": attempt_id,
         "attempt": 1,
-        "deadline": 2**42,
+        "deadline": IN_AN_HOUR,
         "callCount": 1,
         "maxCalls": 2,
         "storeReplies": True,

@@ -176,6 +176,7 @@ async def _run_worker(
             metrics=metrics,
             drain=stop.request,
             timings=settings.timings,
+            consumer_timeout_seconds=settings.consumer_timeout_seconds,
         ) as worker,
         report_ready(endpoints, bus, worker.check, worker.card),
     ):

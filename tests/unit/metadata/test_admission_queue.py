@@ -40,7 +40,7 @@ class Worker:
         self.deferred |= set(deferred)
 
     def answer_to(self, request: Admit) -> str:
-        """What it was told: nothing, held, granted, replayed, that it must be alone, needs a slot, or a fault's code."""
+        """What it was told: nothing, held, granted, replayed, that it must be alone or needs a slot, or a fault."""
         if request.attempt_id not in self.admissions:
             return "held" if request.attempt_id in self.deferred else "nothing"
         item = self.admissions[request.attempt_id]

@@ -126,8 +126,8 @@ def test_any_request_arrives_as_it_was_sent(question: str, prompt: str | None, m
         ),
         (
             session_messages.OpenSession,
-            '{"defaultTarget": "a", "deadlineSeconds": 1501}',
-            "deadlineSeconds: Input should be less than or equal to 1500",
+            '{"defaultTarget": "a", "deadlineSeconds": 43201}',
+            "deadlineSeconds: Input should be less than or equal to 43200",
         ),
         (
             session_messages.OpenSession,
