@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from quintain.contracts.ledger import CallKey, DrainState, Heartbeat, LeaseRenewed, Register
@@ -98,13 +99,14 @@ def register_worker(
     for target in registration.targets:
         yield from execute(
             "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at, fingerprint,"
-            " position) VALUES (?, ?, ?, ?, ?, ?, ?, (SELECT coalesce(max(position), 0) + 1 FROM target))"
+            " timeout_ms, position)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT coalesce(max(position), 0) + 1 FROM target))"
             " ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
             " model = excluded.model, judge_target = excluded.judge_target,"
             " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at,"
-            " fingerprint = excluded.fingerprint",
+            " fingerprint = excluded.fingerprint, timeout_ms = excluded.timeout_ms",
             *(target.name, target.provider, target.model, target.judge_target, target.max_concurrency, now),
-            target.fingerprint,
+            *(target.fingerprint, None if target.timeout_seconds is None else math.ceil(target.timeout_seconds * 1000)),
         )
     yield from record_served_targets(now, registration)
     if registration.sole:

@@ -121,6 +121,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (incarnation, target)
         )""",
     ),
+    # How long its calls may take, in milliseconds; null where it has no limit of its own.
+    ("ALTER TABLE target ADD COLUMN timeout_ms bigint",),
 )
 
 #: Statements of a migration on SQLite only, by its number.

@@ -31,7 +31,13 @@ from quintain_metadata.session_rows import (
     require_authorized_for,
 )
 from quintain_metadata.store import SqlProgram, execute
-from quintain_metadata.targets import current_fingerprints, differences, group_slots, live_served_targets
+from quintain_metadata.targets import (
+    current_fingerprints,
+    differences,
+    group_slots,
+    live_served_targets,
+    target_timeouts,
+)
 
 DEFAULT_DEADLINE_MS = 600_000
 PAGE_SIZE = 100
@@ -220,6 +226,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     different_since = yield from differences(now, served)
     available = session.available(targets)
     fingerprints = {name: fingerprint for name in available if (fingerprint := targets[name]) is not None}
+    timeouts = yield from target_timeouts()
     slots = {name: slots for name, slots in (yield from group_slots(now)).items() if name in available}
     return Info(
         session_id=session.id,
@@ -249,6 +256,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         unsupported="ignore" if session.ignore_unsupported else None,
         max_body_bytes=session.max_body_bytes,
         group_slots=slots or None,
+        target_timeouts={name: seconds for name, seconds in timeouts.items() if name in available} or None,
         now=now,
     )
 

@@ -155,6 +155,12 @@ def group_slots(now: int) -> SqlProgram[dict[str, int]]:
     return {row[0]: row[1] for row in rows}
 
 
+def target_timeouts() -> SqlProgram[dict[str, float]]:
+    """Return the targets whose calls have a time limit of their own, in seconds."""
+    rows = yield from execute("SELECT name, timeout_ms FROM target WHERE timeout_ms IS NOT NULL")
+    return {row[0]: row[1] / 1000 for row in rows}
+
+
 #: The workers that serve each target, and the free slots of one of them; parameters: now, now, `DRAINING_RANK`.
 _FREE_SLOTS = (
     "CASE WHEN lease_until > ? AND paused_until <= ? AND drain < ? AND group_slots > coalesce(running, 0)"

@@ -57,6 +57,18 @@ async def test_workers_that_differ_are_known_with_the_time_since_they_do(ledger_
     assert (await ledger_driver.info(session)).different_since is None
 
 
+async def test_the_time_limit_that_a_target_was_registered_with_last_is_known(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    session = await ledger_driver.open_session()
+    for seconds in (None, 7200.5, None):
+        card = TargetCard(name="a", provider="mock", max_concurrency=64, timeout_seconds=seconds)
+        request = Register(worker_id="w", incarnation="w", targets=[card], protocol=PROTOCOL_VERSION)
+        await ledger_driver.ledger.transact(lambda moment, ask=request: leases.register_worker(moment.now, ask))
+        timeouts = (await ledger_driver.info(session)).target_timeouts
+        assert timeouts == (None if seconds is None else {"a": 7200.5})
+
+
 async def test_workers_that_restart_do_not_begin_a_new_difference(ledger_driver: ClockedLedgerDriver) -> None:
     await register(ledger_driver, "old-1", "a")
     await later(ledger_driver, 100, "old-1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ class FakeClient(Client):
         self.different_since: dict[str, int] = {}
         self.request_ids: list[str] = []
         self.requests: list[InvokeRequest] = []
+        #: By target, the deadlines of its calls, in seconds.
+        self.deadlines: dict[str | None, set[float]] = defaultdict(set)
         self.in_flight = self.max_in_flight = 0
         self.children: dict[str, ChildSession] = {}
         self.reserved_ids: set[str] = set()
@@ -53,7 +56,7 @@ class FakeClient(Client):
         self, request: InvokeRequest, *, request_id: str | None = None, deadline_seconds: float = 600.0, **_: object
     ) -> Result:
         assert request_id is not None
-        assert deadline_seconds > 0
+        self.deadlines[request.target].add(deadline_seconds)
         if request_id not in self._outcomes:
             self._outcomes[request_id] = await self._call(request, request_id)
         outcome = self._outcomes[request_id]

@@ -218,5 +218,6 @@ def test_a_card_says_what_the_fleet_may_know(file: Path) -> None:
         "worker_concurrency": None,
         "max_concurrency": 64,
         "fingerprint": None,
+        "timeout_seconds": None,
     }
     assert card_of("local", config.targets["local"]).model is None

@@ -127,6 +127,10 @@ targets:
         ("{provider: mock, max_concurrency: 10001}", "targets.it.max_concurrency: Input should be less than or"),
         ("{provider: mock, max_tries: 11}", "targets.it.max_tries: Input should be less than or equal to 10"),
         ("{provider: mock, timeout_seconds: 0}", "targets.it.timeout_seconds: Input should be greater than 0"),
+        (
+            "{provider: mock, timeout_seconds: 43201}",
+            "targets.it.timeout_seconds: a call lasts 43200 s (12 hours) at most",
+        ),
         ("{provider: mock, timeout_seconds: .inf}", "targets.it.timeout_seconds: Input should be a finite"),
         ("{provider: mock, fail_rate: 1.5}", "targets.it.fail_rate: Input should be less than or equal to 1"),
         ("{provider: mock, judge_target: him}", "targets.it.judge_target: no target is named 'him'"),

@@ -214,6 +214,7 @@ class _Execution:
             prices=run.prices,
             fingerprints=self.fingerprints,
             scoring=Scoring.of(run.evaluation.spec),
+            timeouts=info.target_timeouts or {},
         )
         return TrialBudget(
             context,

@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from quintain.client.client import Client
+from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.session import OpenSession, SessionOpened
@@ -203,7 +204,7 @@ class GradingContext:
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
     ``scoring`` makes rows of verdicts. ``sessions`` are those that were opened for this trial's graders before it
-    began, by the grader's name.
+    began, by the grader's name. ``timeouts`` are the time limits of the targets that have one, in seconds.
     """
 
     run_name: str
@@ -219,6 +220,12 @@ class GradingContext:
     fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
     scoring: Scoring = field(default_factory=Scoring)
     sessions: Mapping[str, ReservedSession] = field(default_factory=dict)
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+
+    def deadline_seconds(self, target: str) -> float:
+        """How long a call of this target may take from now, its time in queues included: a limit of less than the
+        default is one of its tries, and not of the waits between them."""
+        return max(DEFAULT_DEADLINE_SECONDS, self.timeouts.get(target, 0.0))
 
     def reserved_session(self, grader: str) -> ReservedSession | None:
         """The session that was opened for a grader before its trial began; None if there is none, or not any more."""

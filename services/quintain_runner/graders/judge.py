@@ -182,7 +182,10 @@ class JudgeGraderRunner:
         """Ask under an id that contains the calls that this trial has spent; ``spent_calls`` of them had a verdict that
         is deleted."""
         request, request_id = self._request(trial, answer, context), self._request_id(trial, context, spent_calls)
-        timeout_seconds = self.spec.timeout_seconds
+        is_limited = "timeout_seconds" in self.spec.model_fields_set
+        timeout_seconds = (
+            self.spec.timeout_seconds if is_limited else context.deadline_seconds(request.target or trial.target)
+        )
         try:
             reply = await call_with_retry(
                 lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds)

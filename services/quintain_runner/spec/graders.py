@@ -23,7 +23,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from quintain.contracts.message import Message
 from quintain.contracts.session import DEFAULT_MAX_CALLS
-from quintain.contracts.values import Count, TargetName
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.files import ModelsByPlace, kind_tag
 from quintain_runner.untrusted import compile_pattern
@@ -234,8 +234,10 @@ class JudgeGrader(_GraderSpec):
     """Whether to request structured output from the provider, so that the verdict follows its schema (openai and
     anthropic).
     """
-    timeout_seconds: Seconds = JUDGE_TIMEOUT_SECONDS
-    """The timeout of the judge's call, in seconds, including its time in the queue."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] = JUDGE_TIMEOUT_SECONDS
+    """The timeout of the judge's call, in seconds, including its time in the queue. If absent, 600, or that of its
+    target where it is more.
+    """
 
     @field_validator("show")
     @classmethod

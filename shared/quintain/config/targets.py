@@ -373,4 +373,5 @@ def card_of(name: str, target: TargetConfig) -> TargetCard:
         judge_target=target.judge_target,
         max_concurrency=target.max_concurrency,
         worker_concurrency=target.worker_concurrency,
+        timeout_seconds=target.timeout_seconds,
     )

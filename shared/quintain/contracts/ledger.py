@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.values import Id, Number, RequestId, TargetName, Text, Whole
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, Id, Number, RequestId, TargetName, Text, Whole
 
 #: Upper bound of a target's ``max_concurrency``.
 MAX_CONCURRENCY = 10_000
@@ -39,6 +39,7 @@ class TargetCard(Message):
 
     ``fingerprint`` is a hash of everything in the target's configuration that can change an answer, or None.
     ``worker_concurrency`` is how many of its calls one worker runs at a time; None is ``max_concurrency``.
+    ``timeout_seconds`` is how long its calls may take, or None where it has no limit of its own.
     """
 
     name: TargetName
@@ -48,6 +49,7 @@ class TargetCard(Message):
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
     worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     fingerprint: Text | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
 
     @property
     def slots(self) -> int:

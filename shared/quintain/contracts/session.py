@@ -64,6 +64,7 @@ class Info(Message):
     ``different_since`` are the times since when the live workers of some of them have reported different ones.
     ``unsupported`` is set if it is ``ignore``, and ``max_body_bytes`` if the session was opened with it.
     ``group_slots`` are the targets with a live worker, each with the slots that one of its workers has.
+    ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds.
     """
 
     session_id: str
@@ -89,6 +90,7 @@ class Info(Message):
     unsupported: Unsupported | None = None
     max_body_bytes: int | None = None
     group_slots: dict[str, Count] | None = None
+    target_timeouts: dict[str, float] | None = None
     now: int
 
 

@@ -166,6 +166,14 @@ async def test_a_deadline_that_passes_in_the_queue_is_504_or_the_last_event(flee
         assert (response.status_code, response.json()["error"]["code"]) == (504, "expired")
 
 
+async def test_a_deadline_for_which_no_answer_is_held_is_refused_and_not_cut(fleet: ModelFleet) -> None:
+    async with open_gateway_client(fleet.url, await fleet.token(5)) as door:
+        now = (await door.get("/info"))[1]["now"]
+        response = await door.http.post(CHAT, json=ASK, headers={"x-quintain-deadline": str(now + 3_600_000)})
+        assert response.status_code == 400
+        assert "Idempotency-Key" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 async def test_who_leaves_a_waiting_stream_has_the_call_taken_back(fleet: ModelFleet, path: str) -> None:
     async with open_waiting_stream(fleet, path, stream=True) as (_, door):

@@ -45,6 +45,7 @@ async def post(gateway_client: GatewayClient, path: str, body: object, headers: 
         ({"x-quintain-deadline": "inf"}, 400, "bad_request"),
         ({"x-quintain-deadline": "99999999999999.5"}, 400, "bad_request"),
         ({"x-quintain-deadline": "1e14"}, 400, "bad_request"),
+        ({"x-quintain-deadline": str(10**14)}, 400, "bad_request"),
         ({"x-quintain-deadline": "1"}, 504, "expired"),
     ],
 )

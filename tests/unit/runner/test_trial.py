@@ -83,6 +83,17 @@ async def test_an_answer_is_graded_into_a_row(tmp_path: Path) -> None:
     assert not outcome.budget_spent
 
 
+@pytest.mark.parametrize(
+    ("timeouts", "expected"), [({}, 600), ({"bot": 30}, 600), ({"bot": 7200, "other": 9000}, 7200)]
+)
+async def test_a_call_lasts_as_long_as_its_target_may_take_and_600_s_at_least(
+    timeouts: dict[str, float], expected: float
+) -> None:
+    client = FakeClient()
+    await run_trial(TRIAL, replace(grading_context_of(client), timeouts=timeouts))
+    assert client.deadlines == {"bot": {expected}}
+
+
 async def test_the_score_is_the_mean_of_the_graders(tmp_path: Path) -> None:
     half = script_grader(tmp_path, 'print(\'{"score": 0.5, "reason": "half"}\')')
     outcome = await run_trial(TRIAL, grading_context_of(FakeClient(), SAME, half))

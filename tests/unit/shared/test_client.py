@@ -180,7 +180,7 @@ async def test_a_bad_request_is_said_before_any_io(ask: dict[str, object]) -> No
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"timeout": 0}, {"timeout": float("nan")}, {"settings": {"temperature": "warm"}}]
+    "arguments", [{"timeout": 0}, {"timeout": float("nan")}, {"timeout": 43_201}, {"settings": {"temperature": "warm"}}]
 )
 async def test_an_invalid_timeout_or_setting_is_a_bad_request(
     lone_client: LoneClient, arguments: dict[str, object]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain.settings import Settings, read_settings
+from quintain.settings import CONSUMER_TIMEOUT_SECONDS, Settings, read_settings
 
 
 def test_an_empty_environment_says_nothing() -> None:
@@ -87,3 +87,11 @@ def test_sessions_are_kept_for_ever_or_for_days() -> None:
     for wrong in ("2", "-30", "30 d", "9" * 6):
         with pytest.raises(ConfigError, match="QUINTAIN_RETENTION_DAYS"):
             read_settings({"QUINTAIN_RETENTION_DAYS": wrong})
+
+
+def test_the_brokers_consumer_timeout_is_seconds() -> None:
+    assert read_settings({}).consumer_timeout_seconds == CONSUMER_TIMEOUT_SECONDS
+    assert read_settings({"QUINTAIN_CONSUMER_TIMEOUT_SECONDS": "60"}).consumer_timeout_seconds == 60
+    for wrong in ("9", "0", "-60", "nan", "inf", "an hour"):
+        with pytest.raises(ConfigError, match="QUINTAIN_CONSUMER_TIMEOUT_SECONDS"):
+            read_settings({"QUINTAIN_CONSUMER_TIMEOUT_SECONDS": wrong})
