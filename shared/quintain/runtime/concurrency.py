@@ -8,7 +8,6 @@ import contextvars
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -17,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class _KeyedItems(Generic[Item]):
-    """The items of one key that wait, and how many of its batches are under way; one of them may be due now."""
+    """The items of one key that wait, and how many of its batches are under way; ``is_due``: one takes them next."""
 
     waiting: list[Item] = field(default_factory=list)
     max_batch: int = 64
@@ -60,10 +59,9 @@ class BatchSender(Generic[Key, Item]):
             line = self._lines[key] = _KeyedItems()
         line.waiting.append(item)
         line.max_batch = max_batch
-        while self._full_at_once and len(line.waiting) >= max_batch:
+        is_full = self._full_at_once and len(line.waiting) >= max_batch
+        if not line.is_due and (is_full or line.under_way < self._max_concurrent):
             self._start(key, line)
-        if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
-            self._start_soon(key, line)
 
     async def close(self, timeout_seconds: float) -> None:
         """Take no more items, and wait up to ``timeout_seconds`` until those that wait are sent; cancel it then."""
@@ -80,40 +78,35 @@ class BatchSender(Generic[Key, Item]):
                 task.cancel()
             await asyncio.gather(*self._sending, return_exceptions=True)
 
-    def _start_soon(self, key: Key, line: _KeyedItems[Item]) -> None:
-        """Send a batch after an iteration of the loop: items that are added until then share it."""
-        line.is_due, loop = True, asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, partial(self._start, key, line, was_due=True))
+    def _start(self, key: Key, line: _KeyedItems[Item], *, at_once: bool = False) -> None:
+        """Start to send a batch of what waits after an iteration of the loop, or ``at_once``."""
+        line.is_due = True
+        line.under_way += 1
+        # An empty context: the batch must not inherit the log ids and the span of the call that started it.
+        sending = self._send_batch(key, line, at_once=at_once)
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
-    def _start(self, key: Key, line: _KeyedItems[Item], *, was_due: bool = False) -> None:
-        """Remove the items of a batch from those that wait, and start to send it."""
-        line.is_due = line.is_due and not was_due
-        if self._wanted is not None:
-            line.waiting = list(filter(self._wanted, line.waiting))
-        batch = line.waiting[: line.max_batch]
-        if len(batch) > 1:
-            batch = batch[: self._count(batch)]
-        line.waiting = line.waiting[len(batch) :]
-        if batch:
-            line.under_way += 1
-            # An empty context: the batch must not inherit the log ids and the span of the call that started it.
-            sending = self._send_batch(key, line, batch)
-            task = contextvars.Context().run(asyncio.get_running_loop().create_task, sending)
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
-        if line.waiting and line.under_way < self._max_concurrent:
-            self._start(key, line)
-        elif not (line.waiting or line.is_due or line.under_way):
-            self._lines.pop(key, None)
-
-    async def _send_batch(self, key: Key, line: _KeyedItems[Item], batch: list[Item]) -> None:
+    async def _send_batch(self, key: Key, line: _KeyedItems[Item], *, at_once: bool) -> None:
         try:
-            await self._send(key, batch)
+            if not at_once:
+                await asyncio.sleep(0)  # Items that are added until then share the batch.
+            line.is_due = False
+            waiting = line.waiting if self._wanted is None else list(filter(self._wanted, line.waiting))
+            batch = waiting[: line.max_batch]
+            if len(batch) > 1:
+                batch = batch[: self._count(batch)]
+            line.waiting = waiting[len(batch) :]
+            if line.waiting and (self._full_at_once or line.under_way < self._max_concurrent):
+                self._start(key, line, at_once=True)
+            if batch:
+                await self._send(key, batch)
         finally:
             line.under_way -= 1
             if line.waiting and not line.is_due and line.under_way < self._max_concurrent:
-                self._start_soon(key, line)
-            elif not (line.waiting or line.is_due or line.under_way):
+                self._start(key, line)
+            elif not (line.waiting or line.under_way):
                 self._lines.pop(key, None)
 
 
