@@ -7,7 +7,7 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_host.counters import HostMetrics
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_worker.metrics import WorkerMetrics
+from quintain_worker.target import WorkerMetrics
 
 #: What a metric's series are called, by its kind.
 _SUFFIXES = {"counter": "_total", "info": "_info"}

@@ -23,8 +23,7 @@ from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle, encode_se
 from quintain.contracts.message import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES, Message
 from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
 from quintain.routes import SETTLE
-from quintain.rpc.groups import GroupedReply, ReplyGroups
-from quintain.rpc.server import truncate_echo
+from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
 

@@ -8,15 +8,15 @@ from quintain.bus.base import Bus, Delivery
 from quintain.clock import Clock
 from quintain.errors import BusError
 from quintain.routes import INVOKE
-from quintain.rpc.groups import ReplyGroups
+from quintain.rpc.server import ReplyGroups
 from quintain.runtime.concurrency import ByteBudget, RandomIds
 from quintain.timings import Timings
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.completion import Completion
 from quintain_worker.copies import HELD_PART, EndedAttempts, copy_of
 from quintain_worker.inflight import CallGate, InflightCalls
-from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.streaming import EXPIRATION_SECONDS
+from quintain_worker.target import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from quintain.contracts.headers import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEA
 from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError
-from quintain.rpc.groups import GroupedReply, ReplyGroups
-from quintain.rpc.server import truncate_echo
+from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
 from quintain.topology import REPLY
 from quintain_worker.providers.provider import Delta, next_join
 

@@ -1,4 +1,7 @@
-"""One target as a worker serves it: its provider, measured and traced, its fingerprints, and its pause."""
+"""One target as a worker serves it: its provider, measured and traced, its fingerprints, its pause; and the metrics.
+
+Labels of metrics are the worker's own targets, codes and outcomes, never values from callers.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,20 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from quintain.config.fingerprint import hosted_fingerprint
 from quintain.config.prices import Price
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.ledger import TargetCard
-from quintain.errors import Throttled
+from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.ledger import AttemptOutcome, TargetCard
+from quintain.contracts.message import Message
+from quintain.errors import Fault, Throttled
+from quintain.observe.metrics import ServiceMetrics
 from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
 from quintain.observe.spans import Span, in_span
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_worker.metrics import OK, WorkerMetrics
 from quintain_worker.providers.api_conversation import check_conversation
 from quintain_worker.providers.provider import (
     ApiProvider,
@@ -34,6 +38,55 @@ from quintain_worker.providers.provider import (
     SessionScopedProvider,
 )
 from quintain_worker.streaming import PROGRESS_SECONDS
+
+#: The ``code`` label of deliveries without a fault: answered by the provider, answered from the ledger's stored reply,
+#: returned to the queue.
+OK, REPLAYED, GIVEN_BACK = "ok", "replayed", "given_back"
+
+
+class WorkerMetrics(ServiceMetrics):
+    """Prometheus metrics of one worker."""
+
+    def __init__(self) -> None:
+        super().__init__("worker")
+        calls = self.counter("calls", "Deliveries that ended, by target and code", "target", "code")
+        attempts = self.counter("attempts", "Settled attempts, by outcome", "target", "outcome")
+        provider_seconds = self.histogram(
+            "provider_seconds", "Seconds of one provider try, by its outcome", "target", "end"
+        )
+        queue_seconds = self.histogram(
+            "queue_wait_seconds", "Seconds from the publish of a request to its receipt", "target"
+        )
+        throttled = self.counter("throttled", "Tries that a provider refused for its rate limit", "target")
+        # `labels()` is cached: the label values are few, and every call updates several metrics.
+        self._calls, self._attempts = cache(calls.labels), cache(attempts.labels)
+        self._provider_seconds, self._queue_seconds = cache(provider_seconds.labels), cache(queue_seconds.labels)
+        self._throttled = cache(throttled.labels)
+
+    def count_answered(self, target: str, answer: Message | Fault) -> None:
+        """Count a delivery that was answered with a result or a fault."""
+        replayed = isinstance(answer, Result) and answer.replayed
+        self._calls(target, answer.code if isinstance(answer, Fault) else REPLAYED if replayed else OK).inc()
+
+    def count_returned(self, target: str) -> None:
+        """Count a delivery that was returned to its queue."""
+        self._calls(target, GIVEN_BACK).inc()
+
+    def count_settled(self, target: str, outcome: AttemptOutcome) -> None:
+        """Count a settled attempt by its outcome."""
+        self._attempts(target, outcome.value).inc()
+
+    def observe_queue_wait(self, target: str, seconds: float) -> None:
+        """Observe the seconds between the publish of a request and its receipt."""
+        self._queue_seconds(target).observe(seconds)
+
+    def observe_try(self, target: str, outcome: str, seconds: float) -> None:
+        """Observe the seconds of one provider try; ``outcome`` is ``ok`` or the billing of a failure."""
+        self._provider_seconds(target, outcome).observe(seconds)
+
+    def count_throttled(self, target: str) -> None:
+        """Count a try that the provider refused for its rate limit."""
+        self._throttled(target).inc()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,8 @@ from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.lease import WorkerLease
-from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS, ApiProvider, HostedProvider
-from quintain_worker.target import InstrumentedProvider, WorkerTarget
+from quintain_worker.target import InstrumentedProvider, WorkerMetrics, WorkerTarget
 
 log = logging.getLogger(__name__)
 

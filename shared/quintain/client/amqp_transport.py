@@ -22,8 +22,6 @@ from quintain.client.transport import (
     InvokeCall,
     dispatch_partial,
     expired_fault,
-    invoke_body,
-    invoke_routing_key,
     may_be_uncharged,
 )
 from quintain.clock import Clock
@@ -42,6 +40,7 @@ from quintain.contracts.headers import (
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
+from quintain.contracts.values import is_target_name
 from quintain.errors import (
     BudgetUnavailable,
     BusError,
@@ -276,7 +275,9 @@ class AmqpTransport:
     def _rpc_request(self, call: InvokeCall, request_id: str, deadline_ms: int) -> RpcRequest:
         """Return the message of a call; `_send` says when it is published and for how long its reply is awaited."""
         key = invoke_routing_key(call.request)
-        body = invoke_body(call.request, key)
+        # Without the target that the key names already: a question has the same bytes, and is the same call, whether it
+        # names its target or that is the session's default.
+        body = call.request.to_wire(_TARGET_FIELDS if key and call.request.target is not None else None)
         if len(body) > MAX_BODY_BYTES:
             raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
         return RpcRequest(
@@ -293,6 +294,19 @@ class AmqpTransport:
             },
             deadline_seconds=call.deadline_seconds,
         )
+
+
+#: The fields that name the target.
+_TARGET_FIELDS = {"target", "provider"}
+
+
+def invoke_routing_key(request: InvokeRequest | ApiRequest) -> str:
+    """Return the routing key of a request: its target's name, or an empty key, which the metadata service resolves.
+
+    An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
+    """
+    name = request.requested_target
+    return name if name is not None and is_target_name(name) else ""
 
 
 def _with_target(call: InvokeCall, target: str) -> InvokeCall:

@@ -1,4 +1,4 @@
-"""The `Transport` protocol: how `Client` and `Admin` reach a fleet; and what an invoke request is as a message.
+"""The `Transport` protocol: how `Client` and `Admin` reach a fleet, and what a caller gets before the reply.
 
 `quintain.client.amqp_transport` implements it over a broker, `quintain.client.http_transport` over a gateway.
 """
@@ -15,7 +15,6 @@ from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, CHUNK_TYPE, PROGRESS_TYPE
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
-from quintain.contracts.values import is_target_name
 from quintain.errors import BadRequest, Expired, Fault
 from quintain.routes import ReplyT, RequestT, Route
 
@@ -102,27 +101,6 @@ def expired_fault(deadline_seconds: float) -> Expired:
 def may_be_uncharged(item: BatchItem) -> bool:
     """Return whether a batch item was not charged, or perhaps not: its reservation, if it is still one, is released."""
     return item.fault is not None and not item.fault.charged
-
-
-#: The fields that name the target.
-_TARGET_FIELDS = {"target", "provider"}
-
-
-def invoke_routing_key(request: InvokeRequest | ApiRequest) -> str:
-    """Return the routing key of a request: its target's name, or an empty key, which the metadata service resolves.
-
-    An invalid target name must not become a routing key; the empty key leads to `UnknownTarget` as well.
-    """
-    name = request.requested_target
-    return name if name is not None and is_target_name(name) else ""
-
-
-def invoke_body(request: InvokeRequest | ApiRequest, key: str) -> bytes:
-    """Return the body to publish with this routing key, without the ``target`` that the key names already.
-
-    A question thus has the same bytes, and is the same call, whether its target is named or the session's default.
-    """
-    return request.to_wire(_TARGET_FIELDS if key and request.target is not None else None)
 
 
 #: The header that requests chunks or progress messages, and allows them and the reply in a group, by which of the two

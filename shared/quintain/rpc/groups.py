@@ -1,4 +1,4 @@
-"""Takes a delivered group apart, one delivery for each of its calls or replies, and sends replies in groups.
+"""Takes a delivered group apart, one delivery for each of its calls or replies.
 
 Each of a group's calls is handled as if it had come alone.
 """
@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
-from quintain.bus.base import Bus, Delivery, Envelope, Handler, run_handler
+from quintain.bus.base import Bus, Delivery, Handler, run_handler
 from quintain.contracts.group import (
-    GROUP_CONTENT_TYPE,
     INVOKE_GROUP_TYPE,
-    REPLY_GROUP_TYPE,
     GroupItem,
-    count_fitting,
     decode_group,
-    encode_item,
 )
 from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, REQUEST_ID_HEADER
 from quintain.errors import BadRequest, Fault
 from quintain.routes import INVOKE
 from quintain.rpc.server import integer_header, request_id_of, send_reply
-from quintain.runtime.concurrency import BatchSender
-from quintain.topology import REPLY
 
 
 class _Settlement(IntEnum):
@@ -213,68 +206,3 @@ async def refuse_group(bus: Bus, delivery: Delivery, fault: Fault) -> None:
     """Answer a group as a whole, under its own correlation id: none of its calls was looked at."""
     await send_reply(bus, delivery, fault)
     await delivery.ack()
-
-
-class GroupedReply:
-    """A reply that waits for its message; ``on_sent`` gets it when it was published, or with why it could not be."""
-
-    __slots__ = ("_item", "on_sent", "reply")
-
-    def __init__(self, reply: GroupItem, on_sent: Callable[[GroupedReply, Exception | None], Awaitable[None]]) -> None:
-        self.reply, self.on_sent, self._item = reply, on_sent, b""
-
-    @property
-    def item(self) -> bytes:
-        """The reply as an item of a group."""
-        self._item = self._item or encode_item(self.reply)
-        return self._item
-
-
-#: How many replies to a caller that reads no groups are published at a time: until its confirm, each takes several kB.
-MAX_ALONE = 64
-
-
-class ReplyGroups:
-    """Sends replies to the same caller together.
-
-    A reply goes out at once while none to its caller is under way, otherwise together with what has gathered when the
-    broker has confirmed the message before.
-
-    With ``expiration_ms`` they are of no use later, and do not survive a restart of the broker.
-    """
-
-    def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
-        self._bus, self._expiration_ms = bus, expiration_ms
-        self._together = BatchSender[str, GroupedReply](self._send, full_at_once=True, count=_count_replies)
-        self._alone = BatchSender[str, GroupedReply](self._send, max_concurrent=MAX_ALONE)
-
-    def add(self, reply_to: str, reply: GroupedReply, *, alone: bool = False) -> None:
-        """Publish a reply to this routing key; ``alone``: its caller reads no groups."""
-        if alone:
-            self._alone.add(reply_to, reply, max_batch=1)
-        else:
-            self._together.add(reply_to, reply)
-
-    async def _send(self, reply_to: str, replies: list[GroupedReply]) -> None:
-        if len(replies) == 1:
-            reply = replies[0].reply
-            envelope = Envelope(
-                body=reply.body, type=reply.type, correlation_id=reply.correlation_id, headers=reply.headers
-            )
-        else:
-            envelope = Envelope(
-                body=b"".join([each.item for each in replies]), type=REPLY_GROUP_TYPE, content_type=GROUP_CONTENT_TYPE
-            )
-        if self._expiration_ms is not None:
-            envelope = dataclasses.replace(envelope, expiration_ms=self._expiration_ms, persistent=False)
-        error: Exception | None = None
-        try:
-            await self._bus.publish(REPLY, reply_to, envelope)
-        except Exception as failure:
-            error = failure
-        for each in replies:
-            await each.on_sent(each, error)
-
-
-def _count_replies(replies: Sequence[GroupedReply]) -> int:
-    return count_fitting(len(reply.item) for reply in replies)

@@ -344,20 +344,15 @@ class PendingCall:
         return self.request._replace(deadline_seconds=deadline_seconds, expires_seconds=expires_seconds)
 
 
+@dataclass(slots=True, eq=False)
 class GroupedRequest:
     """A request that waits for its message, its reply, and whom to tell if nobody can read the group."""
 
-    __slots__ = ("_item", "correlation_id", "on_refused", "reply", "request")
-
-    def __init__(
-        self,
-        request: RpcRequest,
-        correlation_id: str,
-        reply: asyncio.Future[Delivery],
-        on_refused: Callable[[], object],
-    ) -> None:
-        self.request, self.correlation_id, self.reply, self.on_refused = request, correlation_id, reply, on_refused
-        self._item = b""
+    request: RpcRequest
+    correlation_id: str
+    reply: asyncio.Future[Delivery]
+    on_refused: Callable[[], object]
+    _item: bytes = b""
 
     def is_awaited(self) -> bool:
         """Return whether the caller still waits for the reply."""

@@ -1,15 +1,18 @@
-"""Helpers for RPC servers: what authorizes a request, and its one final reply, after which it is acknowledged."""
+"""Helpers for RPC servers: what authorizes a request, and its one final reply, alone or in a group with others."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof, public_id
+from quintain.contracts.group import GROUP_CONTENT_TYPE, REPLY_GROUP_TYPE, GroupItem, count_fitting, encode_item
 from quintain.contracts.headers import (
     DEADLINE_HEADER,
     PROOF_HEADER,
@@ -23,6 +26,7 @@ from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFul
 from quintain.observe import logs
 from quintain.observe.semconv import SpanStart
 from quintain.observe.spans import span_in_trace
+from quintain.runtime.concurrency import BatchSender
 from quintain.topology import REPLY, Topology
 
 log = logging.getLogger(__name__)
@@ -66,6 +70,71 @@ async def send_reply(
         log.info("The reply to a request to %s was dropped: the client's reply queue is gone or full", request.exchange)
         return False
     return True
+
+
+@dataclass(slots=True, eq=False)
+class GroupedReply:
+    """A reply that waits for its message; ``on_sent`` gets it when it was published, or with why it could not be."""
+
+    reply: GroupItem
+    on_sent: Callable[[GroupedReply, Exception | None], Awaitable[None]]
+    _item: bytes = b""
+
+    @property
+    def item(self) -> bytes:
+        """The reply as an item of a group."""
+        self._item = self._item or encode_item(self.reply)
+        return self._item
+
+
+#: How many replies to a caller that reads no groups are published at a time: until its confirm, each takes several kB.
+MAX_ALONE = 64
+
+
+class ReplyGroups:
+    """Sends replies to the same caller together.
+
+    A reply goes out at once while none to its caller is under way, otherwise together with what has gathered when the
+    broker has confirmed the message before.
+
+    With ``expiration_ms`` they are of no use later, and do not survive a restart of the broker.
+    """
+
+    def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
+        self._bus, self._expiration_ms = bus, expiration_ms
+        self._together = BatchSender[str, GroupedReply](self._send, full_at_once=True, count=_count_replies)
+        self._alone = BatchSender[str, GroupedReply](self._send, max_concurrent=MAX_ALONE)
+
+    def add(self, reply_to: str, reply: GroupedReply, *, alone: bool = False) -> None:
+        """Publish a reply to this routing key; ``alone``: its caller reads no groups."""
+        if alone:
+            self._alone.add(reply_to, reply, max_batch=1)
+        else:
+            self._together.add(reply_to, reply)
+
+    async def _send(self, reply_to: str, replies: list[GroupedReply]) -> None:
+        if len(replies) == 1:
+            reply = replies[0].reply
+            envelope = Envelope(
+                body=reply.body, type=reply.type, correlation_id=reply.correlation_id, headers=reply.headers
+            )
+        else:
+            envelope = Envelope(
+                body=b"".join([each.item for each in replies]), type=REPLY_GROUP_TYPE, content_type=GROUP_CONTENT_TYPE
+            )
+        if self._expiration_ms is not None:
+            envelope = dataclasses.replace(envelope, expiration_ms=self._expiration_ms, persistent=False)
+        error: Exception | None = None
+        try:
+            await self._bus.publish(REPLY, reply_to, envelope)
+        except Exception as failure:
+            error = failure
+        for each in replies:
+            await each.on_sent(each, error)
+
+
+def _count_replies(replies: Sequence[GroupedReply]) -> int:
+    return count_fitting(len(reply.item) for reply in replies)
 
 
 @contextlib.contextmanager

@@ -20,9 +20,8 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain_metadata.metrics import LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_runner import services
-from quintain_worker.metrics import WorkerMetrics
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
-from quintain_worker.target import InstrumentedProvider
+from quintain_worker.target import InstrumentedProvider, WorkerMetrics
 from support.memory_fleet import ADMIN_TOKEN
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"

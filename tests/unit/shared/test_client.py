@@ -15,9 +15,9 @@ from quintain.bus.base import Bus, Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client import amqp_transport
 from quintain.client import amqp_transport as cancellation
-from quintain.client.amqp_transport import AmqpTransport
+from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
 from quintain.client.client import Client, connect
-from quintain.client.transport import BatchItem, invoke_routing_key, may_be_uncharged
+from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.clock import Clock
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import REQUEST_ID_HEADER

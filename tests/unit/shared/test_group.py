@@ -23,7 +23,7 @@ from quintain.contracts.group import (
     encode_item,
 )
 from quintain.errors import BadRequest, PayloadTooLarge
-from quintain.rpc.groups import GroupedReply, ReplyGroups
+from quintain.rpc.server import GroupedReply, ReplyGroups
 from quintain.topology import EVALUATOR_TOPOLOGY, reply_topology
 
 HEADER_VALUES = st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.booleans())

@@ -21,7 +21,8 @@ from quintain.contracts.group import (
     encode_group,
 )
 from quintain.contracts.headers import ACCEPT_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.rpc.groups import ReplyGroups, split_replies
+from quintain.rpc.groups import split_replies
+from quintain.rpc.server import ReplyGroups
 from quintain.topology import INVOKE, Exchange, target_queue
 from quintain_worker.providers.provider import JOIN_SECONDS
 from quintain_worker.streaming import ChunkSender
