@@ -14,7 +14,7 @@ from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.credentials import SessionToken, digest
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.ledger import AdmitBatch, OpenChild, Register
+from quintain.contracts.ledger import OpenChild, Register
 from quintain.contracts.message import CLIENT_QUEUE_PREFETCH, Message
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
 from quintain.fleet.announce import ServiceIdentity, announce
@@ -39,10 +39,9 @@ from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
 from quintain_metadata.events import FleetEvents
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
+from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
-from quintain_metadata.replies import AdmitReplySender, LargeReplays
 from quintain_metadata.routing import Router
-from quintain_metadata.settles import SettleConsumer
 from quintain_metadata.store import Ledger
 
 log = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class MetadataService:
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
         self._request_handler = MetadataRequestHandler(bus, self._ledger, self._admission_queue, admin_sha256, timings)
-        self._own_admits, self._large_replays = OwnAdmitQueue(bus), LargeReplays()
+        self._admits, self._own_admits = AdmitConsumer(bus, self._ledger, self._admission_queue), OwnAdmitQueue(bus)
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
         self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
         self._consumers: dict[str, Consumer] = {}
@@ -104,7 +103,7 @@ class MetadataService:
         names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
         for target in names:
             await self._bus.declare(target_topology(target))
-        await self._own_admits.start(self._on_ledger_request, prefetch=PREFETCH)
+        await self._own_admits.start(self._admits, prefetch=PREFETCH)
         dead_letters = DeadLetterConsumer(self._bus, self._ledger, self._timings)
         handlers: dict[Queue, Handler] = {
             METADATA_QUEUE: poison_handler(self._bus, self._request_handler),
@@ -165,19 +164,14 @@ class MetadataService:
         return None
 
     async def _on_ledger_request(self, delivery: Delivery) -> None:
+        if delivery.routing_key == ADMIT.key:
+            await self._admits(delivery)
+            return
         answer = await result_or_fault(self._answer_ledger_request(delivery), f"answering {delivery.routing_key}")
-        if answer is not None:
-            await send_reply(self._bus, delivery, answer)
+        await send_reply(self._bus, delivery, answer)
         await delivery.ack()
 
-    async def _answer_ledger_request(self, delivery: Delivery) -> Message | None:
-        if delivery.routing_key.startswith(ADMIT.key):
-            batch = AdmitBatch.from_wire(delivery.body)
-
-            address = (delivery.reply_to, delivery.correlation_id)
-            sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
-            await self._admission_queue.admit(batch, sender)
-            return None
+    async def _answer_ledger_request(self, delivery: Delivery) -> Message:
         if delivery.routing_key == OPEN_CHILD.key:
             child = OpenChild.from_wire(delivery.body)
             return await self._ledger.transact(lambda moment: handlers.open_child(moment, child, SessionToken.mint()))

@@ -139,7 +139,7 @@ async def test_large_replays_are_sent_one_by_one_and_once_however_often_they_are
     await worker.publish("settle", encode_settle_batch("w1", settles))
     await wait_for_counters(metadata, session, committed=3)
     again = [admit_request(session, each.request_id) for each in first]
-    async with metadata.service._large_replays.lock:
+    async with metadata.service._admits._large_replays.lock:
         for _ in range(2):  # as workers repeat what is not answered
             await worker.admit(*again)
             assert [item.attempt_id for item in (await worker.next_reply()).items] == [again[2].attempt_id]

@@ -1,4 +1,4 @@
-"""Consumes quintain.ledger.settle: records how attempts ended, and fills the places that they leave."""
+"""Consumes what workers ask and tell of calls: decides admits; records how attempts ended, and fills their places."""
 
 from __future__ import annotations
 
@@ -6,19 +6,41 @@ import asyncio
 import logging
 import time
 
-from quintain.bus.base import Delivery
-from quintain.contracts.ledger import AttemptOutcome, Settle, SettleBatch
+from quintain.bus.base import Bus, Delivery
+from quintain.contracts.ledger import AdmitBatch, AttemptOutcome, Settle, SettleBatch
 from quintain.errors import BudgetUnavailable, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_settle_span
 from quintain.observe.spans import error_type_of, record_finished_span, valid_traceparent
-from quintain.rpc.server import log_defect
+from quintain.rpc.server import log_defect, send_reply
 from quintain.timings import Timings
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.call_rows import CallRow
 from quintain_metadata.metrics import MetadataMetrics
+from quintain_metadata.replies import AdmitReplySender, LargeReplays
+from quintain_metadata.store import Ledger
 
 log = logging.getLogger(__name__)
+
+
+class AdmitConsumer:
+    """Has the admission queue decide the admits of workers, which get the answers from it."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, admission_queue: AdmissionQueue) -> None:
+        self._bus, self._ledger, self._admission_queue = bus, ledger, admission_queue
+        self._large_replays = LargeReplays()
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Decide one batch, and acknowledge it; a batch that cannot be decided is answered with its fault."""
+        address = (delivery.reply_to, delivery.correlation_id)
+        sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
+        try:
+            await self._admission_queue.admit(AdmitBatch.from_wire(delivery.body), sender)
+        except Fault as fault:
+            await send_reply(self._bus, delivery, fault)
+        except Exception as defect:
+            await send_reply(self._bus, delivery, log_defect(defect, "deciding admits"))
+        await delivery.ack()
 
 
 class SettleConsumer:
