@@ -20,10 +20,9 @@ from quintain.errors import Unauthorized
 from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFigures
 from quintain.fleet.tables import fleet_facts, fleet_tables
 from quintain.web import HEADERS, STATIC_TYPES, entered_token, static_file, template_environment, to_html
-from quintain_gateway.auth import bearer_token
+from quintain_gateway.auth import FleetAccess, bearer_token
 from quintain_gateway.endpoint import Api, method_route
 from quintain_gateway.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, NotFound, fault_response
-from quintain_gateway.fleet_access import FleetAccess
 from quintain_gateway.openapi import ADMIN_TOKEN, Operation, fault_responses
 
 ROOT = "/fleet"

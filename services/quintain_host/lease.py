@@ -36,7 +36,7 @@ from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import Span, span_in_trace
-from quintain.remote.timeouts import SilenceMeter
+from quintain.remote.lease import SilenceMeter
 from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
 from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import AckBatcher, log_defect, send_reply

@@ -24,7 +24,6 @@ from quintain.errors import ConfigError, QuintainError
 from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
 from quintain.web import STATIC_TYPES, static_file, visible
 from quintain_runner.report.run_file import read_run
-from quintain_view.access import AccessCheck, AccessKeys
 from quintain_view.filters import TrialFilter
 from quintain_view.folders import UNRECORDED_TEXT, IndexKeeper, RunFolders, is_unrecorded, results_state
 from quintain_view.index_reader import RowMoved
@@ -44,6 +43,8 @@ from quintain_view.reading import (
 from quintain_view.responses import (
     LINKS,
     POLL_SECONDS,
+    AccessCheck,
+    AccessKeys,
     event_stream,
     page_number,
     page_response,

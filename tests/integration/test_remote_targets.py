@@ -19,11 +19,11 @@ from quintain.bus.base import Bus, Envelope
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
 from quintain.errors import BadRequest, ConfigError, NoAnswer, RemoteTargetError
-from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory, remote_factory
+from quintain.remote.lease import TargetTimeouts
 from quintain.remote.lease_request import acquire_lease
-from quintain.remote.timeouts import TargetTimeouts
+from quintain.remote.target import ChildSessionPolicy
 from quintain.routes import LEASE, RENEW, WATCH_PROCESS
 from quintain.rpc.requests import RpcRequest, parse_reply
 from quintain.target import Event, ObservableEvent, scope_includes

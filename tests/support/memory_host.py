@@ -11,11 +11,10 @@ from quintain.bus.base import Bus, Envelope
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.invoke import FaultReply
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.lease import RemoteLease
+from quintain.remote.lease import RemoteLease, TargetTimeouts
 from quintain.remote.lease_request import acquire_lease
 from quintain.remote.run_channel import RunOutputQueue
 from quintain.remote.run_driver import RunDriver
-from quintain.remote.timeouts import TargetTimeouts
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES

@@ -26,7 +26,7 @@ MODULES = [
     "quintain_metadata.sqlite",
     "quintain_runner.graders.builtin",
     "quintain_worker.providers.model_api",
-    "quintain_runner.report.run_report",
+    "quintain_runner.report.report_files",
 ]
 
 IMPORT_WITHOUT = """

@@ -1,1 +1,1 @@
-"""The commands: one module for each command, or for each group of commands."""
+"""The commands: one module for each, or for several about one subject, as the table in `__main__` says."""

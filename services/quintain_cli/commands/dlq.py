@@ -18,7 +18,7 @@ from quintain.dlq import PoisonMessage, PoisonMessageList, PoisonQueue
 from quintain.errors import BadRequest, ConfigError, Expired, Fault
 from quintain.settings import environment, read_settings
 from quintain_cli import console
-from quintain_cli.commands.invoke import print_result
+from quintain_cli.commands.session import print_result
 from quintain_cli.console import (
     EXIT_ERRORS,
     AsJson,

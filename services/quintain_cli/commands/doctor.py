@@ -40,8 +40,7 @@ from quintain_cli.doctor_checks import (
     database_checks,
     management_checks,
 )
-from quintain_cli.running_fleet import fleet_broker_url
-from quintain_cli.state_dir import has_stored_ledger, ledger_url
+from quintain_cli.running_fleet import fleet_broker_url, has_stored_ledger, ledger_url
 from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
 from quintain_metadata import redacted_url as shown_ledger
 

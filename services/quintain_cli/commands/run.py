@@ -1,16 +1,20 @@
-"""``quintain run``: runs a dataset on targets and graders under one budget. The same command again resumes the run."""
+"""``quintain run``, ``rescore`` and ``demo``: runs an evaluation, grades its answers again, or runs the example."""
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import shutil
 import sys
 from enum import StrEnum
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quintain_cli.console import AsJson
+from quintain.errors import ConfigError
+from quintain_cli.console import AsJson, exit_with_error, print_stderr, run_command
 from quintain_cli.run_output import (
     ConcurrencyOption,
     ConfigOption,
@@ -24,6 +28,7 @@ from quintain_cli.run_output import (
 from quintain_runner.engine.run_settings import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
 from quintain_runner.engine.scheduler import DEFAULT_MAX_ERRORS, ErrorPolicy
 from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.report.run_file import read_run
 
 
 class InDoubtPolicy(StrEnum):
@@ -124,3 +129,100 @@ def run(
     )
     files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
     raise typer.Exit(run_and_report(options, files, as_json=as_json))
+
+
+def rescore(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A results folder, such as runs/eval.")],
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[EVAL.YAML]", help="Another evaluation file; by default the one of the run."),
+    ] = None,
+    max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the graders.")] = None,
+    config: ConfigOption = None,
+    concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
+    graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    csv: CsvOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade the kept answers of a run again.
+
+    Judges are called anew, targets are not. The budget is that of a new session. Rows without an answer wait for
+    quintain run; a row whose target changed since stays marked as stale. Exit codes as of quintain run; 2 if rows do
+    not hold their answers.
+    """
+    evaluation = path or run_command(_evaluation_of(folder), as_json=as_json)
+    resume = ["quintain", "run", str(evaluation), "--output", str(folder)]
+    resume += [] if config is None else ["--config", str(config)]
+    options = RunOptions(
+        path=evaluation,
+        output=folder,
+        max_calls=max_calls,
+        config=config,
+        concurrency=concurrency,
+        grader_concurrency=graders,
+        rerun_policy=RerunPolicy(answers_only=True),
+        regrades=True,
+        command=shlex.join(["quintain", *sys.argv[1:]]),
+        resume_command=shlex.join(resume),
+    )
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
+    raise typer.Exit(run_and_report(options, files, as_json=as_json))
+
+
+async def _evaluation_of(folder: Path) -> Path:
+    return await asyncio.to_thread(_find_evaluation, folder)
+
+
+def _find_evaluation(folder: Path) -> Path:
+    """The evaluation file of a results folder. Raises `ConfigError` if it is not where the run found it."""
+    evaluation = Path(read_run(folder).configuration.evaluation)
+    if not evaluation.is_file():
+        raise ConfigError(
+            f"{folder}: its evaluation file {evaluation} is not there, seen from this folder; name the file: "
+            f"quintain rescore {shlex.quote(str(folder))} EVAL.YAML"
+        )
+    return evaluation
+
+
+#: The example that ships with the package; ``examples/capitals`` of the repository is the same folder.
+EXAMPLE_NAME = "capitals"
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="The folder for the example; existing files are kept.")] = Path(
+        "quintain-demo"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Run an example evaluation, without an API key or a broker.
+
+    A dozen cases are answered by three targets and graded by two graders, all in this process.
+    """
+    try:
+        copy_example(folder)
+    except OSError as error:
+        refused = ConfigError(f"{folder}: cannot be written ({error.strerror}): give another --folder")
+        exit_with_error(refused, as_json=as_json)
+    # The demo deletes the results of an earlier demo; only the demo writes to this folder.
+    results = folder / "demo-results"
+    shutil.rmtree(results, ignore_errors=True)
+    if not as_json:
+        print_stderr(f"demo     its files are in {folder}: change them, and run it again")
+    options = RunOptions(
+        path=folder / "eval.yaml",
+        config=folder / "quintain.yaml",
+        output=results,
+        command=f"quintain run {folder / 'eval.yaml'} --output {results}",
+    )
+    raise typer.Exit(run_and_report(options, OutputFiles(), as_json=as_json))
+
+
+def copy_example(folder: Path) -> None:
+    """Copy the example's files but its README into a folder; existing files are not overwritten."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with resources.as_file(resources.files("quintain_cli") / "examples" / EXAMPLE_NAME) as example:
+        for source in sorted(example.iterdir()):
+            if source.is_file() and source.suffix != ".md" and not (folder / source.name).exists():
+                shutil.copyfile(source, folder / source.name)

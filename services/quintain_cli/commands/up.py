@@ -11,7 +11,7 @@ from quintain.bus.broker_url import without_password
 from quintain.config.loader import Config
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import MEMORY_URL, environment, read_settings
-from quintain_cli.commands.serve_gateway import DEFAULT_PORT, AllowedHosts
+from quintain_cli.commands.serve import DEFAULT_PORT, AllowedHosts
 from quintain_cli.console import (
     handle_stop_signals,
     print_json,
@@ -20,7 +20,7 @@ from quintain_cli.console import (
     set_up_logging,
     stdout_console,
 )
-from quintain_cli.state_dir import ledger_url, read_or_create_admin_token
+from quintain_cli.running_fleet import ledger_url, read_or_create_admin_token
 from quintain_runner.services import Fleet, FleetPlan, load_configuration, run_fleet
 
 

@@ -13,9 +13,8 @@ from quintain.client.client import Client
 from quintain.errors import ConfigError
 from quintain.settings import environment, read_settings
 from quintain_runner.engine.backend import connect_backend
-from quintain_runner.engine.inspection import inspect_evaluation
 from quintain_runner.engine.run import RunListener, run_evaluation
-from quintain_runner.engine.run_settings import RunOptions, RunSettings
+from quintain_runner.engine.run_settings import RunOptions, RunSettings, inspect_evaluation
 from quintain_runner.engine.session import RunSessions, write_calls
 from quintain_runner.files import exclusive_lock
 from quintain_runner.report.run_report import RunReport, read_report

@@ -20,9 +20,14 @@ from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
 from quintain_metadata import IN_MEMORY_URL
 from quintain_runner.engine.backend import connect_backend
-from quintain_runner.engine.inspection import Inspection, inspect_evaluation
 from quintain_runner.engine.requirements import EstimateInput, RunEstimate, estimate_run
-from quintain_runner.engine.run_settings import RunOptions, RunSettings, judge_targets_of
+from quintain_runner.engine.run_settings import (
+    Inspection,
+    RunOptions,
+    RunSettings,
+    inspect_evaluation,
+    judge_targets_of,
+)
 from quintain_runner.files import read_text_file
 from quintain_runner.plan.trials import max_grader_calls
 from quintain_runner.spec.evaluation import Evaluation

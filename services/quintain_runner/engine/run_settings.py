@@ -1,23 +1,37 @@
-"""The settings of a run: what the user says, and with it what its files and its environment say."""
+"""The options and settings of a run, and the checks of everything that its evaluation names, without making calls.
+
+The checks collect all errors: `quintain check` prints them, and `quintain run` does not start if there are any.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import contextlib
+import tempfile
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quintain.config.loader import Config
 from quintain.config.prices import Price, known_prices
 from quintain.config.targets import TargetConfig, card_of
 from quintain.contracts.ledger import TargetCard
+from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain.settings import MEMORY_URL, Settings
+from quintain.programs.program import program_environment
+from quintain.settings import MEMORY_URL, Settings, environment
+from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
 from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.graders.base import judge_references, variable_warnings
+from quintain_runner.graders.factory import UnavailableGraders, open_graders, unseen_files
 from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.plan.dataset import DatasetStats, read_cases
-from quintain_runner.plan.trials import TrialSelection, estimate_calls
-from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
+from quintain_runner.plan.selection import feature_warnings
+from quintain_runner.plan.trials import TrialSelection, check_targets_available, choose_targets, estimate_calls
+from quintain_runner.results.store import read_resume_state
+from quintain_runner.services import find_configuration, load_configuration
+from quintain_runner.spec.evaluation import Evaluation, load_evaluation
+from quintain_worker import ProviderContext, check_program, check_provider
 
 #: Default number of trials of each target that run at the same time.
 DEFAULT_CONCURRENCY = 64
@@ -155,3 +169,176 @@ class RunSettings:
     def open_cases(self) -> closing[Generator[Case, None, None]]:
         """Open the dataset; it may be opened several times."""
         return closing(read_cases(self.dataset.source))
+
+
+@dataclass(slots=True)
+class Inspection:
+    """The result of an inspection; a part stays None or empty if an error prevented it from being read."""
+
+    options: RunOptions
+    settings: Settings
+    env: Mapping[str, str]
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    evaluation: Evaluation | None = None
+    config: Config | None = None
+    targets: tuple[str, ...] = ()
+    dataset: DatasetStats | None = None
+
+    @contextlib.contextmanager
+    def collect_errors(self) -> Iterator[None]:
+        """Add a `ConfigError` raised inside to the problems, and continue after the block."""
+        try:
+            yield
+        except ConfigError as error:
+            self.problems.extend(line for line in error.message.splitlines() if line not in self.problems)
+
+    def checked(self) -> RunSettings:
+        """The settings of the run. Raises `ConfigError` with all problems, a line each."""
+        if self.problems or self.evaluation is None or self.dataset is None:
+            raise ConfigError("\n".join(self.problems))
+        return RunSettings(
+            options=self.options,
+            settings=self.settings,
+            env=self.env,
+            evaluation=self.evaluation,
+            config=self.config,
+            targets=self.targets,
+            dataset=self.dataset,
+            warnings=tuple(self.warnings),
+        )
+
+    @property
+    def is_on_fleet(self) -> bool:
+        """Whether services elsewhere are used."""
+        return is_on_fleet(self.settings)
+
+    @property
+    def judge_references(self) -> list[tuple[int, str]]:
+        """Each grader's place in the file with each target that it calls by default."""
+        if self.evaluation is None:
+            return []
+        return list(judge_references(self.evaluation, self.targets, judge_targets_of(self.config)))
+
+    @property
+    def called_targets(self) -> tuple[str, ...]:
+        """The targets under test, then those that graders call by default."""
+        return tuple(dict.fromkeys([*self.targets, *(target for _, target in self.judge_references)]))
+
+
+async def inspect_evaluation(
+    options: RunOptions, settings: Settings, *, results_folder: Path | None = None
+) -> Inspection:
+    """Read the files, then check the targets, the graders and every case; errors are collected in ``problems``.
+
+    ``results_folder`` is where the output of a dataset command is stored; if None, it is read and deleted. With
+    ``keep_stale`` graders that cannot be run any more are no error if that folder has their verdicts.
+    """
+    found = Inspection(options, settings, environment())
+    with found.collect_errors():
+        found.evaluation = load_evaluation(options.path)
+    with found.collect_errors():
+        found.config = _load_config(found)
+    resolved: Config | None = None
+    with found.collect_errors():
+        if found.config is not None and not found.is_on_fleet:
+            resolved = found.config.resolve(found.env)
+    if found.evaluation is not None:
+        with found.collect_errors():
+            if found.config is not None or found.is_on_fleet:
+                found.targets = _choose_targets(found, found.evaluation)
+        await _inspect_graders(found, found.evaluation, results_folder)
+        found.warnings += variable_warnings(found.evaluation, found.env, program_environment(found.env))
+        with found.collect_errors():
+            found.warnings += unseen_files(found.evaluation, found.env)
+    if resolved is not None:
+        _inspect_providers(found, resolved)
+    if found.evaluation is not None:
+        _inspect_dataset(found, found.evaluation, results_folder)
+    return found
+
+
+def _load_config(found: Inspection) -> Config | None:
+    """Load the configuration beside or above the evaluation file.
+
+    On a fleet it may be missing, because the workers have it; then the result is None. If it exists it must be valid,
+    because graders must not see the variables that it names. Raises `ConfigError`.
+    """
+    path, folder = found.options.config, found.options.path.absolute().parent
+    if found.is_on_fleet and find_configuration(found.settings, path, start_folder=folder) is None:
+        return None
+    return load_configuration(found.settings, path, start_folder=folder)
+
+
+def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...]:
+    """The targets under test: those of the evaluation, narrowed to those of the command. Raises `ConfigError`.
+
+    On a fleet any name is accepted here; the run checks it there before the first call.
+    """
+    known, only = [] if found.config is None else list(found.config.targets), found.options.targets
+    if found.is_on_fleet:
+        known += [*(evaluation.spec.targets or ()), *only]
+    return choose_targets(evaluation, list(dict.fromkeys(known)), only)
+
+
+async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:
+    with found.collect_errors():
+        try:
+            found.evaluation = await _with_built_graders(evaluation, found.env)
+        except UnavailableGraders as error:
+            _check_kept(error, results_folder, keeps_stale=found.options.rerun_policy.keep_stale)
+            kept = replace(evaluation, unavailable_graders=error.reasons)
+            found.evaluation = await _with_built_graders(kept, found.env)
+    if found.targets and found.config is not None and not found.is_on_fleet:
+        with found.collect_errors():
+            named = ((f"{evaluation.path}: graders[{index}].judge_target", to) for index, to in found.judge_references)
+            check_targets_available(named, list(found.config.targets))
+
+
+async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) -> Evaluation:
+    """The evaluation, with what its graders said of themselves. Raises as `open_graders`."""
+    async with open_graders(evaluation, env) as graders:
+        return replace(evaluation, graders_without_session=graders_without_session(graders))
+
+
+def _check_kept(error: UnavailableGraders, folder: Path | None, *, keeps_stale: bool) -> None:
+    """Raise the error, unless the results have verdicts of all these graders and stale rows are kept."""
+    graded = {} if folder is None else read_resume_state(folder).most_grader_calls
+    if any(name not in graded for name in error.reasons):
+        raise error
+    if not keeps_stale:
+        way_out = f"; {folder} has its verdicts: `quintain run --keep-stale` keeps them, marked as stale"
+        raise ConfigError("\n".join(f"{why}{way_out}" for why in error.reasons.values()))
+
+
+def _inspect_providers(found: Inspection, config: Config) -> None:
+    """Check the providers of all targets, as a worker in this process serves all, and the programs of those targets
+    that are called."""
+    context = ProviderContext(folder=config.folder, env=found.env)
+    called = found.called_targets
+    for name, target in config.targets.items():
+        with found.collect_errors(), _with_path(config.path):
+            check_provider(name, target, context)
+            if name in called:
+                found.warnings += check_program(name, target, context)
+
+
+def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:
+    if results_folder is not None and evaluation.spec.dataset.command is not None and found.problems:
+        # The command may take long, and its output would be stored: the other errors are to be fixed first.
+        return
+    requirements = case_requirements(evaluation, found.targets)
+    with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder) if results_folder is None else results_folder
+        found.dataset = open_dataset(evaluation, folder, found.env, requirements)
+        found.warnings += found.dataset.warnings
+        counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
+        found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
+
+
+@contextlib.contextmanager
+def _with_path(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from error

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
 from quintain.apis.chat import ChatStream, DifferentAnswer, chunk_of
-from quintain.apis.left_out import left_out
 from quintain.apis.policy import Policy, check_request
-from quintain.apis.requests import CONVERSATION_APIS, own_name, request_to_chat
+from quintain.apis.requests import CONVERSATION_APIS, left_out, own_name, request_to_chat
 from quintain.apis.streams import StreamTranslation, translate_answer
 from quintain.apis.translation import Json, Translation, all_objects, invalid, objects
 from quintain.contracts.api_request import ApiName, ApiRequest

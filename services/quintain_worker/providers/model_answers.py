@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from quintain.apis import messages, responses
 from quintain.apis.chat import arguments_of, pieces_of
-from quintain.apis.left_out import left_out
+from quintain.apis.requests import left_out
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, count_of, objects, text_of
 from quintain.contracts.api_request import ApiName

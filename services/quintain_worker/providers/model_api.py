@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 
-from quintain.apis.events import DONE, EventReader, error_in, parse_event, parse_json
+from quintain.apis.streams import DONE, EventReader, error_in, parse_event, parse_json
 from quintain.apis.translation import Json
 from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiRequest

@@ -12,8 +12,18 @@ from typing import Any, Final
 
 from pydantic_ai import direct, exceptions, messages, models, output, providers, tools
 
-from quintain.apis.parts import FILE_TYPES, IMAGE_TYPES, check_data_url
-from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, parse_object, tool_call
+from quintain.apis.translation import (
+    FILE_TYPES,
+    IMAGE_TYPES,
+    Json,
+    Translation,
+    check_data_url,
+    chosen_function,
+    function_of,
+    invalid,
+    parse_object,
+    tool_call,
+)
 from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.errors import BadRequest, ConfigError, Rejected

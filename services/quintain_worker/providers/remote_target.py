@@ -32,13 +32,12 @@ from quintain.errors import (
     RemoteTargetError,
     TimedOut,
 )
-from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.lease import RemoteLease
+from quintain.remote.lease import RemoteLease, TargetTimeouts
 from quintain.remote.lease_request import acquire_lease, describe_host
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
-from quintain.remote.timeouts import TargetTimeouts
+from quintain.remote.target import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
 from quintain.rpc.requests import RpcClient
 from quintain.target import SESSION_SLOT, ControllableInjection, ControllableNoInjection, Event, EventResponse

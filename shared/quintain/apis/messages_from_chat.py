@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from quintain.apis.parts import document_of, image_part, image_source
 from quintain.apis.translation import (
     Json,
     Translation,
     chosen_function,
+    document_of,
     function_of,
+    image_part,
+    image_source,
     invalid,
     objects,
     parse_object,

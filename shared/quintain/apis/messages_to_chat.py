@@ -6,8 +6,7 @@ import json
 
 from quintain.apis.messages import reasoning_text
 from quintain.apis.messages_from_chat import TOOL_CHOICES
-from quintain.apis.parts import file_part
-from quintain.apis.translation import Json, Translation, all_objects, invalid, named, object_of, tool_call
+from quintain.apis.translation import Json, Translation, all_objects, file_part, invalid, named, object_of, tool_call
 
 #: Fields that the chat API has under the same name.
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "thinking")

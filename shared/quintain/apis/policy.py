@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from quintain.apis.parts import IMAGE_TYPES, check_data_url, check_url
-from quintain.apis.translation import Json, invalid
+from quintain.apis.translation import IMAGE_TYPES, Json, check_data_url, check_url, invalid
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.values import shorten
 from quintain.errors import UnsupportedParameter

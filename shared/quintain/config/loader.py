@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import cast
 
 from quintain.config.parser import RawTargets, parse_targets, validate_targets
-from quintain.config.references import (
+from quintain.config.targets import TargetConfig
+from quintain.config.yaml_file import (
     find_variables,
     literal_secret_errors,
     missing_variable_errors,
+    read_yaml,
     substitute,
     syntax_errors,
 )
-from quintain.config.targets import TargetConfig
-from quintain.config.yaml_file import read_yaml
 from quintain.errors import ConfigError
 from quintain.settings import with_secrets
 

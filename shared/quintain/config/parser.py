@@ -14,8 +14,8 @@ from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails
 
 from quintain.config.nested_models import NESTED_MODELS
-from quintain.config.references import format_path
 from quintain.config.targets import TARGET_MODELS, UNRESOLVED_CONTEXT_KEY, TargetConfig
+from quintain.config.yaml_file import format_path
 from quintain.contracts.values import TARGET_NAME_PATTERN
 
 _TOP_LEVEL = ("targets",)

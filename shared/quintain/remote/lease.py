@@ -2,26 +2,32 @@
 
 Everything here runs on the connection thread's loop. A request is resent until it is answered; the host executes each
 request id once. A host is lost that is silent for too long, whose process has ended, or that deleted the lease's queue:
-pending requests raise `HostLost`.
+pending requests raise `HostLost`. The process of a slot is watched through its supervisor, another process: a target
+that holds its interpreter's lock, or boots for minutes, is not taken for lost, and its end is known at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from quintain.bus.base import Bus
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.remote_target import (
     BareLeaseRequest,
+    LeaseOffered,
     LeaseOpened,
     LeaseResult,
     ProcessStatus,
     TargetDescriptor,
     Teardown,
+    WatchProcess,
 )
 from quintain.errors import (
     BusError,
@@ -31,16 +37,155 @@ from quintain.errors import (
     QuintainError,
     Unroutable,
 )
-from quintain.remote.process_watch import ProcessWatch
-from quintain.remote.timeouts import DEFAULT_TIMEOUTS, SilenceMeter
-from quintain.routes import RENEW, TEARDOWN, Route
+from quintain.routes import RENEW, TEARDOWN, WATCH_PROCESS, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import RemoteExceptions
 from quintain.target.type_registry import require_size
 from quintain.timings import Timings
 from quintain.topology import HOST
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTimeouts:
+    """How long a driver waits, in seconds; None waits without a limit. Raises `ValueError` for a value of 0 or less.
+
+    - ``slot_seconds``: for a free slot, until a host begins to create the instance.
+    - ``boot_seconds``: for the instance, while its host is heard.
+    - ``run_seconds``: for the end of a run; then it is cancelled, and `TimeoutError` is raised.
+    - ``event_seconds``: for the controller's response to one event; then `TimeoutError` is raised in the target.
+    - ``request_seconds``: for a `set_config`, `query`, reset, teardown or description; then `TimeoutError` is raised,
+      and the instance can only be torn down.
+
+    Example::
+
+        remote_factory("sandbox", timeouts=TargetTimeouts(boot_seconds=1800, run_seconds=3600))
+    """
+
+    slot_seconds: float = 60.0
+    boot_seconds: float = 600.0
+    run_seconds: float | None = 6 * 3600.0
+    event_seconds: float | None = 3600.0
+    request_seconds: float | None = 600.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            seconds = getattr(self, field.name)
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{field.name} must be more than 0")
+
+
+#: The defaults.
+DEFAULT_TIMEOUTS = TargetTimeouts()
+
+
+class SilenceMeter:
+    """Measures a silence in intervals, without the time in which this process itself did not run.
+
+    A process that was stopped, or whose interpreter's lock was held, has messages waiting that it has not read yet.
+    """
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._interval_seconds = interval_seconds
+        self._heard_at = self._loop.time()
+
+    def record(self) -> None:
+        """Record that a message of the other side has just arrived."""
+        self._heard_at = self._loop.time()
+
+    async def wait_interval(self, event: asyncio.Event | None = None) -> float:
+        """Wait for one interval, or for the event; return the silence since the last message, in seconds."""
+        slept_at = self._loop.time()
+        try:
+            async with asyncio.timeout(self._interval_seconds):
+                await (asyncio.Event() if event is None else event).wait()
+        except TimeoutError:
+            stalled_seconds = self._loop.time() - slept_at - self._interval_seconds
+            if stalled_seconds > self._interval_seconds:
+                self._heard_at += stalled_seconds
+        return max(0.0, self._loop.time() - self._heard_at)
+
+
 log = logging.getLogger(__name__)
+
+
+class ProcessWatch:
+    """Asks the supervisor of a slot's process in every heartbeat whether it runs.
+
+    Without a supervisor (``supervisor_key`` is empty) it does nothing.
+    """
+
+    def __init__(self, rpc_client: RpcClient, offer: LeaseOffered, timings: Timings) -> None:
+        self.offer = offer
+        self._rpc_client, self._timings = rpc_client, timings
+        self._on_heard: Callable[[], None] = lambda: None
+        self._on_ended: Callable[[ProcessStatus], None] = lambda status: None
+        #: Since when the supervisor's queue does not exist, on the loop's clock: it has ended, or lost its connection.
+        self._gone_since: float | None = None
+        #: What the supervisor said of the process's end; None before.
+        self.end: ProcessStatus | None = None
+        self._correlation_id = secrets.token_urlsafe(16)
+        self._unsubscribe = rpc_client.subscribe(self._correlation_id, self._on_status)
+        self._task = asyncio.get_running_loop().create_task(self._watch()) if offer.supervisor_key else None
+
+    @property
+    def lost_seconds(self) -> float:
+        """After how long without any message of the host it is lost.
+
+        After a restart of the broker a supervisor needs some time to connect again: its absence counts only when it has
+        lasted.
+        """
+        gone_seconds = self._timings.host_gone_seconds
+        is_gone = self._gone_since is not None and asyncio.get_running_loop().time() - self._gone_since >= gone_seconds
+        return gone_seconds if is_gone else self._timings.host_lost_seconds
+
+    def listen(
+        self, on_heard: Callable[[], None], on_ended: Callable[[ProcessStatus], None] = lambda status: None
+    ) -> None:
+        """Call ``on_heard`` for each answer of the supervisor, and ``on_ended`` once it says that the process ended."""
+        self._on_heard, self._on_ended = on_heard, on_ended
+        if self.end is not None:
+            on_ended(self.end)
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._unsubscribe()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        request = RpcRequest(
+            exchange=HOST,
+            key=self.offer.supervisor_key,
+            type=WATCH_PROCESS.key,
+            body=WatchProcess(process_id=self.offer.process_id).to_wire(),
+            headers={},
+            deadline_seconds=self._timings.host_heartbeat_seconds,
+        )
+        while self.end is None:
+            try:
+                await self._rpc_client.publish(request, self._correlation_id)
+                self._gone_since = None
+            except Unroutable:
+                if self._gone_since is None:
+                    self._gone_since = asyncio.get_running_loop().time()
+            except QuintainError as error:
+                log.debug("The supervisor of a host was not asked: %s", error.message)
+            await asyncio.sleep(self._timings.host_heartbeat_seconds)
+
+    def _on_status(self, reply: Delivery) -> None:
+        try:
+            status = parse_reply(reply, ProcessStatus)
+        except QuintainError as error:
+            log.debug("The supervisor of a host refused: %s", error.message)
+            return
+        if not status.is_known:
+            return
+        self._on_heard()
+        if status.ended and self.end is None:
+            self.end = status
+            self._on_ended(status)
+
 
 #: Why a lease has ended, for error messages.
 REASON_ENDED_BY_HOST = "its host has ended it"

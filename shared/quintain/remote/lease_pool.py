@@ -19,9 +19,8 @@ from typing import Any
 
 from quintain.errors import BusError, NoAnswer
 from quintain.remote.connection_thread import ConnectionThread
-from quintain.remote.lease import RemoteLease
+from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
 from quintain.remote.lease_request import acquire_lease
-from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,7 @@ from quintain.contracts.remote_target import (
 )
 from quintain.errors import BadRequest, HostLost, NoAnswer, QuintainError, Unroutable
 from quintain.observe.spans import context_headers
-from quintain.remote.lease import RemoteLease
-from quintain.remote.process_watch import ProcessWatch
-from quintain.remote.timeouts import DEFAULT_TIMEOUTS, SilenceMeter, TargetTimeouts
+from quintain.remote.lease import DEFAULT_TIMEOUTS, ProcessWatch, RemoteLease, SilenceMeter, TargetTimeouts
 from quintain.routes import DESCRIBE_HOST, LEASE, TEARDOWN
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import from_failure

@@ -18,9 +18,8 @@ from typing import Any
 from quintain.contracts.remote_target import LogLine, RunItem, WireResponse
 from quintain.errors import HostLost
 from quintain.remote.connection_thread import Executor
-from quintain.remote.lease import RemoteLease
+from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
 from quintain.remote.run_channel import RunChannel, RunOutputQueue, response_size
-from quintain.remote.timeouts import DEFAULT_TIMEOUTS, TargetTimeouts
 from quintain.remote.trajectory_recorder import TrajectoryRecorder
 from quintain.routes import CANCEL_RUN, START_RUN
 from quintain.target.codec import Codec, write_response

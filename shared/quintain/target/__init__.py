@@ -5,7 +5,11 @@ A target is the AI system under test. A controller configures it, runs it, answe
 unchanged, because class and field names are the same.
 """
 
-from quintain.target.events import (
+from quintain.target.interface import Target
+from quintain.target.types import (
+    SESSION_SLOT,
+    ConfigSpec,
+    Controllable,
     ControllableInjection,
     ControllableNoInjection,
     ControllablePostCallEvent,
@@ -14,14 +18,8 @@ from quintain.target.events import (
     EventHandler,
     EventResponse,
     EventResponseHandler,
-    ObservableEvent,
-)
-from quintain.target.interface import Target
-from quintain.target.specs import (
-    SESSION_SLOT,
-    ConfigSpec,
-    Controllable,
     Observable,
+    ObservableEvent,
     ObservableValue,
     QueryParam,
     QuerySpec,

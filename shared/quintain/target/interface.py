@@ -6,8 +6,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Generic, TypeVar
 
-from quintain.target.events import EventHandler, EventResponseHandler
-from quintain.target.specs import ConfigSpec, Controllable, ObservableValue, QuerySpec, SecurityDomain
+from quintain.target.types import (
+    ConfigSpec,
+    Controllable,
+    EventHandler,
+    EventResponseHandler,
+    ObservableValue,
+    QuerySpec,
+    SecurityDomain,
+)
 
 
 class Target(ABC):

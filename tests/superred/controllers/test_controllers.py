@@ -34,7 +34,7 @@ from superred.core.types.llm import BudgetExhaustedError, LLMUsage
 
 from quintain.contracts.remote_target import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
 from quintain.errors import ConfigError, NoAnswer
-from quintain.remote.timeouts import TargetTimeouts
+from quintain.remote.lease import TargetTimeouts
 from quintain.superred import Controller as QuintainController
 from quintain.superred import remote_factory
 from support.command_line import command_line

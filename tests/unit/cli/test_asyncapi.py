@@ -10,7 +10,7 @@ import pytest
 
 from quintain import routes
 from quintain.routes import ROUTES, Route
-from quintain_cli.asyncapi import asyncapi_document
+from quintain_cli.commands.schema import asyncapi_document
 
 Node = dict[str, object]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_cli.state_dir import read_or_create_secret
+from quintain_cli.running_fleet import read_or_create_secret
 
 
 def test_a_secret_is_made_once_and_read_by_this_user_only(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from quintain.contracts.remote_target import (
     SetConfig,
 )
 from quintain.errors import BadRequest, NoAnswer
+from quintain.remote.lease import TargetTimeouts
 from quintain.remote.lease_request import acquire_lease, describe_host
-from quintain.remote.timeouts import TargetTimeouts
 from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings

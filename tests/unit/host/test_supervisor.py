@@ -18,8 +18,8 @@ from quintain.contracts.remote_target import (
     TargetDescriptor,
 )
 from quintain.errors import ConfigError, HostLost
+from quintain.remote.lease import ProcessWatch
 from quintain.remote.lease_request import MAX_LOST_BOOTS, acquire_lease
-from quintain.remote.process_watch import ProcessWatch
 from quintain.routes import DESCRIBE, WATCH_PROCESS
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import send_reply

@@ -12,9 +12,8 @@ import pytest
 
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.settings import read_settings
-from quintain_runner.engine.inspection import Inspection, inspect_evaluation
 from quintain_runner.engine.preflight import check_evaluation
-from quintain_runner.engine.run_settings import RunOptions
+from quintain_runner.engine.run_settings import Inspection, RunOptions, inspect_evaluation
 from quintain_runner.plan.changes import RerunPolicy
 from support.results_folder import graded_row
 

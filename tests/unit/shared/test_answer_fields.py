@@ -17,8 +17,8 @@ import openai.types.chat as chat
 import openai.types.responses as responses
 import pytest
 
-from quintain.apis.left_out import left_out
 from quintain.apis.policy import PUBLISHED_FIELDS
+from quintain.apis.requests import left_out
 from quintain.apis.streams import translate_answer
 from quintain.contracts.api_request import ApiName
 from support.documented_table import assert_documented

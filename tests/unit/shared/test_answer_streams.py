@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quintain.apis.chat import DifferentAnswer, chunk_of
-from quintain.apis.left_out import left_out
+from quintain.apis.requests import left_out
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.contracts.api_request import ApiName
 from quintain_worker.providers.model_answers import read_answer

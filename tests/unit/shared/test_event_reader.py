@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintain.apis.events import EventReader
+from quintain.apis.streams import EventReader
 
 TEXTS = ['{"a": 1}', "é🏇", "[DONE]"]
 

@@ -29,8 +29,8 @@ from quintain.settings import read_log_settings, read_settings, read_trace_setti
 from quintain.topology import Topology
 from quintain_cli import console
 from quintain_cli.__main__ import LazyCommand, app
-from quintain_cli.asyncapi import asyncapi_document
 from quintain_cli.commands.doctor import DoctorReport
+from quintain_cli.commands.schema import asyncapi_document
 from quintain_gateway import errors as http_errors
 from quintain_gateway.app import OPERATIONS
 from quintain_gateway.openapi import build_document as openapi_document

@@ -11,8 +11,8 @@ import pytest
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import ConfigError
 from quintain.target.codec import Codec
-from quintain.target.specs import SecurityDomainTag
 from quintain.target.type_registry import QUINTAIN_TYPES, TagRegistry
+from quintain.target.types import SecurityDomainTag
 from support.target_placements import ScriptedTarget
 
 

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from starlette.types import Message
 
-from quintain_view.access import AccessKeys
 from quintain_view.folders import IndexKeeper, RunFolders
+from quintain_view.responses import AccessKeys
 from quintain_view.server import build_app
 from support.results_folder import graded_row, write_results
 

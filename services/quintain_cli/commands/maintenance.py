@@ -1,0 +1,274 @@
+"""``quintain target``, ``drain``, ``ledger``: pauses targets, ends workers; verifies, exports and prunes the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from quintain.client.admin import Admin
+from quintain.contracts.ledger import DrainState
+from quintain.contracts.session import MAX_PAUSE_SECONDS, RegisteredWorker, TargetPause, WorkerList
+from quintain.fleet.tables import duration
+from quintain.settings import environment, read_settings
+from quintain.timings import DEFAULT_TIMINGS
+from quintain_cli.console import (
+    EXIT_ERRORS,
+    EXIT_OK,
+    AsJson,
+    escape_for_terminal,
+    print_json,
+    print_result,
+    print_stderr,
+    run_command,
+    stdout_console,
+)
+from quintain_cli.running_fleet import ledger_url, open_fleet_admin
+from quintain_metadata import (
+    AuditReport,
+    PruneReport,
+    export_page,
+    find_old,
+    open_ledger,
+    open_snapshot,
+    verify_counters,
+)
+from quintain_metadata import prune as delete_old
+
+TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
+
+UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+#: How much longer than requested a pause may be before it is taken for an earlier, longer pause, in seconds.
+PAUSE_TOLERANCE_SECONDS = 1.0
+
+
+def parse_duration_seconds(text: str) -> float:
+    """Parse a duration such as 90s, 10m or 2h to seconds. Raises `typer.BadParameter`."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|min|h|d|)", text.strip())
+    seconds = float(match[1]) * UNIT_SECONDS[match[2]] if match else math.nan
+    if not 0 < seconds <= MAX_PAUSE_SECONDS:
+        raise typer.BadParameter("a time is a number followed by s, m, h or d, such as 90s or 10m, of one day at most")
+    return seconds
+
+
+def pause(
+    name: TargetArgument,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--for",
+            metavar="TIME",
+            parser=parse_duration_seconds,
+            help="The duration, such as 90s, 10m or 2h; one day at most.",
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Pause a target for all workers for the given time. Running calls are finished; new calls wait in the target's
+    queue until their deadline.
+    """
+    target_pause = run_command(_run_with_admin(lambda admin: admin.pause(name, seconds)), as_json=as_json)
+    if as_json:
+        print_json(target_pause)
+        return
+    remaining_ms = (target_pause.paused_until or target_pause.now) - target_pause.now
+    stdout_console().print(
+        f"paused   {escape_for_terminal(target_pause.target)} for {duration(remaining_ms)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if remaining_ms / 1000 > seconds + PAUSE_TOLERANCE_SECONDS:
+        print_stderr(
+            "note     it was already paused for longer, by its provider or by an administrator: `resume` ends that too"
+        )
+    print_stderr(f"next     quintain target resume {escape_for_terminal(target_pause.target)}")
+
+
+def resume(name: TargetArgument, as_json: AsJson = False) -> None:
+    """End a target's pause, also one that its provider requested. The provider's next answer may request it again."""
+    target_pause = run_command(_run_with_admin(lambda admin: admin.resume(name)), as_json=as_json)
+    if as_json:
+        print_json(target_pause)
+        return
+    stdout_console().print(
+        f"resumed  {escape_for_terminal(target_pause.target)}: workers get it within 3 s",
+        markup=False,
+        soft_wrap=True,
+    )
+    print_stderr("next     quintain status")
+
+
+async def _run_with_admin(action: Callable[[Admin], Awaitable[TargetPause]]) -> TargetPause:
+    async with open_fleet_admin() as admin:
+        return await action(admin)
+
+
+#: The interval at which the worker's state is read from the metadata service, in seconds.
+POLL_SECONDS = 0.5
+
+
+def drain(
+    worker_id: Annotated[str, typer.Argument(metavar="WORKER_ID", help="The worker, as `quintain status` shows it.")],
+    wait: Annotated[bool, typer.Option(help="Wait until the worker has drained.")] = True,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait; the drain goes on afterwards.")] = 120.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a worker to drain and exit, as SIGTERM does.
+
+    The worker takes no more calls, returns those that have not started, finishes running calls within its grace
+    period, and exits. A supervisor that restarts processes would start a new worker: scale it down first.
+
+    Reads QUINTAIN_BROKER_URL and QUINTAIN_ADMIN_TOKEN. Exit codes: 0 it has drained (with --no-wait: it was asked to),
+    1 it has not drained in time or cannot be asked.
+    """
+    worker_list = run_command(_drain_worker(worker_id, timeout if wait else 0, as_json=as_json), as_json=as_json)
+    code = EXIT_OK if not wait or all(map(is_drained, worker_list.workers)) else EXIT_ERRORS
+    if as_json:
+        print_result(worker_list, code)
+    else:
+        for worker in worker_list.workers:
+            stdout_console().print(
+                escape_for_terminal(_outcome_line(worker, worker_list.now)), markup=False, soft_wrap=True
+            )
+        all_finished = all(is_finished(worker, worker_list.now) for worker in worker_list.workers)
+        print_stderr(
+            "next     quintain status"
+            if all_finished
+            else f"next     quintain drain {escape_for_terminal(worker_id)}, to go on waiting"
+        )
+    raise typer.Exit(code)
+
+
+async def _drain_worker(worker_id: str, wait_seconds: float, *, as_json: bool) -> WorkerList:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_seconds
+    async with open_fleet_admin() as admin:
+        worker_list = await admin.drain(worker_id)
+        # A supervisor may start a new process with the same id, which was not asked to drain.
+        incarnations = {worker.incarnation for worker in worker_list.workers}
+        if wait_seconds and not as_json:
+            print_stderr(f"asked    {escape_for_terminal(worker_id)}: ctrl-c ends the waiting but not the drain")
+        while loop.time() < deadline and not all(
+            is_finished(worker, worker_list.now) for worker in worker_list.workers
+        ):
+            await asyncio.sleep(POLL_SECONDS)
+            current = await admin.workers()
+            worker_list = WorkerList(
+                workers=[worker for worker in current.workers if worker.incarnation in incarnations], now=current.now
+            )
+    return worker_list
+
+
+def is_drained(worker: RegisteredWorker) -> bool:
+    """Whether a worker has drained and the ledger knows how each of its calls ended."""
+    return worker.drain is DrainState.DRAINED and not worker.running
+
+
+def is_finished(worker: RegisteredWorker, now: int) -> bool:
+    """Whether waiting is over: the worker has drained, or its lease has expired."""
+    return is_drained(worker) or worker.lease_until <= now
+
+
+def _outcome_line(worker: RegisteredWorker, now: int) -> str:
+    """Format the outcome for one worker as a line."""
+    calls = "1 call" if worker.running == 1 else f"{worker.running} calls"
+    if is_drained(worker):
+        return f"drained  {worker.worker_id}"
+    if worker.drain is DrainState.DRAINED:
+        return f"drained  {worker.worker_id}, but {calls} outlasted its grace period: taken over, or in doubt"
+    if worker.lease_until <= now:
+        return f"lost     {worker.worker_id} ended before it had drained, with {calls}: other workers take them over"
+    if worker.drain is DrainState.DRAINING:
+        return f"draining {worker.worker_id}, with {calls} to finish"
+    return f"asked    {worker.worker_id}: it gets the request within {DEFAULT_TIMINGS.heartbeat_seconds:.0f} s"
+
+
+def verify(as_json: AsJson = False) -> None:
+    """Recompute every counter of the ledger from its calls. Exit 0 if all of them match, 1 if not."""
+    verdict = run_command(_verify(ledger_url(read_settings(environment()))), as_json=as_json)
+    findings = [{"rule": finding.rule, "facts": [str(fact) for fact in finding.facts]} for finding in verdict.findings]
+    if as_json:
+        print_json({"sessions": verdict.sessions, "calls": verdict.calls, "findings": findings})
+    else:
+        for finding in verdict.findings:
+            stdout_console().print(
+                f"broken   {finding.rule}: {' '.join(map(str, finding.facts))}", markup=False, soft_wrap=True
+            )
+        state = "clean" if not findings else f"{len(findings)} broken"
+        stdout_console().print(f"ledger   {verdict.sessions} sessions, {verdict.calls} calls: {state}", markup=False)
+    raise typer.Exit(EXIT_ERRORS if findings else 0)
+
+
+def export(
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Only calls of this session, such as that of a run, and its children."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the calls, which are JSON in any case.")] = False,
+) -> None:
+    """Write every call as a line of JSON to standard output. Example: ``quintain ledger export > calls.jsonl``."""
+    call_count = run_command(_export(ledger_url(read_settings(environment())), session), as_json=as_json)
+    if not as_json:
+        print_stderr(f"ledger   {call_count} calls")
+
+
+def prune(
+    before: Annotated[
+        datetime, typer.Option(help="Delete sessions in which nothing has happened since this time (UTC).")
+    ],
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only counted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count, or delete, old sessions that are closed or expired, with their children and calls.
+
+    Example: ``quintain ledger prune --before 2026-01-01``. A session is deleted whole or not at all. An SQLite ledger
+    can only be pruned while its metadata service is stopped; QUINTAIN_RETENTION_DAYS lets the service do it.
+    """
+    before_ms = int(before.replace(tzinfo=UTC).timestamp() * 1000)
+    url = ledger_url(read_settings(environment()))
+    report = run_command(_delete_old(url, before_ms) if delete else _count_old(url, before_ms), as_json=as_json)
+    if as_json:
+        print_json({"deleted": delete, "sessions": report.sessions, "calls": report.calls})
+    else:
+        done = "deleted" if delete else "would be deleted: repeat with --delete"
+        stdout_console().print(f"ledger   {report.sessions} sessions, {report.calls} calls: {done}", markup=False)
+
+
+async def _count_old(url: str, before: int) -> PruneReport:
+    report = PruneReport()
+    async with open_snapshot(url) as snapshot:
+        async for family, calls in find_old(lambda make: snapshot.read(make()), int(time.time() * 1000), before):
+            report.sessions, report.calls = report.sessions + len(family), report.calls + calls
+    return report
+
+
+async def _delete_old(url: str, before: int) -> PruneReport:
+    async with open_snapshot(url):  # a ledger that is not there is not created
+        pass
+    ledger = await open_ledger(url)
+    try:
+        return await delete_old(ledger, before)
+    finally:
+        await ledger.close()
+
+
+async def _verify(url: str) -> AuditReport:
+    async with open_snapshot(url) as snapshot:
+        return await snapshot.read(verify_counters())
+
+
+async def _export(url: str, session_id: str | None) -> int:
+    call_count, cursor = 0, ("", "")
+    async with open_snapshot(url) as snapshot:
+        while page := await snapshot.read(export_page(cursor, session_id=session_id)):
+            sys.stdout.writelines(f"{call.to_wire().decode()}\n" for call in page)
+            call_count, cursor = call_count + len(page), (page[-1].session_id, page[-1].request_id)
+    return call_count

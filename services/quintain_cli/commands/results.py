@@ -1,0 +1,201 @@
+"""``quintain report``, ``compare``, ``export`` and ``view``: shows results of runs, and writes them for other tools."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import webbrowser
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quintain.errors import ConfigError
+from quintain.settings import environment
+from quintain_cli.console import (
+    EXIT_BELOW_THRESHOLD,
+    EXIT_OK,
+    AsJson,
+    handle_stop_signals,
+    print_json,
+    print_stderr,
+    run_command,
+    stdout_console,
+)
+from quintain_cli.run_output import (
+    CsvOption,
+    HtmlOption,
+    JunitOption,
+    MarkdownOption,
+    OutputFiles,
+    print_report,
+    print_table,
+    report_to_json,
+)
+from quintain_runner.report.comparison import Comparison, compare_runs, comparison_lines, comparison_tables, conclusion
+from quintain_runner.report.exports import write_agentv_run, write_inspect_logs
+from quintain_runner.report.report_files import write_csv
+from quintain_runner.report.run_report import RunReport, read_report
+from quintain_runner.untrusted import plain_line
+from quintain_view.html_report import write_html_report
+from quintain_view.server import serve_view
+from quintain_view.trajectory_files import has_only_trajectories
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Results folders, such as runs/eval.")],
+    html: HtmlOption = None,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    csv: CsvOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the results of a run, also as HTML, JUnit, Markdown or CSV.
+
+    No call is made. The exit code is 0, whatever the exit code of the run was. With several runs, --html writes them
+    into one file, and the other options are of one run only.
+    """
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv, html=html)
+    for run_report in run_command(_read_and_write(folders, files), as_json=as_json):
+        if as_json:
+            print_json(report_to_json(run_report))
+        else:
+            print_report(run_report, resume_command(run_report))
+
+
+def resume_command(run_report: RunReport) -> str:
+    """Return the command that resumes this run."""
+    return shlex.join(["quintain", "run", run_report.run.configuration.evaluation, "--output", str(run_report.folder)])
+
+
+async def _read_and_write(folders: list[Path], files: OutputFiles) -> list[RunReport]:
+    if len(folders) > 1 and not files.is_html_only:
+        raise ConfigError("--junit, --markdown and --csv are of one run: give one folder, or --html for several")
+    files.check_writable()
+    if files.html is None or not files.is_html_only:
+        reports = [read_report(folder) for folder in folders]
+        files.write(reports, resume_command(reports[0]), environment())
+        return reports
+    # A folder with trajectories only has nothing but its pages.
+    reports = [read_report(folder) for folder in folders if not has_only_trajectories(folder)]
+    write_html_report(files.html, folders)
+    return reports
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="RUN", help="The results folder of the earlier run.")],
+    after: Annotated[Path, typer.Argument(metavar="RUN", help="The results folder of the later run.")],
+    fail_on_regression: Annotated[
+        bool, typer.Option("--fail-on-regression", help="Exit 3 if a target is significantly worse.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare even if datasets or graders differ.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs case by case, with significance tests.
+
+    Shows each target's difference with its confidence interval and p-value, and the cases that flipped. Exit code 0;
+    with --fail-on-regression 3 if a target is significantly worse in the later run.
+    """
+    comparison = run_command(_compare(before, after, force=force), as_json=as_json)
+    code = EXIT_BELOW_THRESHOLD if fail_on_regression and comparison.regressed_targets else EXIT_OK
+    if as_json:
+        fields = comparison.model_dump(by_alias=True, exclude_none=True, mode="json")
+        print_json({**fields, "verdict": conclusion(comparison), "exitCode": code})
+    else:
+        for table in comparison_tables(comparison):
+            print_table(table)
+        for line in (*comparison_lines(comparison), f"exit {code}: {conclusion(comparison)}. {_next_command(after)}"):
+            stdout_console().print(plain_line(line, max_length=1000), markup=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def _next_command(after: Path) -> str:
+    return f"To show the later run: quintain report {shlex.quote(str(after))}"
+
+
+async def _compare(before: Path, after: Path, *, force: bool) -> Comparison:
+    return compare_runs(read_report(before), read_report(after), force=force)
+
+
+class ExportFormat(StrEnum):
+    """The formats of ``quintain export``."""
+
+    INSPECT = "inspect"
+    AGENTV = "agentv"
+    CSV = "csv"
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A results folder, such as runs/eval.")],
+    to: Annotated[
+        ExportFormat,
+        typer.Option(help="inspect: a log for each target; agentv: a run of AgentV 4.42; csv: a line for each row."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the logs or runs, or the CSV file; default: in the results folder."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows of a run in the format of another tool. No call is made.
+
+    Prints the path of each file.
+    """
+    paths = run_command(_export(folder, to, output), as_json=as_json)
+    if as_json:
+        print_json({"files": [str(path) for path in paths]})
+        return
+    for path in paths:
+        stdout_console().print(str(path), markup=False, soft_wrap=True)
+    if to is ExportFormat.INSPECT:
+        print_stderr(f"next   inspect view --log-dir {output or folder / 'inspect'}")
+    if to is ExportFormat.AGENTV:
+        print_stderr(f"next   agentv results summary {paths[0].parent}")
+
+
+async def _export(folder: Path, to: ExportFormat, output: Path | None) -> list[Path]:
+    report = read_report(folder)
+    if to is ExportFormat.INSPECT:
+        return write_inspect_logs(output or folder / "inspect", report)
+    if to is ExportFormat.AGENTV:
+        return write_agentv_run(output or folder / "agentv", report)
+    path = output or folder / "rows.csv"
+    write_csv(path, report)
+    return [path]
+
+
+#: Where `quintain run` writes results, if nothing else is said.
+DEFAULT_FOLDER = Path("runs")
+
+
+def view(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Results folders, or folders of them; by default runs."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes a free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser at the address.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON, and open nothing.")] = False,
+) -> None:
+    """Show runs in a browser, on this machine only.
+
+    Every case with its answers, filters, labels and comparisons. The server answers on 127.0.0.1 only, and only to
+    browsers that opened the printed address; it runs until Ctrl-C. Pages of runs that are under way update themselves.
+    """
+    run_command(
+        _serve(folders or [DEFAULT_FOLDER], port=port, open_browser=open_browser and not as_json, as_json=as_json),
+        as_json=as_json,
+    )
+
+
+async def _serve(folders: list[Path], *, port: int, open_browser: bool, as_json: bool) -> None:
+    async with handle_stop_signals() as stop, serve_view(folders, port=port) as address:
+        if as_json:
+            print_json({"url": address})
+        else:
+            print_stderr(f"view     {address}")
+            print_stderr("stop     Ctrl-C")
+        if open_browser:
+            await asyncio.to_thread(webbrowser.open, address)
+        await stop.wait()
