@@ -21,7 +21,7 @@ class Clock:
 
     def deadline_ms(self, seconds: float) -> int:
         """Return the time ``seconds`` from now, in milliseconds since the epoch."""
-        return int(self.now_ms() + seconds * 1000)
+        return int((time.time() + seconds) * 1000 + self._offset_ms)
 
     def seconds_until(self, deadline_ms: float) -> float:
         """Return the seconds left until a deadline; negative if it has passed."""

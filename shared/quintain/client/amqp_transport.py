@@ -216,7 +216,8 @@ class AmqpTransport:
         loop = asyncio.get_running_loop()
         pause_seconds = FIRST_PAUSE_SECONDS
         request = self._rpc_request(call, request_id, self.clock.deadline_ms(ends_at - loop.time()))
-        self._learn_group_slots(request.key)
+        if request.key and (self._info_task is None or self._info_task.done()):
+            self._info_task = self._groups.learn_soon(request.key, self._read_info)
         while True:
             remaining_seconds = ends_at - loop.time()
             sent = request._replace(
@@ -258,12 +259,6 @@ class AmqpTransport:
             raise Overloaded(message, retry_after_ms=FULL_QUEUE_PAUSE_MS, charge_unknown=True) from None
         self._answered.add(self._session_id, request_id)
         return parse_reply(reply, Result)
-
-    def _learn_group_slots(self, target: str) -> None:
-        """Start to ask for the slots of this target's workers, if they are not known any more."""
-        if target and self._groups.is_outdated(target) and (self._info_task is None or self._info_task.done()):
-            self._groups.postpone(target)
-            self._info_task = self._groups.ask(self._read_info)
 
     async def _read_info(self, timeout_seconds: float = OPERATION_TIMEOUT_SECONDS) -> Info:
         """Ask for what calls need. It names no answered calls: the user's own request for information does."""

@@ -124,10 +124,6 @@ class CallGroups:
         #: Target → when `info` was last asked about it, on the loop's clock.
         self._asked_at: dict[str, float] = {}
 
-    def is_outdated(self, target: str) -> bool:
-        """Whether nothing is known of this target, or what is known is too old."""
-        return asyncio.get_running_loop().time() - self._asked_at.get(target, -math.inf) > INFO_SECONDS
-
     def learn(self, info: Info) -> None:
         """Use what this answer says of the targets that the session may call."""
         now = asyncio.get_running_loop().time()
@@ -137,13 +133,16 @@ class CallGroups:
             self._asked_at[target] = now
         self._slots.update(info.group_slots or {})
 
-    def postpone(self, target: str) -> None:
-        """Do not ask about this target for a while: the answer is on its way, or could not be had."""
-        self._asked_at[target] = asyncio.get_running_loop().time()
+    def learn_soon(self, target: str, read_info: Callable[[], Awaitable[Info]]) -> asyncio.Task[None] | None:
+        """Start ``read_info``, which calls `learn`, where nothing is known of this target or what is known is too old.
 
-    def ask(self, read_info: Callable[[], Awaitable[Info]]) -> asyncio.Task[None]:
-        """Start ``read_info``, which calls `learn`; returns its task, which raises nothing."""
-        task = asyncio.get_running_loop().create_task(self._ask(read_info), name="read info")
+        Returns its task, which raises nothing; the target is not asked about again for a while, whatever comes of it.
+        """
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._asked_at.get(target, -math.inf) <= INFO_SECONDS:
+            return None
+        self._asked_at[target] = loop.time()
+        task = loop.create_task(self._ask(read_info), name="read info")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         return task

@@ -61,7 +61,7 @@ async def send_reply(
         body=message.to_wire(),
         type="fault" if isinstance(message, FaultReply) else "result",
         correlation_id=request.correlation_id,
-        headers={name: truncate_echo(value) for name, value in (headers or {}).items()},
+        headers={} if headers is None else {name: truncate_echo(value) for name, value in headers.items()},
     )
     try:
         await bus.publish(REPLY, request.reply_to, envelope)
