@@ -33,6 +33,9 @@ from quintain_worker.target import InstrumentedProvider, WorkerMetrics, WorkerTa
 
 log = logging.getLogger(__name__)
 
+#: A worker that stops says every so many seconds for which calls it waits, and names at most so many of them.
+TELL_SECONDS, MAX_TOLD_CALLS = 60.0, 10
+
 MAX_PAUSE_MS = int(MAX_RETRY_AFTER_SECONDS * 1000)
 
 
@@ -129,7 +132,9 @@ class Worker:
             await consumer.cancel()
         self._admission_client.stop()
         self._context.call_gate.open()
+        told = asyncio.get_running_loop().create_task(self._tell_long_calls(grace_seconds), name="long calls")
         drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
+        told.cancel()
         if not all(drained):
             log.warning("A call did not end within %.0f s; another worker takes it over", grace_seconds)
         await self._cancellation_consumer.stop()
@@ -157,6 +162,22 @@ class Worker:
             return "the ledger has not renewed this worker's lease: does a metadata service run?"
         not_consumed = [name for name, consumer in self._consumers.items() if not consumer.is_open]
         return f"not consumed: {', '.join(target_queue(name).name for name in not_consumed)}" if not_consumed else None
+
+    async def _tell_long_calls(self, grace_seconds: float) -> None:
+        """Log which calls the worker waits for to stop, now and every minute."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + grace_seconds
+        while waited_for := self._context.inflight.running():
+            ages = [
+                f"{call.identity.key[1]} ({loop.time() - call.granted_at:.0f} s)"
+                for call in waited_for[:MAX_TOLD_CALLS]
+            ]
+            more = f" and {len(waited_for) - MAX_TOLD_CALLS} more" if len(waited_for) > MAX_TOLD_CALLS else ""
+            log.warning(
+                "Waiting up to %.0f s for %d running calls: %s%s",
+                *(max(0.0, ends_at - loop.time()), len(waited_for), ", ".join(ages), more),
+            )
+            await asyncio.sleep(TELL_SECONDS)
 
     def _cards_with_fingerprints(self) -> list[TargetCard]:
         """The cards with the fingerprints of the targets' configuration and files as they are now."""

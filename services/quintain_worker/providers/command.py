@@ -131,10 +131,16 @@ class CommandProvider:
         stdin = b"" if "prompt_file" in self._placeholders else files.prompt.encode(errors="surrogatepass")
         try:
             return await run_program(
-                program, stdin=stdin, stdout_limit=MAX_ANSWER_BYTES, timeout_seconds=timeout_seconds
+                program,
+                stdin=stdin,
+                stdout_limit=MAX_ANSWER_BYTES,
+                timeout_seconds=timeout_seconds,
+                idle_seconds=self._target.idle_seconds,
             )
         except ProgramTimedOut:
-            failure = TimedOut(f"{self._name}: the program did not end within {timeout_seconds:g} s")
+            idle = self._target.idle_seconds
+            silence = "" if idle is None else f", or wrote nothing for {idle:g} s"
+            failure = TimedOut(f"{self._name}: the program did not end within {timeout_seconds:g} s{silence}")
             raise ProviderFailure(failure, Billing.UNKNOWN) from None
         except TooMuchOutput:
             raise self._too_large_failure() from None

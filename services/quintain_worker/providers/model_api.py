@@ -62,7 +62,9 @@ def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: P
     if isinstance(target, AnthropicTarget):
         headers["anthropic-version"] = ANTHROPIC_VERSION
     # Calls are bounded by the slots of their target, and connections by the calls.
-    client = HttpClient(target.url, headers, context.env, keepalive_seconds=KEEPALIVE_SECONDS)
+    client = HttpClient(
+        target.url, headers, context.env, keepalive_seconds=KEEPALIVE_SECONDS, idle_seconds=target.idle_seconds
+    )
     return ModelProvider(target, requests, client)
 
 

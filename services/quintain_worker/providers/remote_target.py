@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quintain.bus.base import Bus
@@ -17,7 +17,7 @@ from quintain.config.nested_models import TargetChildSession
 from quintain.config.targets import TargetTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import OpenChild
-from quintain.contracts.remote_target import LogLine, TargetDescriptor
+from quintain.contracts.remote_target import TargetDescriptor
 from quintain.contracts.session import SessionOpened
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
@@ -32,6 +32,7 @@ from quintain.errors import (
     RemoteTargetError,
     TimedOut,
 )
+from quintain.programs.idle import IdleLimit
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts
 from quintain.remote.lease_request import acquire_lease, describe_host
@@ -124,13 +125,15 @@ class RemoteTargetProvider(HostedProvider):
         )
         call = _LeasedCall(self._name, self._target, remote_lease, self._output_queues)
         try:
-            async with asyncio.timeout_at(ends_at):
+            async with asyncio.timeout_at(ends_at), call.idle.watch():
                 config = {} if agent_session is None else await agent_session.open(remote_lease.descriptor, ends_at)
                 text = await call.answer(question, {**self._target.config, **config})
                 masked = text if agent_session is None else agent_session.masked(text)
                 return ProviderAnswer(text=masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
         except TimeoutError:
-            failure = TimedOut(f"{self._name}: the target did not end its run within {timeout_seconds:g} s")
+            idle = self._target.idle_seconds
+            silence = "" if idle is None else f", or sent nothing for {idle:g} s"
+            failure = TimedOut(f"{self._name}: the target did not end its run within {timeout_seconds:g} s{silence}")
             raise ProviderFailure(failure, call.billing) from None
         finally:
             if agent_session is not None:
@@ -273,6 +276,8 @@ class _LeasedCall:
         self._name, self._target, self._lease = name, target, remote_lease
         self._output_queues, self._output_queue = output_queues, output_queues.take()
         self._output_queue.prepare()
+        #: Ends a run from which no event comes for long.
+        self.idle = IdleLimit(target.idle_seconds)
         #: The billing if the call ended now.
         self.billing = Billing.UNBILLED
 
@@ -301,7 +306,7 @@ class _LeasedCall:
     async def _run(self, question: str, config: Mapping[str, str]) -> str:
         if config:
             await self._lease.call(SET_CONFIG, values=dict(config))
-        event_handler = RunEventHandler(question)
+        event_handler = RunEventHandler(question, self.idle.touch)
         run = RunDriver(
             InlineExecutor(),
             self._lease,
@@ -309,7 +314,7 @@ class _LeasedCall:
             Codec(QUINTAIN_TYPES),
             event_handler.emit,
             event_handler.send_event,
-            forward_log=_ignore_log,
+            forward_log=lambda _: self.idle.touch(),
         )
         self.billing = Billing.UNKNOWN
         try:
@@ -340,19 +345,22 @@ class _LeasedCall:
 class RunEventHandler:
     """Answers the events of one run with the question, and collects the content that the target emits."""
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, question: str, on_event: Callable[[], object] = lambda: None) -> None:
         self._question: str | None = question
+        self._on_event = on_event
         self._last_answer: str | None = None
         self._last_content: object = None
         self._has_content = False
 
     def emit(self, event: Event) -> None:
         """Store the event's content as the run's latest."""
+        self._on_event()
         if hasattr(event, "content"):
             self._last_content, self._has_content = event.content, True
 
     async def send_event(self, event: Event) -> EventResponse:
         """Inject the question into the first controllable event; return every other event without an injection."""
+        self._on_event()
         controllable: Any = getattr(event, "controllable", None)
         if controllable is None:
             return EventResponse(event=event)
@@ -380,7 +388,3 @@ def class_name_of(error: Exception) -> str:
         class_name = error.message.partition(":")[0]
         return class_name if class_name.isidentifier() and len(class_name) <= MAX_CLASS_NAME_LENGTH else "an exception"
     return type(error).__name__
-
-
-def _ignore_log(_: LogLine) -> None:
-    """Drop a log record of the target: it belongs to the user of the target, not in the worker's log."""

@@ -32,6 +32,7 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "max_concurrency",
         "worker_concurrency",
         "timeout_seconds",
+        "idle_seconds",
         "max_tries",
         "price",
         "delay_ms",

@@ -68,6 +68,13 @@ _TimeLimit = Annotated[
 ]
 
 
+class _WatchedTarget(StrictModel):
+    """The field of a target whose provider shows whether it goes on."""
+
+    idle_seconds: _TimeLimit | None = None
+    """A try ends, in doubt, when nothing has come for so long: no byte, no event. If absent, at its other limits."""
+
+
 class _Target(StrictModel):
     """Fields of every target."""
 
@@ -170,7 +177,7 @@ class _ModelTarget(_Target):
         return url
 
 
-class _ApiTarget(_ModelTarget):
+class _ApiTarget(_ModelTarget, _WatchedTarget):
     """Fields of every model that is asked in its vendor's own words."""
 
     image_urls: Literal["pass", "any", "refuse"] = "pass"
@@ -259,7 +266,7 @@ class PydanticAITarget(_ModelTarget):
         return model
 
 
-class CommandTarget(_Target):
+class CommandTarget(_Target, _WatchedTarget):
     """A program that is started once per call, without a shell."""
 
     provider: Literal["command"]
@@ -332,7 +339,7 @@ class MockTarget(_Target):
     """The tokens that it reports."""
 
 
-class TargetTarget(_Target):
+class TargetTarget(_Target, _WatchedTarget):
     """A target under test that `quintain serve host` leases out."""
 
     provider: Literal["target"]

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from quintain.programs.idle import IdleLimit
 from quintain.programs.program import (
     MARK_VARIABLE,
     Finished,
@@ -184,22 +185,29 @@ Stream = IO[bytes] | int | None
 
 
 async def run_program(
-    program: Program, *, stdin: bytes = b"", stdout_limit: int, timeout_seconds: float | None = None
+    program: Program,
+    *,
+    stdin: bytes = b"",
+    stdout_limit: int,
+    timeout_seconds: float | None = None,
+    idle_seconds: float | None = None,
 ) -> Finished:
     """Run a program to its end; ``stdout_limit`` is in bytes, and the last `STDERR_BYTES` of stderr are kept.
 
     No process that it started survives, whatever the outcome; `docs/security.md` says what can escape. Raises
-    `CannotStart`, `ProgramTimedOut` and `TooMuchOutput`.
+    `CannotStart`, `ProgramTimedOut`, also where it has written nothing for ``idle_seconds``, and `TooMuchOutput`.
 
         finished = await run_program(Program(argv=["sort"], env={}), stdin=b"b\\na\\n", stdout_limit=1000)
     """
-    output, errors = LimitedOutput(stdout_limit), OutputTail(STDERR_BYTES)
+    idle = IdleLimit(idle_seconds)
+    output, errors = LimitedOutput(stdout_limit, idle.touch), OutputTail(STDERR_BYTES, idle.touch)
     async with write_pipe() as (stdin_end, writer), read_pipe(output) as stdout_end, read_pipe(errors) as stderr_end:
         writer.write(stdin)
         writer.close()
         try:
             async with (
                 asyncio.timeout(timeout_seconds),
+                idle.watch(),
                 running_program(program, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end) as process,
             ):
                 exit_code = await _exit_code(process, output.overflowed)

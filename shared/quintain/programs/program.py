@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -95,11 +95,12 @@ def program_environment(
 class LimitedOutput(asyncio.Protocol):
     """Keeps the first ``limit`` bytes of a pipe, and closes it when more arrive.
 
-    The future ``overflowed`` is done when the limit is exceeded, ``ended`` when the pipe is closed.
+    The future ``overflowed`` is done when the limit is exceeded, ``ended`` when the pipe is closed. ``on_data`` is
+    called whenever some have come.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, on_data: Callable[[], object] = lambda: None) -> None:
+        self._limit, self._on_data = limit, on_data
         self._transport: asyncio.BaseTransport | None = None
         self.data = bytearray()
         loop = asyncio.get_running_loop()
@@ -112,6 +113,7 @@ class LimitedOutput(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""
+        self._on_data()
         fits = self._limit - len(self.data)
         self.data += data[:fits]
         if len(data) > fits and self._transport is not None and not self.overflowed.done():
@@ -129,6 +131,7 @@ class OutputTail(LimitedOutput):
 
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""
+        self._on_data()
         self.data += data
         del self.data[: -self._limit]
 

@@ -64,10 +64,12 @@ class HttpClient:
         *,
         keepalive_seconds: float,
         max_connections: int | None = None,
+        idle_seconds: float | None = None,
     ) -> None:
         base = urlsplit(base_url)
         self._is_tls, self._headers = base.scheme == "https", {**headers, "user-agent": _user_agent()}
         self._keepalive_seconds, self._max_connections = keepalive_seconds, max_connections
+        self._idle_seconds = idle_seconds
         self._proxy = _proxy_of(base.scheme, base.netloc, proxy_environment)
         self._url = urlunsplit(base._replace(path=base.path.rstrip("/"), query="", fragment=""))
         self._query = f"?{base.query}" if base.query else ""
@@ -98,6 +100,8 @@ class HttpClient:
                 yield response
         except _NOT_SENT as error:
             raise NotSent(_system_words(error)) from None
+        except aiohttp.SocketTimeoutError:
+            raise TimeoutError from None
         except aiohttp.ClientError as error:
             raise ConnectionLost(_system_words(error)) from None
 
@@ -117,7 +121,7 @@ class HttpClient:
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS),
+                timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=self._idle_seconds),
                 max_line_size=MAX_HEADER_BYTES,
                 max_field_size=MAX_HEADER_BYTES,
                 trust_env=False,

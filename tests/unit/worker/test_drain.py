@@ -54,6 +54,29 @@ async def test_it_says_at_once_that_it_drains_and_at_the_end_that_it_has(ledger:
     assert new_heartbeats(ledger) == []
 
 
+async def test_it_says_for_which_calls_it_waits_the_oldest_first_and_for_ten_at_most(
+    ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = GatedProvider()
+    gate.open.clear()
+    evaluator = FakeEvaluator(ledger.bus, "a")
+    await evaluator.start()
+    async with running_worker(ledger, gate, max_concurrency=12) as (worker, _):
+        for number in range(12):
+            await evaluator.send_request(f"{number}")
+            await next_item(gate.requests)
+        stopping = asyncio.get_running_loop().create_task(worker.stop(grace_seconds=5))
+        async with asyncio.timeout(5):
+            while not (told := [text for text in caplog.messages if "r-0 (" in text]):
+                await asyncio.sleep(0.01)
+        gate.open.set()
+        await stopping
+    (line,) = told
+    assert [name for name in map("r-{}".format, range(12)) if f"{name} (" in line] == [f"r-{n}" for n in range(10)]
+    assert "12 running calls" in line
+    assert "and 2 more" in line
+
+
 async def test_one_that_was_not_asked_has_no_last_word(ledger: FakeLedgerService) -> None:
     async with running_worker(ledger, GatedProvider(), timings=FAST):
         assert (await next_item(ledger.registers)).drain is DrainState.UNSUPPORTED

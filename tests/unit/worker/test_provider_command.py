@@ -264,6 +264,19 @@ async def test_the_deadline_leaves_a_call_in_doubt_and_no_file(tmp_path: Path, c
     assert list(calls_folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("stream", ["", " >&2"])
+async def test_a_program_that_writes_goes_on_and_one_that_is_silent_for_too_long_is_ended(
+    tmp_path: Path, calls_folder: Path, stream: str
+) -> None:
+    ticks = shell(f"for n in 1 2 3 4 5 6; do echo $n{stream}; sleep 0.2; done; echo done; $1", "true")
+    assert (await answer_of(make_provider(tmp_path, ticks, idle_seconds=1))).text.endswith("done\n")
+    stuck = make_provider(tmp_path, [*ticks[:-1], "sleep 600"], idle_seconds=1)
+    async with asyncio.timeout(15):
+        failed = await failure(stuck)
+    assert isinstance(failed.fault, TimedOut)
+    assert (failed.billing, failed.retryable) == (Billing.UNKNOWN, False)
+
+
 #: Starts a child of its own, says both ids in a file, and waits for ever.
 FAMILY = 'sleep 600 & echo "$$ $!" > "$1.new"; mv "$1.new" "$1"; wait'
 

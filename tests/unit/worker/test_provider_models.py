@@ -284,6 +284,21 @@ async def test_a_deadline_ends_the_call_in_doubt_and_closes_the_connection(serve
 
 
 @both
+async def test_a_model_that_sends_goes_on_and_one_that_is_silent_for_too_long_is_ended(
+    server: ModelServer, wire: Wire
+) -> None:
+    slow = ScriptedResponse(body=wire.answer("Fine."), trickle_seconds=0.005)
+    server.set_responses(ScriptedResponse(stall=True), slow)
+    provider = wire.provider(server.url, idle_seconds=0.3)
+    with pytest.raises(ProviderFailure) as caught:
+        await provider.answer(QUESTION, timeout_seconds=10)
+    assert isinstance(caught.value.fault, TimedOut)
+    assert (caught.value.billing, caught.value.retryable) == (Billing.UNKNOWN, False)
+    assert (await provider.answer(QUESTION, timeout_seconds=10)).text == "Fine."
+    await provider.close()
+
+
+@both
 async def test_cancelling_stops_the_work_at_the_provider(server: ModelServer, wire: Wire) -> None:
     server.set_responses(ScriptedResponse(stall=True))
     provider = wire.provider(server.url)

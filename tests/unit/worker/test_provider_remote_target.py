@@ -194,6 +194,20 @@ async def test_a_run_that_does_not_end_in_time_is_cancelled_and_in_doubt() -> No
     await asyncio.wait_for(ended.wait(), 5)
 
 
+async def test_a_run_that_sends_events_goes_on_and_one_that_is_silent_for_too_long_is_ended() -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        for number in range(5):
+            emit(body.observation_event(str(number)))
+            await asyncio.sleep(0.2)
+        await asyncio.Event().wait()
+
+    began_at = asyncio.get_running_loop().time()
+    failure = await failure_of(lambda: BODY(script), timeout_seconds=20, idle_seconds=0.6)
+    assert isinstance(failure.fault, TimedOut)
+    assert failure.billing is Billing.UNKNOWN
+    assert 1 < asyncio.get_running_loop().time() - began_at < 10
+
+
 async def test_a_host_that_goes_while_it_runs_is_in_doubt_and_not_asked_again() -> None:
     began = asyncio.Event()
     loop = asyncio.get_running_loop()
