@@ -155,7 +155,7 @@ def database_checks(server: DatabaseServer, now: float) -> Iterator[DoctorCheck]
 #: A broker's free disk at which it stops taking messages; its default is 50 MB, in bytes.
 MIN_DISK_LIMIT_BYTES = 500_000_000
 
-#: Calls last up to 25 min; RabbitMQ's default, in milliseconds.
+#: Workers that are not told otherwise hold no message for as long: RabbitMQ's default, in milliseconds.
 MIN_CONSUMER_TIMEOUT_MS = 1_800_000
 
 #: A name that no role's permissions match: who may use it may use the queues of others too.
@@ -225,7 +225,10 @@ def _consumer_timeout(name: str, limits: dict[str, Any]) -> Iterator[DoctorCheck
     timeout_ms = limits.get("consumer-timeout", limits.get("x-consumer-timeout"))
     if isinstance(timeout_ms, int) and timeout_ms < MIN_CONSUMER_TIMEOUT_MS:
         says = f"{timeout_ms / 1000:,.0f} s: a longer call is delivered again while it runs"
-        fix = f"take consumer-timeout out of its policy, or set it to {MIN_CONSUMER_TIMEOUT_MS} (ms) or more"
+        fix = (
+            f"take consumer-timeout out of its policy, set it to {MIN_CONSUMER_TIMEOUT_MS} (ms) or more, or set"
+            " QUINTAIN_CONSUMER_TIMEOUT_SECONDS of the workers to it"
+        )
         yield DoctorCheck(what=f"consumer timeout of {name}", verdict="fail", says=says, mend=fix)
 
 

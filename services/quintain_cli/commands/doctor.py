@@ -233,8 +233,8 @@ def _unanswered(what: str, timeout_seconds: float) -> DoctorCheck:
 _CONSUMER_TIMEOUT_NOTE = DoctorCheck(
     what="consumer timeout",
     verdict="note",
-    says="RabbitMQ does not report it to clients; calls last up to 25 min, and its default is 30 min",
-    mend="if rabbitmq.conf sets consumer_timeout, set it to 1800000 (ms) or more",
+    says="RabbitMQ does not report it to clients; workers count with its default of 30 min",
+    mend="if rabbitmq.conf sets consumer_timeout to less, set QUINTAIN_CONSUMER_TIMEOUT_SECONDS of the workers to it",
 )
 
 
