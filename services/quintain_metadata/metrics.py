@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -145,10 +146,13 @@ class MetadataMetrics(ServiceMetrics):
         #: What the events of the fleet say of calls.
         self.call_counter = CallCounter()
         self._gauges = LedgerGauges()
-        self._admits = self.counter("admits", "Admits decided: granted, replayed, or a fault's code", "code")
-        self._settles = self.counter("settles", "Settled attempts, by outcome", "outcome")
-        self._batches = self.histogram(
-            "batch_size", "Admits or settles in one batch", "kind", buckets=BATCH_SIZE_BUCKETS
+        # `labels()` is cached: the label values are few, and every call updates several metrics.
+        self._admits = cache(
+            self.counter("admits", "Admits decided: granted, replayed, or a fault's code", "code").labels
+        )
+        self._settles = cache(self.counter("settles", "Settled attempts, by outcome", "outcome").labels)
+        self._batches = cache(
+            self.histogram("batch_size", "Admits or settles in one batch", "kind", buckets=BATCH_SIZE_BUCKETS).labels
         )
         self.ledger_seconds = self.histogram(
             "ledger_seconds",
@@ -163,18 +167,18 @@ class MetadataMetrics(ServiceMetrics):
         if admission.must_be_alone or admission.needs_slot:
             return
         code = admission.fault.code if admission.fault else REPLAYED if admission.is_replay else GRANTED
-        self._admits.labels(code).inc()
+        self._admits(code).inc()
         self.call_counter.count_admission(target, code)
 
     def observe_admits(self, size: int) -> None:
         """Observe the size of a worker's batch of admits."""
-        self._batches.labels("admit").observe(size)
+        self._batches("admit").observe(size)
 
     def count_settles(self, items: Sequence[Settle]) -> None:
         """Count a worker's batch of settles, by their outcomes."""
-        self._batches.labels("settle").observe(len(items))
+        self._batches("settle").observe(len(items))
         for item in items:
-            self._settles.labels(item.outcome.value).inc()
+            self._settles(item.outcome.value).inc()
 
     def set_gauges(self, gauges: LedgerGauges) -> None:
         """Export these values of the ledger until the next call."""

@@ -6,7 +6,8 @@ import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import TokenUsage
@@ -77,7 +78,7 @@ class SessionRow:
                 raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
 
 
-_SESSION_COLUMNS = ", ".join(field.name for field in dataclasses.fields(SessionRow) if field.name != "ancestors")
+_SESSION_COLUMNS = ", ".join(each.name for each in dataclasses.fields(SessionRow) if each.name != "ancestors")
 
 
 #: Sessions and their ancestors, in the one order in which their rows are locked: children before roots.
@@ -161,17 +162,17 @@ _COUNT_SQL = (
 _ZEROS = [0, 0, 0, 0, 0]
 
 
+@dataclass(slots=True, eq=False)
 class Counters:
     """The counters of sessions whose rows are locked: charged in memory, never beyond a limit, until they are written.
 
     The parent of a session that reserves calls is charged for at least those, since the session was opened.
     """
 
-    def __init__(self, sessions: Mapping[str, SessionRow]) -> None:
-        self._sessions = sessions
-        self._added: defaultdict[str, list[int]] = defaultdict(_ZEROS.copy)
-        #: The sessions whose reservations were given back.
-        self._released: set[str] = set()
+    _sessions: Mapping[str, SessionRow]
+    _added: defaultdict[str, list[int]] = field(default_factory=partial(defaultdict, _ZEROS.copy))
+    #: The sessions whose reservations were given back.
+    _released: set[str] = field(default_factory=set)
 
     def used(self, session: SessionRow) -> int:
         """Return the session's counter, with what was added here."""

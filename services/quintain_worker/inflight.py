@@ -36,22 +36,23 @@ class CallIdentity(NamedTuple):
     problem: str | None
 
 
+@dataclass(slots=True, eq=False)
 class InflightCall:
     """One call in flight in this worker, from its arrival until it is settled."""
 
-    def __init__(self, identity: CallIdentity, attempt_id: str = "") -> None:
-        self.identity, self.attempt_id = identity, attempt_id
-        #: Its message, once an attempt was granted, and when that was, in the loop's seconds.
-        self.message: CallMessage | None = None
-        self.granted_at = 0.0
-        self.waiting_duplicates = 0
-        self.is_settled = False
-        #: The task that handles the call, while the call may be aborted.
-        self.task: asyncio.Task[object] | None = None
-        self._is_aborted = False
-        self._result: Result | None = None
-        #: Made by the first duplicate that waits.
-        self._settled: asyncio.Event | None = None
+    identity: CallIdentity
+    attempt_id: str = ""
+    #: Its message, once an attempt was granted, and when that was, in the loop's seconds.
+    message: CallMessage | None = None
+    granted_at: float = 0.0
+    waiting_duplicates: int = 0
+    is_settled: bool = False
+    #: The task that handles the call, while the call may be aborted.
+    task: asyncio.Task[object] | None = None
+    _is_aborted: bool = False
+    _result: Result | None = None
+    #: Made by the first duplicate that waits.
+    _settled: asyncio.Event | None = None
 
     def settle(self, result: Result | None) -> None:
         """Record that the call is settled, with its result or None; only the first call has an effect."""
