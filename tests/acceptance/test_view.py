@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.command_line import CommandLine
-from support.results_folder import errored_row, graded_row, write_results
-from support.sample_trajectory import sample_trajectory
+from support.results_folder import errored_row, graded_row, sample_trajectory, write_results
 from support.view_client import ask, enter_cookie
 
 

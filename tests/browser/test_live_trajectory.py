@@ -18,7 +18,7 @@ from quintain.contracts.remote_target import (
 from quintain.remote.trajectory_recorder import TrajectoryFolder, TrajectoryRecorder
 from support.browser import start_view, visit
 from support.command_line import command_line
-from support.hostile_rows import HOSTILE
+from support.results_folder import HOSTILE
 
 #: Of the whole test: axe-core takes long on a machine with much to do.
 pytestmark = pytest.mark.timeout(600)

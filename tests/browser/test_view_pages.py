@@ -13,9 +13,7 @@ from quintain_view.html_report import write_html_report
 from quintain_view.labels import read_notes
 from support.browser import ViewPage, start_view, visit
 from support.command_line import CommandLine, command_line
-from support.hostile_rows import HOSTILE, hostile_row
-from support.results_folder import errored_row, graded_row, write_results
-from support.sample_trajectory import sample_trajectory
+from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, sample_trajectory, write_results
 
 #: Of one test: axe-core takes long on a machine with much to do.
 pytestmark = pytest.mark.timeout(600)

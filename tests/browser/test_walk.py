@@ -19,8 +19,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from quintain.contracts.session import SessionOpened
 from support.browser import ViewPage, start_view, visit, watch_problems
 from support.command_line import CommandLine, command_line
-from support.evaluation_folder import EXACT
-from support.evaluations import rows_of, write_files
+from support.evaluations import EXACT, rows_of, write_files
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
 from support.quick import lease_variable
 from support.results_folder import graded_row, write_results

@@ -1,4 +1,4 @@
-"""A bench over a fake session, and graders ready to stand at it."""
+"""The context that graders run in over a fake session, graders in it, and the files that they are given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Row
 from quintain_runner.spec.graders import CommandGrader, GraderCalls
-from support.evaluation_folder import write_script
+from support.evaluations import write_script
 from support.fake_client import FakeClient
 
 
@@ -59,3 +59,13 @@ def trial_of(
     """A trial of a case, of a target with this fingerprint."""
     made_of = RunFingerprints(targets={target: fingerprint}).row_fingerprints(case, target)
     return Trial(case=case, target=target, repeat=repeat, fingerprints=made_of, previous=previous, kept=kept)
+
+
+class SavedFiles(dict[str, bytes]):
+    """Every file by its path."""
+
+    def save_file(self, name: str, data: bytes) -> str:
+        """Keep a file, as `quintain_runner.graders.input.Keep`."""
+        path = f"/kept/{name}"
+        self[path] = data
+        return path

@@ -13,7 +13,7 @@ from support.busy_fleet import busy_fleet
 from support.command_line import CommandLine, command_line
 from support.evaluations import copy_capitals
 from support.memory_fleet import ADMIN_TOKEN
-from support.sample_trajectory import sample_trajectory
+from support.results_folder import sample_trajectory
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 

@@ -16,8 +16,8 @@ import httpx2
 
 from quintain.settings import MEMORY_URL
 from support.agentv_requests import CONFIG, DEFAULT_TARGET, RECORDED, REQUESTS, TARGETS, AgentVRequest, answer_of
-from support.documented_table import assert_documented
 from support.memory_fleet import MemoryFleet, memory_fleet
+from support.pages import assert_documented
 from support.process_fleet import delete_protocol_queues
 
 MALFORMED = "the caller's mistake, and not the server's"

@@ -11,7 +11,7 @@ import pytest
 from quintain.errors import ConfigError
 from quintain_runner.plan.dataset import open_dataset, read_cases
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
-from support.evaluation_folder import EXACT, EvaluationFolder
+from support.evaluations import EXACT, EvaluationFolder
 from support.fake_client import FakeClient
 
 #: Prints other cases each time it runs.

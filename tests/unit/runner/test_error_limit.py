@@ -18,7 +18,7 @@ from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode, ParkedTarget, exit_line, parked_target_notes
 from quintain_runner.results.row import RowStatus
-from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation, write_script
+from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient, echo
 
 REFUSED = "openai refused the credentials, the model or the quota (ModelHTTPError, HTTP 401)"

@@ -13,7 +13,7 @@ from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenU
 from quintain.graders import Case
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS, JsonObject, build_grader_input
 from quintain_runner.plan.cases import expected_text
-from support.saved_files import SavedFiles
+from support.grading_context import SavedFiles
 
 RESULT = Result(
     output=[OutputMessage(content="Paris")],

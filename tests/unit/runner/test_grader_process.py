@@ -16,7 +16,7 @@ import pytest
 from quintain.programs.program import MARK_VARIABLE
 from quintain_runner.graders.subprocesses import GraderCommand, run_grader
 from quintain_runner.graders.verdict import GraderError
-from support.evaluation_folder import write_script
+from support.evaluations import write_script
 
 
 def command(folder: Path, *argv: str, timeout_seconds: float = 30, env: dict[str, str] | None = None) -> GraderCommand:

@@ -13,7 +13,7 @@ import pytest
 
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool
 from quintain_runner.graders.verdict import GraderError
-from support.evaluation_folder import write_script
+from support.evaluations import write_script
 
 #: Says who it is, how many lines it has had, and what this one was; misbehaves as it is told to.
 HOST = """

@@ -6,7 +6,7 @@ import pytest
 from pydantic import JsonValue
 
 from quintain_runner.graders.input import replace_images_with_files
-from support.saved_files import SavedFiles
+from support.grading_context import SavedFiles
 
 
 def openai(url: JsonValue) -> JsonValue:

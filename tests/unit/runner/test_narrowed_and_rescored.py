@@ -23,7 +23,7 @@ from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.row import Row
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
-from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation
+from support.evaluations import EXACT, EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
 
 JUDGED: Json = {"name": "judged", "builtin": "llm-judge", "prompt": "prompt.md", "judge_target": "judge"}

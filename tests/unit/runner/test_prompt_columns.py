@@ -18,7 +18,7 @@ from quintain_runner.report.report_files import render_markdown, write_csv, writ
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.report.tables import run_tables
-from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation
+from support.evaluations import EXACT, EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
 
 TARGETS = ("bot", "other")

@@ -13,7 +13,7 @@ from quintain_runner.plan.changes import input_fingerprint
 from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_runner.spec.prompts import Prompt, parse_template
-from support.evaluation_folder import EXACT, Json, cases, write_evaluation
+from support.evaluations import EXACT, Json, cases, write_evaluation
 
 GRADERS: list[Json] = [{**EXACT}]
 

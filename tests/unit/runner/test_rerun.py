@@ -23,7 +23,7 @@ from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.statistics.analysis import analyse
 from quintain_runner.statistics.frame import build_frames
-from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation, write_script
+from support.evaluations import EXACT, EvaluationFolder, Json, cases, write_evaluation, write_script
 from support.fake_client import FakeClient
 
 TARGETS = ("bot", "judge")

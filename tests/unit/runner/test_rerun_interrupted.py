@@ -12,7 +12,7 @@ from quintain.errors import ConfigError, ReplyExpired
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.run_report import read_report
 from quintain_runner.results.store import all_current_rows
-from support.evaluation_folder import EXACT, EvaluationFolder, Json, cases, write_evaluation
+from support.evaluations import EXACT, EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
 
 JUDGED: Json = {"name": "judged", "builtin": "llm-judge", "prompt": "prompt.md", "judge_target": "judge"}

@@ -19,7 +19,7 @@ from quintain_runner.report.progress_display import NoProgressDisplay
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowStatus
-from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation, write_script
+from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient, echo
 
 

@@ -12,7 +12,7 @@ from quintain.errors import ConfigError
 from quintain_runner.report.run_file import EvaluationIdentity, open_run, write_run
 from quintain_runner.report.summary import ColumnTotals, RunSummary, RunTotals
 from quintain_runner.spec.evaluation import load_evaluation
-from support.evaluation_folder import EXACT, cases, write_evaluation
+from support.evaluations import EXACT, cases, write_evaluation
 
 COUNTS: dict[str, object] = {
     "cases": 2, "trials": 2, "graded": 1, "passed": 1, "errors": 1, "mean_score": 1.0,

@@ -29,7 +29,7 @@ from quintain_runner.engine.run_settings import RunOptions, RunSettings
 from quintain_runner.engine.session import RunSessions
 from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.spec.evaluation import load_evaluation
-from support.evaluation_folder import EXACT, cases, write_evaluation
+from support.evaluations import EXACT, cases, write_evaluation
 from support.fake_client import FakeClient
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 

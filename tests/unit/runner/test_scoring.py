@@ -20,7 +20,7 @@ from quintain_runner.report.tables import TextTable, run_tables
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.spec.evaluation import load_evaluation
 from quintain_runner.statistics.frame import MAX_TAGS, OTHER_TAGS, build_tagged_frames
-from support.evaluation_folder import EXACT, EvaluationFolder, Json, write_evaluation
+from support.evaluations import EXACT, EvaluationFolder, Json, write_evaluation
 from support.fake_client import FakeClient
 from support.results_folder import MADE_OF
 

@@ -11,7 +11,7 @@ from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, ToolCa
 from quintain.graders import Case
 from quintain_runner.graders.input import build_grader_input
 from quintain_runner.plan.cases import InvalidLine, parse_case
-from support.saved_files import SavedFiles
+from support.grading_context import SavedFiles
 
 CALL = ToolCall(id="c1", name="weather", arguments='{"city": "Genève"}')
 OF_OPENAI = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Genève"}'}}

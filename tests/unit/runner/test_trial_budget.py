@@ -13,7 +13,7 @@ from quintain.contracts.session import Info
 from quintain.errors import ConfigError, TargetUnavailable
 from quintain_runner.engine import trial as trial_module
 from quintain_runner.report.summary import ExitCode
-from support.evaluation_folder import EvaluationFolder, cases, write_evaluation, write_script
+from support.evaluations import EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient
 
 

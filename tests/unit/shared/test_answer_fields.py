@@ -21,7 +21,7 @@ from quintain.apis.policy import PUBLISHED_FIELDS
 from quintain.apis.requests import left_out
 from quintain.apis.streams import translate_answer
 from quintain.contracts.api_request import ApiName
-from support.documented_table import assert_documented
+from support.pages import assert_documented
 
 Json = dict[str, Any]
 

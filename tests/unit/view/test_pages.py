@@ -16,8 +16,7 @@ from quintain_view.html_report import write_html_report
 from quintain_view.labels import Note, NoteKey, agreement, append_note, read_notes
 from quintain_view.run_page import difference_plot
 from quintain_view.text import shown, shown_message, word_difference
-from support.hostile_rows import HOSTILE, hostile_row
-from support.results_folder import errored_row, graded_row, write_results
+from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, write_results
 
 BOTH = ("bot", "other")
 

@@ -25,8 +25,7 @@ from quintain_view.trajectory_page import (
     TrajectoryRecord,
     trajectory_page,
 )
-from support.hostile_rows import HOSTILE
-from support.results_folder import graded_row, write_results
+from support.results_folder import HOSTILE, graded_row, write_results
 
 #: The run began at this time, in milliseconds since the epoch.
 BEGAN_MS = 1_767_225_600_000

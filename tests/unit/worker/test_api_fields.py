@@ -26,9 +26,9 @@ from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.json_text import json_text, parse_json_object
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import ApiProvider, Provider, ProviderAnswer, ProviderFailure
-from support.documented_table import assert_documented
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, Wire
+from support.pages import assert_documented
 
 FUNCTION: dict[str, Any] = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}

@@ -21,9 +21,9 @@ from quintain.errors import ConfigError, UnsupportedParameter
 from quintain.settings import environment
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
-from support.documented_table import assert_documented
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
+from support.pages import assert_documented
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
 
