@@ -42,7 +42,7 @@ class LongCall:
 
 
 #: The third and the fourth minute of a call of five; and the same, shrunk.
-LONG_CALL = LongCall(60, 300, 150, 210) if is_long() else LongCall(10, 8, 6, 11)
+LONG_CALL = LongCall(60, 300, 150, 210) if is_long() else LongCall(10, 14, 5, 20.5)
 
 
 @pytest.fixture
