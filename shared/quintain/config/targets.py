@@ -77,6 +77,8 @@ class _Target(StrictModel):
     """The most calls in flight at once, over all workers."""
     worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     """The most calls in flight at once in one worker, also its prefetch. If absent, max_concurrency."""
+    quota: TargetName | None = None
+    """The quota that it shares with other targets, by its name in quotas. If absent, that of its provider and key."""
     timeout_seconds: _TimeLimit | None = None
     """The limit of a call's tries at the provider, in seconds, and the deadline of its calls in `quintain run`, which
     is 600 s at least. If absent, the call's deadline."""
@@ -140,6 +142,8 @@ class _ModelTarget(_Target):
     """The temperature of calls that set none themselves."""
     max_tokens: Positive | None = None
     """The most tokens of an answer, of calls that set no limit themselves."""
+    adaptive: bool = True
+    """Whether it shares the quota of its provider, URL and key, whose limits are found, where it names none."""
     settings: TargetSettings | None = None
     """Other settings of calls that set none themselves."""
 
@@ -155,6 +159,12 @@ class _ModelTarget(_Target):
         given = set() if self.settings is None else self.settings.model_fields_set
         for name in sorted(given & self.model_fields_set & {"temperature", "max_tokens"}):
             raise ValueError(f"{name}: it is given twice, here and in settings; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adaptive(self) -> Self:
+        if self.quota is not None and not self.adaptive:
+            raise ValueError("adaptive: of a target that names a quota, write it there")
         return self
 
     @field_validator("base_url")
