@@ -256,6 +256,8 @@ def _settle_event(changes: Changes, settlement: Settle, call: CallRow) -> Lifecy
             return LifecycleEvent.CHARGED if is_current else LifecycleEvent.STALE
         case AttemptOutcome.IN_DOUBT:
             return LifecycleEvent.DOUBTED if is_current else LifecycleEvent.STALE
+        case AttemptOutcome.THROTTLED:
+            return LifecycleEvent.THROTTLED if is_current else LifecycleEvent.STALE
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
             others = _count_other_unproven(changes, call, settlement.attempt_id)
             return refund_event(current=is_current, others_unproven=others > 0)
@@ -321,6 +323,7 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         fault=None,
         must_be_alone=None,
         needs_slot=None,
+        is_probe=None,
     )
 
 

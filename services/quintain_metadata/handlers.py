@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.credentials import SessionToken, same_secret
+from quintain.contracts.fleet import ListQuotas, QuotaList, QuotaSettings, SetQuota
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import CallKey, CancelBroadcast, OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
@@ -29,6 +30,7 @@ from quintain.contracts.session import (
     SessionOpened,
     SessionState,
 )
+from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, BusError, PayloadTooLarge, Unauthorized, Unroutable
 from quintain.observe.semconv import process_span
 from quintain.routes import (
@@ -42,9 +44,11 @@ from quintain.routes import (
     LIST,
     OPEN,
     PAUSE,
+    QUOTAS,
     RELEASE,
     RESERVE,
     RESUME,
+    SET_QUOTA,
     SHOW,
     TARGETS,
     WORKERS,
@@ -228,6 +232,16 @@ def _release(moment: Moment, request: ReleaseCalls, session: SessionRow | None) 
     return CallsReleased(released=(yield from calls.release(moment, _require_session(session), request.request_ids)))
 
 
+def _list_quotas(moment: Moment, _: ListQuotas, __: SessionRow | None) -> SqlProgram[QuotaList]:
+    yield from ()
+    return QuotaList(quotas=[], now=moment.now)
+
+
+def _set_quota(_: Moment, request: SetQuota, __: SessionRow | None) -> SqlProgram[QuotaSettings]:
+    yield from ()
+    raise BadRequest(f"quota: there is no quota {shorten(request.quota)!r}")
+
+
 def _return_request(
     _: Moment, request: RequestT, session: SessionRow | None
 ) -> SqlProgram[tuple[RequestT, SessionRow]]:
@@ -298,6 +312,8 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
         DRAIN, Role.ADMINISTRATOR, lambda moment, request, _: leases.request_drain(moment.now, request.worker_id)
     ),
     FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, lambda moment, *_: read_fleet(moment.now)),
+    QUOTAS.key: _bind(QUOTAS, Role.EITHER, _list_quotas),
+    SET_QUOTA.key: _bind(SET_QUOTA, Role.ADMINISTRATOR, _set_quota),
 }
 
 

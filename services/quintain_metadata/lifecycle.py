@@ -66,6 +66,8 @@ class LifecycleEvent(StrEnum):
     CHARGED = "charged"
     #: The request may have reached the provider, and its outcome is unknown.
     DOUBTED = "doubted"
+    #: The provider did not take the call now: it waits for its turn again, and stays counted.
+    THROTTLED = "throttled"
     #: The caller cancels the call: it is marked, and no attempt starts from then on.
     CANCELLED = "cancelled"
     #: The caller cancels a call that is marked already, or that another delivery waits for.
@@ -115,6 +117,7 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
         (running, LifecycleEvent.REFUNDED): Transition(refunded, used=-1),
         (running, LifecycleEvent.REFUNDED_UNPROVEN): Transition(in_doubt),
         (running, LifecycleEvent.DOUBTED): Transition(in_doubt),
+        (running, LifecycleEvent.THROTTLED): Transition(reserved),
         (running, LifecycleEvent.ANSWERED): Transition(committed),
         (in_doubt, LifecycleEvent.ANSWERED): Transition(committed),
         (running, LifecycleEvent.CHARGED): Transition(committed),

@@ -19,7 +19,7 @@ from quintain.client.client import connect_admin
 from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config, find_config, load_config
 from quintain.config.prices import target_price
-from quintain.config.targets import card_of
+from quintain.config.quotas import card_of
 from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import BudgetUnavailable, ConfigError

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from quintain.config.loader import Config
 from quintain.config.prices import Price, known_prices
-from quintain.config.targets import TargetConfig, card_of
+from quintain.config.quotas import card_of
+from quintain.config.targets import TargetConfig
 from quintain.contracts.ledger import TargetCard
 from quintain.graders import Case
 from quintain.settings import MEMORY_URL, Settings

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, FiniteFloat, model_validator
 
 from quintain.config.nested_models import StrictModel
-from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig
+from quintain.config.targets import AnthropicTarget, ModelTarget, OpenAITarget, PydanticAITarget, TargetConfig
+from quintain.contracts.ledger import TargetCard
 from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE, QuotaCard, QuotaTerms
 
 PerMinute = Annotated[FiniteFloat, Field(gt=0, le=MAX_PER_MINUTE)]
@@ -77,3 +78,16 @@ def quota_of(target: TargetConfig, quotas: Mapping[str, QuotaConfig]) -> QuotaCa
     name = f"{target.provider} at {urlsplit(url).hostname or url}, key {digest[:4]}"
     # No name of a quota has a colon.
     return QuotaCard(id=f"key:{digest}", name=name, terms=QuotaTerms())
+
+
+def card_of(name: str, target: TargetConfig, quotas: Mapping[str, QuotaConfig] | None = None) -> TargetCard:
+    """Return a resolved target's public description, which never contains a key; without ``quotas`` it has no quota."""
+    return TargetCard(
+        name=name,
+        provider=target.provider,
+        model=target.model if isinstance(target, ModelTarget) else None,
+        judge_target=target.judge_target,
+        max_concurrency=target.max_concurrency,
+        worker_concurrency=target.worker_concurrency,
+        quota=None if quotas is None else quota_of(target, quotas),
+    )

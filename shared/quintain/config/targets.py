@@ -36,7 +36,7 @@ from quintain.config.nested_models import (
 from quintain.config.references import holds_reference, without_references
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings, Unsupported
-from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
+from quintain.contracts.ledger import MAX_CONCURRENCY
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, TargetName
 from quintain.programs.sandbox import SandboxOption
 
@@ -129,7 +129,7 @@ class _Target(StrictModel):
         return value if field.is_required() else field.get_default(call_default_factory=True)
 
 
-class _ModelTarget(_Target):
+class ModelTarget(_Target):
     """Fields of every model."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -180,7 +180,7 @@ class _ModelTarget(_Target):
         return url
 
 
-class _ApiTarget(_ModelTarget):
+class _ApiTarget(ModelTarget):
     """Fields of every model that is asked in its vendor's own words."""
 
     image_urls: Literal["pass", "any", "refuse"] = "pass"
@@ -251,7 +251,7 @@ class AnthropicTarget(_ApiTarget):
         return ("messages",)
 
 
-class PydanticAITarget(_ModelTarget):
+class PydanticAITarget(ModelTarget):
     """A model of any other vendor, over pydantic-ai."""
 
     provider: Literal["pydantic-ai"]
@@ -372,15 +372,3 @@ TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "python": PythonTarget,
     "target": TargetTarget,
 }
-
-
-def card_of(name: str, target: TargetConfig) -> TargetCard:
-    """Return the target's public description, which never contains a key."""
-    return TargetCard(
-        name=name,
-        provider=target.provider,
-        model=target.model if isinstance(target, _ModelTarget) else None,
-        judge_target=target.judge_target,
-        max_concurrency=target.max_concurrency,
-        worker_concurrency=target.worker_concurrency,
-    )
