@@ -23,6 +23,9 @@ _FAMILIES = (
     ("anthropic-ratelimit-requests-{}", "anthropic-ratelimit-input-tokens-{}"),
 )
 
+#: What the names of all these headers begin with: most answers have none of them.
+_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-", "retry-after")
+
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
 _DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?(?:ms|us|µs|ns|[smhd]))+")
 _DURATION_PART = re.compile(r"([\d.]+)(ms|us|µs|ns|[smhd])")
@@ -31,6 +34,8 @@ _SECONDS_BY_UNIT = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "
 
 def read_rate_report(headers: Mapping[str, str], now: float) -> RateReport | None:
     """Return what an answer's headers say, or None where that is nothing; ``now`` is the time in seconds since 1970."""
+    if not any(name.startswith(_PREFIXES) for name in map(str.lower, headers)):
+        return None
     now = _http_date(headers.get("date")) or now
     requests, tokens = _figures(headers, 0, now), _figures(headers, 1, now)
     retry_after_seconds = read_retry_after(headers, now)
