@@ -17,6 +17,7 @@ from quintain.errors import (
     ForbiddenTarget,
     PayloadTooLarge,
     RequestConflict,
+    TimedOut,
     Unauthorized,
 )
 from quintain_metadata import call_rows, replies
@@ -119,10 +120,20 @@ def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred |
             return _start_attempt(changes, operation, session, None, change)
         return _admit_known(changes, operation, session, call)
     except Fault as refusal:
-        if call is None or call.state is not CallState.RESERVED:
+        if call is None or call.state is not CallState.RESERVED or not _may_end(changes, call, request):
             raise
-        changes.release(call)
-        return Admission(attempt_id=request.attempt_id, fault=FaultReply.from_fault(refusal))
+        is_in_doubt = changes.release(call).to is CallState.IN_DOUBT
+        fault = FaultReply.from_fault(TimedOut() if is_in_doubt else refusal)
+        return Admission(attempt_id=request.attempt_id, fault=fault)
+
+
+def _may_end(changes: Changes, call: CallRow, request: Admit) -> bool:
+    """Whether a refusal of this request ends the call's reservation.
+
+    One that was throttled goes on beside an attempt that has ended, and beside another request with its id.
+    """
+    attempts = changes.rows.attempts.get((call.session_id, call.request_id), ())
+    return request.attempt_id not in attempts and call.body_sha256 in {"", request.body_sha256}
 
 
 def _admit_known(
@@ -180,7 +191,9 @@ def _start_attempt(
     if not is_running:
         # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
         session.require_not_paused()
-    deadline = call.deadline if call is not None and is_running else _deadline(changes, request, session)
+    is_throttled = call is not None and call.state is CallState.RESERVED and call.attempt_id is not None
+    keeps_deadline = is_running or (is_throttled and request.deadline is None)
+    deadline = call.deadline if call is not None and keeps_deadline else _deadline(changes, request, session)
     if deadline <= now:
         raise Expired("The deadline passed before a worker was free")
     if request.attempt_id in changes.rows.attempts.get(key, ()):
@@ -222,7 +235,7 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
     key = (settlement.session_id, settlement.request_id)
     call, state = changes.rows.calls.get(key), changes.rows.attempts.get(key, {}).get(settlement.attempt_id)
     is_holder = call is not None and call.attempt_id == settlement.attempt_id
-    if call is None or (state is None and not is_holder) or state == "void":
+    if call is None or (state is None and not is_holder) or state in {"void", "throttled"}:
         change = _NO_CALL
         if settlement.outcome is AttemptOutcome.NEVER_SENT:
             # A later grant has no effect.
@@ -256,25 +269,35 @@ def _settle_event(changes: Changes, settlement: Settle, call: CallRow) -> Lifecy
             return LifecycleEvent.CHARGED if is_current else LifecycleEvent.STALE
         case AttemptOutcome.IN_DOUBT:
             return LifecycleEvent.DOUBTED if is_current else LifecycleEvent.STALE
+        case AttemptOutcome.THROTTLED if is_current and not call.is_cancelled:
+            return LifecycleEvent.THROTTLED
         case AttemptOutcome.THROTTLED:
-            return LifecycleEvent.THROTTLED if is_current else LifecycleEvent.STALE
+            others = changes.count_unproven(call, but=settlement.attempt_id)
+            return refund_event(current=is_current, others_unproven=others > 0 or bool(settlement.unproven))
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
-            others = _count_other_unproven(changes, call, settlement.attempt_id)
+            others = changes.count_unproven(call, but=settlement.attempt_id)
             return refund_event(current=is_current, others_unproven=others > 0)
 
 
 def _record_outcome(changes: Changes, call: CallRow, settlement: Settle, *, has_row: bool) -> None:
-    """Record the outcome of a granted attempt; one that was never sent becomes void and is not counted.
+    """Record the outcome of a granted attempt; one that was never sent, or throttled, is not counted.
 
-    The attempt that holds its call gets a row only where it was proven that nothing was billed.
+    The attempt that holds its call gets a row only where it was proven that nothing was billed, or where another one
+    follows it.
     """
-    if settlement.outcome in {AttemptOutcome.NEVER_SENT, AttemptOutcome.REFUND}:
-        state = "proven" if settlement.outcome is AttemptOutcome.REFUND else "void"
-        held = (call.session_id, call.request_id, call.attempts, call.incarnation or "")
-        changes.add(call_rows.UPSERT_ATTEMPT_SQL, settlement.attempt_id, *held, state, changes.moment.now)
-    elif has_row:
-        changes.add(call_rows.RECORD_UNPROVEN_SQL, changes.moment.now, settlement.attempt_id)
-    if settlement.outcome is AttemptOutcome.NEVER_SENT:
+    state = "proven"
+    match settlement.outcome:
+        case AttemptOutcome.NEVER_SENT:
+            state = "void"
+        case AttemptOutcome.THROTTLED:
+            state = "throttled" if settlement.unproven else "void"
+        case AttemptOutcome.RESULT | AttemptOutcome.CHARGED | AttemptOutcome.IN_DOUBT:
+            if has_row:
+                changes.add(call_rows.RECORD_UNPROVEN_SQL, changes.moment.now, settlement.attempt_id)
+            return
+    held = (call.session_id, call.request_id, call.attempts, call.incarnation or "")
+    changes.add(call_rows.UPSERT_ATTEMPT_SQL, settlement.attempt_id, *held, state, changes.moment.now)
+    if state != "proven":
         changes.add(call_rows.UNCOUNT_ATTEMPT_SQL, call.session_id, call.request_id)
 
 
@@ -288,15 +311,14 @@ def _is_attempt(changes: Changes, call: CallRow, attempt_id: str) -> bool:
 def _must_be_alone(changes: Changes, call: CallRow) -> bool:
     """Whether a running call whose holder is gone may be taken over only where nothing runs beside it.
 
-    Of a running call each attempt that is not proven unbilled was lost with its worker, the holder among them.
+    Of a running call each attempt that may have been billed was lost with its worker, the holder among them, but for
+    those that were throttled.
     """
-    return _count_other_unproven(changes, call, call.attempt_id) + 1 >= LOSSES_BEFORE_ALONE
-
-
-def _count_other_unproven(changes: Changes, call: CallRow, attempt_id: str | None) -> int:
-    """Return how many attempts may have been billed beside this one, which holds the call: each has a row."""
     attempts = changes.rows.attempts.get((call.session_id, call.request_id), {})
-    return sum(each != attempt_id and state not in {"proven", "void"} for each, state in attempts.items())
+    lost = sum(
+        each != call.attempt_id and state not in {"proven", "void", "throttled"} for each, state in attempts.items()
+    )
+    return lost + 1 >= LOSSES_BEFORE_ALONE
 
 
 def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
@@ -316,7 +338,7 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         call_count=call.call_count,
         max_calls=session.max_calls,
         store_replies=bool(session.store_replies),
-        unproven=call.attempts > 1 and _count_other_unproven(changes, call, call.attempt_id) > 0,
+        unproven=changes.count_unproven(call, but=call.attempt_id) > 0,
         ignore_unsupported=bool(session.ignore_unsupported),
         max_body_bytes=session.max_body_bytes,
         replay=None,

@@ -77,8 +77,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             running bigint NOT NULL,
             PRIMARY KEY (target, incarnation)
         )""",
-        # The state of an attempt that holds its call no more: proven (unbilled) or unproven; or void (never to run).
-        # One that holds its call, or held it last, has a row only where it is proven or void.
+        # The state of an attempt that holds its call no more: proven (unbilled) or unproven; throttled (unproven, and
+        # not counted); or void (never to run, or throttled and unbilled). One that holds its call, or held it last, has
+        # a row only where it is proven, void or throttled.
         """CREATE TABLE attempt (
             id text PRIMARY KEY,
             session_id text NOT NULL,
