@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
 
 from quintain.client.admin import Admin
-from quintain.contracts.session import MAX_PAUSE_SECONDS, TargetPause
+from quintain.contracts.session import TargetPause
 from quintain.fleet.tables import duration
-from quintain_cli.console import AsJson, escape_for_terminal, print_json, print_stderr, run_command, stdout_console
+from quintain_cli.console import (
+    AsJson,
+    escape_for_terminal,
+    parse_duration_seconds,
+    print_json,
+    print_stderr,
+    run_command,
+    stdout_console,
+)
 from quintain_cli.running_fleet import open_fleet_admin
 
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
 
-UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
 #: How much longer than requested a pause may be before it is taken for an earlier, longer pause, in seconds.
 PAUSE_TOLERANCE_SECONDS = 1.0
-
-
-def parse_duration_seconds(text: str) -> float:
-    """Parse a duration such as 90s, 10m or 2h to seconds. Raises `typer.BadParameter`."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|min|h|d|)", text.strip())
-    seconds = float(match[1]) * UNIT_SECONDS[match[2]] if match else math.nan
-    if not 0 < seconds <= MAX_PAUSE_SECONDS:
-        raise typer.BadParameter("a time is a number followed by s, m, h or d, such as 90s or 10m, of one day at most")
-    return seconds
 
 
 def pause(

@@ -14,6 +14,7 @@ from quintain.config.targets import TargetConfig
 from quintain.contracts.ledger import TargetCard
 from quintain.graders import Case
 from quintain.settings import MEMORY_URL, Settings
+from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.dataset import DatasetStats, read_cases
@@ -33,7 +34,8 @@ class RunOptions:
 
     ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
-    number of grader processes, that run at the same time. ``is_fresh`` renames the results of earlier commands.
+    number of grader processes, that run at the same time. A target with a quota is parked after
+    ``give_up_seconds`` without an answer. ``is_fresh`` renames the results of earlier commands.
     ``waits`` waits for the first worker of a fleet to register. ``command`` is the command line, for the record, and
     ``resume_command`` the one that goes on with the run, if it is another.
     """
@@ -51,6 +53,7 @@ class RunOptions:
     grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
+    give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS
     regrades: bool = False
     keeps_content: bool = True
     is_fresh: bool = False
