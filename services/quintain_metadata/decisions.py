@@ -21,7 +21,7 @@ from quintain.errors import (
     Unauthorized,
 )
 from quintain_metadata import call_rows, replies
-from quintain_metadata.call_rows import CallRow
+from quintain_metadata.call_rows import CallKey, CallRow
 from quintain_metadata.changes import Changes, with_loss
 from quintain_metadata.lifecycle import (
     LOSSES_BEFORE_ALONE,
@@ -44,13 +44,18 @@ class DeferReason(Enum):
     CALL = auto()
     #: The target is at its fleet-wide limit, or paused; it waits for a free slot or the end of the pause.
     TARGET = auto()
+    #: The key of its target has no place for it now; it waits for its turn.
+    QUOTA = auto()
     #: The worker has no valid lease; it waits for its heartbeat.
     LEASE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch."""
+    """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch.
+
+    ``root_id`` is the session at the root of its own, where it waits for its target or quota.
+    """
 
     session_id: str
     request_id: str
@@ -59,6 +64,7 @@ class Deferred:
     deadline: int
     #: Whether it takes over a call that is charged already; it is granted before new calls.
     is_takeover: bool = False
+    root_id: str = ""
 
     @property
     def is_duplicate(self) -> bool:
@@ -86,12 +92,14 @@ class AdmitOperation:
     """A worker's request for an attempt, and what authorizes it.
 
     ``after_others``: other admits wait for the target, so that a new call waits too; a take-over does not.
+    ``after_quota``: the quota of its target has no place for it, so that it waits if it is not refused.
     """
 
     request: Admit
     incarnation: str
     credential: SessionToken | CallProof
     after_others: bool = False
+    after_quota: bool = False
 
 
 def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred | Replay:
@@ -185,31 +193,29 @@ def _start_attempt(
     changes: Changes, operation: AdmitOperation, session: SessionRow, call: CallRow | None, change: Transition
 ) -> Admission | Deferred:
     """Start an attempt: the only place where a call becomes running."""
-    request, incarnation, now = operation.request, operation.incarnation, changes.moment.now
+    request, incarnation = operation.request, operation.incarnation
     key = (session.id, request.request_id)
     is_running = call is not None and call.state is CallState.RUNNING
     if not is_running:
         # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
         session.require_not_paused()
-    is_throttled = call is not None and call.state is CallState.RESERVED and call.attempt_id is not None
-    keeps_deadline = is_running or (is_throttled and request.deadline is None)
-    deadline = call.deadline if call is not None and keeps_deadline else _deadline(changes, request, session)
-    if deadline <= now:
-        raise Expired("The deadline passed before a worker was free")
-    if request.attempt_id in changes.rows.attempts.get(key, ()):
-        raise Cancelled("Its worker gave up this attempt before it was granted")
+    deadline = _deadline(changes, request, session, call)
+    _require_in_time(changes, request, key, deadline)
     if request.copy_of is not None:
         return Admission(attempt_id=request.attempt_id, needs_slot=True)
     worker = changes.rows.workers.get(incarnation)
     if worker is None or not worker.is_alive:
         return _deferred(changes, request, session, DeferReason.LEASE)
-    is_full = changes.rows.capacities.get(request.target, 1) <= 0
-    if is_full or (operation.after_others and not is_running):
-        return Deferred(*key, request.target, DeferReason.TARGET, deadline, is_takeover=is_running)
+    if _is_target_awaited(changes, operation, is_running=is_running):
+        return Deferred(*key, request.target, DeferReason.TARGET, deadline, is_running, session.root_id)
     if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
         return Admission(attempt_id=request.attempt_id, must_be_alone=True)
     if change.used:
         changes.counters.charge(session)
+    if operation.after_quota:
+        if change.used:
+            changes.counters.refund(session)
+        return Deferred(*key, request.target, DeferReason.QUOTA, deadline, is_running, session.root_id)
     started = CallRow(
         *key,
         request.body_sha256,
@@ -225,6 +231,20 @@ def _start_attempt(
     )
     changes.start(started, before=call)
     return _grant(changes, session, started)
+
+
+def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:
+    """Raise the `Fault` of an attempt that comes too late: after its call's deadline, or after its own end."""
+    if deadline <= changes.moment.now:
+        raise Expired("The deadline passed before a worker was free")
+    if request.attempt_id in changes.rows.attempts.get(key, ()):
+        raise Cancelled("Its worker gave up this attempt before it was granted")
+
+
+def _is_target_awaited(changes: Changes, operation: AdmitOperation, *, is_running: bool) -> bool:
+    """Whether an attempt waits for its target: that is full or paused, or others wait for it before a new call."""
+    is_full = changes.rows.capacities.get(operation.request.target, 1) <= 0
+    return is_full or (operation.after_others and not is_running)
 
 
 def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transition]:
@@ -315,17 +335,20 @@ def _must_be_alone(changes: Changes, call: CallRow) -> bool:
     those that were throttled.
     """
     attempts = changes.rows.attempts.get((call.session_id, call.request_id), {})
-    lost = sum(
-        each != call.attempt_id and state not in {"proven", "void", "throttled"} for each, state in attempts.items()
-    )
+    lost = sum(attempts[each] not in {"proven", "void", "throttled"} for each in attempts.keys() - {call.attempt_id})
     return lost + 1 >= LOSSES_BEFORE_ALONE
 
 
 def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
-    return Deferred(session.id, request.request_id, request.target, reason, _deadline(changes, request, session))
+    return Deferred(session.id, request.request_id, request.target, reason, _deadline(changes, request, session, None))
 
 
-def _deadline(changes: Changes, request: Admit, session: SessionRow) -> int:
+def _deadline(changes: Changes, request: Admit, session: SessionRow, call: CallRow | None) -> int:
+    """Return the deadline of the call: a running one keeps it, and so does a throttled one that names none."""
+    if call is not None and call.attempt_id is not None:
+        is_throttled = call.state is CallState.RESERVED
+        if call.state is CallState.RUNNING or (is_throttled and request.deadline is None):
+            return call.deadline
     now = changes.moment.now
     return now + session.deadline_ms if request.deadline is None else request.deadline
 

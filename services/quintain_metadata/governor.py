@@ -17,6 +17,9 @@ from quintain_metadata.fair_queue import FairQueue, Waiting
 from quintain_metadata.limits import CutCause, Grant, Limits
 from quintain_metadata.outages import Outages
 
+#: How often one call tries whether a key is taken again that its provider refused, in seconds.
+REFUSED_TRY_SECONDS = 120.0
+
 _NO_BOUNDS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -41,18 +44,17 @@ class QuotaFigures:
 
 @dataclass(slots=True)
 class _Quota:
-    """The state of one quota. ``is_refused``: the provider refuses the key, so that nothing starts."""
+    """The state of one quota. ``next_try_at``: the provider refuses the key, and one call tries it then."""
 
     limits: Limits
     outages: Outages = field(default_factory=Outages)
     queue: FairQueue = field(default_factory=FairQueue)
-    is_refused: bool = False
+    next_try_at: float | None = None
 
     def wait_seconds(self, now: float, target: str) -> float:
         """How long until a call to this target may start; infinite where another one must end first."""
-        if self.is_refused:
-            return math.inf
-        return max(self.outages.wait_seconds(now, target), self.limits.wait_seconds(now, target))
+        refused = 0.0 if self.next_try_at is None else self.next_try_at - now
+        return max(refused, self.outages.wait_seconds(now, target), self.limits.wait_seconds(now, target))
 
     def ready_targets(self, now: float, free_slots: Mapping[str, int]) -> set[str]:
         """The targets of which a waiting call may start now."""
@@ -64,6 +66,8 @@ class _Quota:
 
     def start(self, now: float, target: str) -> Grant:
         """Start a call."""
+        if self.next_try_at is not None:
+            self.next_try_at = now + REFUSED_TRY_SECONDS
         self.outages.started(now, target)
         return self.limits.start(now, target)
 
@@ -81,11 +85,14 @@ class _Quota:
                 return
             case TryOutcome.REFUSED:
                 self.limits.unknown(now, grant, is_sent=True)
-                self.is_refused = True
+                self.next_try_at = now + REFUSED_TRY_SECONDS
+                self.outages.ended(target)
+                return
             case TryOutcome.NOT_SENT | TryOutcome.UNKNOWN:
                 self.limits.unknown(now, grant, is_sent=report.outcome is TryOutcome.UNKNOWN)
                 self.outages.ended(target)
                 return
+        self.next_try_at = None
         if self.outages.answered(now, target):
             self.limits.reopen_at_lowest()
 
@@ -109,7 +116,7 @@ class Governor:
             self._quotas[quota_id] = _Quota(Limits(smallest, now))
             return
         quota.limits.configure(smallest)
-        quota.is_refused = False
+        quota.next_try_at = None
 
     def offer(
         self, now: float, attempt_id: str, quota_id: str, target: str, free_slots: Mapping[str, int] = _NO_BOUNDS
@@ -121,6 +128,8 @@ class Governor:
         quota = self._quotas[quota_id]
         if attempt_id in self._running:
             return True
+        if attempt_id in self._waiting or free_slots.get(target, 1) <= 0:
+            return False
         if quota.wait_seconds(now, target) > 0 or quota.ready_targets(now, free_slots):
             return False
         self._start(now, attempt_id, quota, target)
@@ -172,9 +181,22 @@ class Governor:
             self._quotas[waiting.quota_id].queue.remove(waiting)
         self.end(now, attempt_id, TryReport(outcome=TryOutcome.UNKNOWN))
 
-    def due_at(self, now: float) -> float:
-        """When a waiting call may start by time alone; infinite where only the end of another one lets it start."""
-        waits = (quota.wait_seconds(now, target) for quota in self._quotas.values() for target in quota.queue.by_target)
+    def is_probe(self, attempt_id: str) -> bool:
+        """Whether a granted call tries a target that is out, or a key that is refused."""
+        quota, grant = self._running[attempt_id]
+        return quota.next_try_at is not None or grant.target in quota.outages.out_targets()
+
+    def due_at(self, now: float, free_slots: Mapping[str, int] = _NO_BOUNDS) -> float:
+        """When a waiting call may start by time alone; infinite where only the end of another one lets it start.
+
+        ``free_slots`` are as in `grant`.
+        """
+        waits = (
+            quota.wait_seconds(now, target)
+            for quota in self._quotas.values()
+            for target in quota.queue.by_target
+            if free_slots.get(target, 1) > 0
+        )
         return now + min(waits, default=math.inf)
 
     def describe(self, now: float) -> list[QuotaFigures]:
@@ -218,5 +240,5 @@ def _figures(now: float, quota_id: str, quota: _Quota) -> QuotaFigures:
         last_cut=limits.last_cut,
         out_targets=quota.outages.out_targets(),
         out_since=quota.outages.out_since,
-        is_refused=quota.is_refused,
+        is_refused=quota.next_try_at is not None,
     )

@@ -122,6 +122,18 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (incarnation, target)
         )""",
     ),
+    (
+        # What a worker registers as the quota of a target; its terms as JSON.
+        "ALTER TABLE served_target ADD COLUMN quota_id text",
+        "ALTER TABLE served_target ADD COLUMN quota_name text",
+        "ALTER TABLE served_target ADD COLUMN quota_terms text",
+        # What an administrator set of a quota, as JSON.
+        """CREATE TABLE quota (
+            id text PRIMARY KEY,
+            settings text NOT NULL,
+            set_at bigint NOT NULL
+        )""",
+    ),
 )
 
 #: Statements of a migration on SQLite only, by its number.

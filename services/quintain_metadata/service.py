@@ -86,6 +86,7 @@ class MetadataService:
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
+        self._grant_task: asyncio.Task[None] | None = None
         self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
@@ -100,6 +101,10 @@ class MetadataService:
         await when_reachable(self._heartbeats.start)
         self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
         await when_reachable(self._router.start)
+        await when_reachable(self._admission_queue.quotas.start)
+        self._grant_task = asyncio.get_running_loop().create_task(
+            self._admission_queue.grant_quotas_forever(), name="grant-quotas"
+        )
         await self._bus.declare(METADATA_TOPOLOGY)
         names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
         for target in names:
@@ -137,9 +142,9 @@ class MetadataService:
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
         )
         await self._heartbeats.stop()
-        if self._sweep_task is not None:
-            self._sweep_task.cancel()
-            await asyncio.gather(self._sweep_task, return_exceptions=True)
+        for task in filter(None, (self._sweep_task, self._grant_task)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await asyncio.gather(*self._fill_tasks)
 
     def card(self) -> ServiceCard:
@@ -193,6 +198,7 @@ class MetadataService:
         renewed = await self._ledger.transact(
             lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms)
         )
+        await self._admission_queue.quotas.refresh(is_registered=True)
         return self._own_admits.tell(renewed)
 
     def _on_capacity(self, target: str) -> None:

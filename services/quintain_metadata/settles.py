@@ -37,6 +37,8 @@ class SettleConsumer:
             return
         self._metrics.count_settles(items)
         settled_calls = await self._apply(items)
+        for item in items:
+            self._admission_queue.quotas.settled(item)
         await delivery.ack()
         ended_attempts = [item.attempt_id for item in items if item.outcome is AttemptOutcome.NEVER_SENT]
         await self._admission_queue.on_settled(settled_calls, ended_attempts)

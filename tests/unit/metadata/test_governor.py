@@ -9,7 +9,7 @@ import pytest
 from governor import SCENES
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
 from quintain_metadata.fair_queue import Priority, Waiting
-from quintain_metadata.governor import Governor, QuotaFigures, smallest_terms
+from quintain_metadata.governor import REFUSED_TRY_SECONDS, Governor, QuotaFigures, smallest_terms
 from quintain_metadata.limits import MAX_PAUSE_SECONDS, CutCause
 from quintain_metadata.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
 
@@ -231,16 +231,33 @@ def test_one_target_that_fails_alone_is_out_alone() -> None:
     assert granted(on, 1, bad=5, good=5) == [f"good{number}" for number in range(1, 6)]
 
 
-def test_a_key_that_is_refused_starts_nothing_until_it_is_configured_again() -> None:
+def test_a_key_that_is_refused_starts_one_call_in_two_minutes_until_it_is_answered_or_configured_again() -> None:
     on = governor()
     wait(on, "a", "b")
     on.end(1, granted(on, 0)[0], TryReport(outcome=TryOutcome.REFUSED))
-    wait(on, "c")
-    assert granted(on, 1000) == []
-    assert on.due_at(1000) == math.inf
-    assert figures(on, 1000).is_refused
-    on.configure(1000, "key", [QuotaTerms()])
-    assert granted(on, 1000) == ["c"]
+    wait(on, "c", "d", "e", "f")
+    assert granted(on, 100) == []
+    assert on.due_at(100) == 1 + REFUSED_TRY_SECONDS
+    assert figures(on, 100).is_refused
+    assert granted(on, 200) == ["c"]
+    assert on.is_probe("c")
+    assert granted(on, 201) == []
+    on.end(202, "c", TryReport(outcome=TryOutcome.REFUSED))
+    assert granted(on, 203) == []
+    on.configure(204, "key", [QuotaTerms()])
+    assert granted(on, 204) == ["d", "e", "f"]
+    on.end(205, "d", TryReport(outcome=TryOutcome.REFUSED))
+    on.end(206, "e", ANSWERED)
+    assert not figures(on, 206).is_refused
+
+
+def test_a_call_that_waits_is_not_offered_a_place_and_a_full_target_has_none() -> None:
+    on = governor()
+    wait(on, "a")
+    assert not on.offer(0, "a", "key", "t")
+    assert not on.offer(0, "b", "key", "full", {"full": 0, "t": 0})
+    assert on.due_at(0, {"t": 0}) == math.inf
+    assert granted(on, 0) == ["a"]
 
 
 def test_other_terms_hold_at_once_and_drop_no_running_call() -> None:
