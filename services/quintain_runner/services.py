@@ -103,7 +103,7 @@ async def run_worker(
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
-    cards = [card_of(name, resolved.targets[name]) for name in names]
+    cards = [card_of(name, resolved.targets[name], config.quotas) for name in names]
     trace_content = read_trace_settings(env).include_content
     served_targets = {
         name: quintain_worker.WorkerTarget(

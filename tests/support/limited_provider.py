@@ -24,8 +24,8 @@ class ProviderSettings:
     """What a provider allows, and how it says so.
 
     ``retry_after`` is the text of that header with each 429, ``headers`` says whether each answer has exact
-    ``x-ratelimit-*`` and each 429 ``retry-after-ms``. ``in_flight`` is how many requests it works on at a time. ``down``
-    answers 500, ``silent`` never answers; ``answer`` is the text of an answer.
+    ``x-ratelimit-*`` and each 429 ``retry-after-ms``. ``in_flight`` is how many requests it works on at a time. With
+    ``down`` it answers 500, with ``silent`` never; ``answer`` is the text of an answer.
     """
 
     kind: Kind = "bucket"
