@@ -177,6 +177,12 @@ class AdmissionQueue:
                 if await self._fill_once(target):
                     self._targets_to_fill.add(target)
 
+    async def fill_announced(self, target: str) -> None:
+        """Grant the free capacity that another service announced: it settled calls, and some of them started here."""
+        if self.quotas.has_quota(target):
+            await self.quotas.forget_lost()
+        await self.fill(target)
+
     async def _fill_once(self, target: str) -> bool:
         """Decide the first admits that wait for this target; returns whether more of them may be granted."""
         first = self._waiting.first_at(target, MAX_DECISIONS)

@@ -7,12 +7,13 @@ The rules between the two:
   wherever the ledger would have let it wait for its target.
 - A place whose call the ledger does not grant is given back: nothing was sent. A call that the ledger grants without
   a place, because its first grant was lost on the way, is counted as running.
-- A granted call keeps its place until its settle, whose report the governor learns from, or until two sweeps in a row
-  find that no live worker runs it.
+- A granted call keeps its place until its settle, whose report the governor learns from, or until a sweep finds that no
+  live worker runs it. A report of a call that has no place here is learned from too.
 - A target's own limit bounds its calls within the quota: they are counted here. Where the ledger finds a target full or
   paused all the same, nothing of it starts until it has capacity.
 
-All of it is in memory, of one metadata service: at its start it counts the calls that run.
+All of it is in memory, of one metadata service: at its start it counts the calls that run. Several services on one
+ledger do not share it: each finds limits for the calls that it admits, so that those of a key are not exact together.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from quintain.contracts.credentials import public_id
 from quintain.contracts.fleet import QuotaCut, QuotaState
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
+from quintain_metadata.call_rows import CallRow
 from quintain_metadata.decisions import DeferReason, Deferred
 from quintain_metadata.fair_queue import Waiting
 from quintain_metadata.governor import Governor, QuotaFigures
+from quintain_metadata.lifecycle import CallState
 from quintain_metadata.quotas import QuotaRegistration, read_lost, read_quotas, read_running
 from quintain_metadata.store import Ledger
 
@@ -62,7 +65,6 @@ class QuotaAdmission:
         self._free_slots: dict[str, int] = {}
         #: The targets that the ledger found full or paused.
         self._blocked: set[str] = set()
-        self._suspected: set[str] = set()
         #: The targets that have no quota any more since the last sweep.
         self._without_quota: set[str] = set()
         #: Set when a waiting call may be able to start.
@@ -119,13 +121,19 @@ class QuotaAdmission:
         self._remove(attempt_id)
         self._governor.forget(self._clock(), attempt_id)
 
-    def settled(self, item: Settle) -> None:
-        """Take note of how an attempt ended."""
-        if self._remove(item.attempt_id):
-            self._governor.end(self._clock(), item.attempt_id, _report_of(item))
+    def settled(self, item: Settle, call: CallRow | None) -> None:
+        """Take note of how an attempt ended, and of its call as it was before; None is an unknown one."""
+        has_place, now = self._remove(item.attempt_id), self._clock()
+        is_holder = call is not None and call.state is CallState.RUNNING and call.attempt_id == item.attempt_id
+        if not has_place and is_holder and call is not None and call.target in self._quota_of:
+            # Another service admitted it, or its worker's lease had lapsed.
+            self._governor.resume(now, item.attempt_id, self._quota_of[call.target], call.target)
+            has_place = True
+        if has_place:
+            self._governor.end(now, item.attempt_id, _report_of(item))
             self.changed.set()
         elif item.outcome is AttemptOutcome.NEVER_SENT and self._quota_of:
-            self._governor.forget(self._clock(), item.attempt_id)
+            self._governor.forget(now, item.attempt_id)
 
     def take(self, capacities: Mapping[str, int]) -> list[Waiting]:
         """Give places to the waiting calls that may start now, and return them.
@@ -175,13 +183,16 @@ class QuotaAdmission:
         self._quotas.update(found)
         self._without_quota |= {target for target in without if self._quota_of.pop(target, None) is not None}
 
+    async def forget_lost(self) -> None:
+        """Give back the places of attempts that no live worker runs."""
+        if self._calls:
+            for attempt_id in await self._ledger.transact(partial(read_lost, attempts=list(self._calls.values()))):
+                self.forget(attempt_id)
+            self.changed.set()
+
     async def sweep(self) -> set[str]:
         """Give back the places of attempts that no live worker runs; returns the targets that have no quota now."""
-        if self._calls:
-            lost = await self._ledger.transact(partial(read_lost, attempts=list(self._calls.values())))
-            for attempt_id in lost & self._suspected:
-                self.forget(attempt_id)
-            self._suspected = lost
+        await self.forget_lost()
         self.changed.set()
         await self.refresh()
         without, self._without_quota = self._without_quota, set()

@@ -78,6 +78,7 @@ class MetadataService:
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
+        self._metrics.read_quotas = self._admission_queue.quotas.states
         self._request_handler = MetadataRequestHandler(bus, self._ledger, self._admission_queue, admin_sha256, timings)
         self._own_admits, self._large_replays = OwnAdmitQueue(bus), LargeReplays()
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
@@ -203,7 +204,7 @@ class MetadataService:
 
     def _on_capacity(self, target: str) -> None:
         """Fill a target's capacity that another service announced."""
-        work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
+        work = result_or_fault(self._admission_queue.fill_announced(target), f"filling target {target!r}")
         task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
         self._fill_tasks.add(task)
         task.add_done_callback(self._fill_tasks.discard)

@@ -88,8 +88,8 @@ class QueueDriver:
     ) -> None:
         session, admit = self.running.pop(attempt_id, None) or self.asked[attempt_id]
         item: Settle = settle_request(session, admit, outcome).model_copy(update={"report": report})
-        await self.driver.ledger.transact(alone(item))
-        self.queue.quotas.settled(item)
+        call, _ = await self.driver.ledger.transact(alone(item))
+        self.queue.quotas.settled(item, call)
         await self.queue.on_settled([], [attempt_id] if outcome is AttemptOutcome.NEVER_SENT else [])
         await self.queue.grant_quotas()
 
@@ -171,7 +171,7 @@ async def test_a_new_service_counts_what_runs(desk: QueueDriver, session: Sessio
     assert desk.order[-1] == "r3"
 
 
-async def test_a_lost_workers_places_are_free_after_two_sweeps(desk: QueueDriver, session: SessionOpened) -> None:
+async def test_a_lost_workers_places_are_free_after_the_next_sweep(desk: QueueDriver, session: SessionOpened) -> None:
     await desk.register("a", incarnation="w2")
     await desk.admit(session, "r1", "r2", incarnation="w2")
     assert await desk.admit(session, "r3") == ["waits"]
@@ -179,10 +179,21 @@ async def test_a_lost_workers_places_are_free_after_two_sweeps(desk: QueueDriver
         await desk.sweep()
     assert desk.order == ["r1", "r2"]
     await desk.driver.expire_lease("w2")
-    for _ in range(2):
-        await desk.sweep()
+    await desk.sweep()
     assert desk.order == ["r1", "r2", "r3"]
     assert desk.state().in_flight == 1
+
+
+async def test_a_report_of_a_call_that_another_service_admitted_is_learned_from(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    admit = admit_request(session, "r1")
+    await desk.driver.admit(admit)
+    desk.asked[admit.attempt_id] = session, admit
+    await desk.settle(admit.attempt_id, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
+    assert (desk.state().in_flight, desk.state().throttled) == (0, 1)
+    await desk.settle(admit.attempt_id, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
+    assert desk.state().throttled == 1
 
 
 async def test_what_gave_up_waits_no_more(desk: QueueDriver, session: SessionOpened) -> None:
@@ -344,8 +355,7 @@ async def _run(steps: list[tuple[str, int]], limit: int) -> None:
                     worker = f"w{next(workers)}"
                     desk.running.clear()
                     await desk.register("a", start=limit, incarnation=worker)
-                    for _ in range(2):
-                        await desk.sweep()
+                    await desk.sweep()
                 case "restart":
                     desk.restart()
                     await desk.queue.quotas.start()
