@@ -62,6 +62,9 @@ class Bucket:
 
     def refill(self, now: float, learned: float = math.inf) -> None:
         """Add what came in since the last time, and take over the present rate."""
+        if self.configured == self.named == self.low_rate == self.rate == learned == math.inf:
+            self.at, self.level = now, math.inf  # nothing is known of it, which costs nothing
+            return
         if now > self.at:
             self.level = min(self._burst, self.level + self.rate * (now - self.at))
             self.at = now
