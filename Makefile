@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check audit test faults soak flood fuzz browser docs screenshots pythons bench bench-check bench-peers bench-view clients lock dist clean
+.PHONY: help setup demo check audit test faults soak limits flood fuzz browser docs screenshots pythons bench bench-check bench-peers bench-view clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -43,6 +43,8 @@ faults: $(ready) ## inject faults into real processes, two files of tests at a t
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest -v $(if $(parallel),-n 2 --dist loadfile) tests/faults tests/superred $(ARGS)
 soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
+limits: $(ready) ## runs over a provider that limits its key, in all its forms, and one that is down for two minutes
+	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_limits.py $(ARGS)
 flood: $(ready)  ## floods of large messages by a user without a session, with the limits of a deployment
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults/test_floods.py $(ARGS)
 fuzz: $(ready)   ## hostile messages, bodies and requests to every consumer and route: more, and others each time

@@ -94,6 +94,8 @@ RUN_BY = {
     "quintain info": "tests/acceptance/test_commands.py",
     "quintain doctor": "tests/acceptance/test_doctor.py",
     "quintain status": "tests/acceptance/test_status.py",
+    "quintain quota list": "tests/acceptance/test_quota_command.py",
+    "quintain quota set": "tests/acceptance/test_quota_command.py",
     "quintain target pause": "tests/acceptance/test_target_and_drain.py",
     "quintain target resume": "tests/acceptance/test_target_and_drain.py",
     "quintain drain": "tests/acceptance/test_target_and_drain.py",

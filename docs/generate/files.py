@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from generate.markdown import code, from_docstring, table
 from quintain.config.nested_models import NESTED_MODELS
+from quintain.config.quotas import QuotaConcurrency, QuotaConfig
 from quintain.config.targets import TARGET_MODELS
 from quintain.programs.sandbox import Sandbox
 from quintain_runner.spec.evaluation import DatasetSpec, EvaluationSpec
@@ -41,11 +42,13 @@ def configuration_page() -> str:
     kinds = {name: _fields(model) for name, model in TARGET_MODELS.items()}
     return (
         "# The configuration file\n\n"
-        "`quintain.yaml` has one key, `targets`: a map by name, or a list of `{name: …}`. Any value may be "
-        "`${{ NAME }}` or `${{ NAME:-default }}`, read from the environment. `quintain schema config` prints this as "
-        "JSON schema; [the guide](../configuration.md) has examples.\n\n"
+        "`quintain.yaml` has `targets`: a map by name, or a list of `{name: …}`; and `quotas`, a map by name. Any "
+        "value may be `${{ NAME }}` or `${{ NAME:-default }}`, read from the environment. `quintain schema config` "
+        "prints this as JSON schema; [the guide](../configuration.md) has examples.\n\n"
         + _kinds("target", kinds, dict(TARGET_MODELS))
         + "".join(_section(name, model) for name, model in NESTED_MODELS.items())
+        + _section("quotas: each", QuotaConfig)
+        + _section("quotas: concurrency", QuotaConcurrency)
     )
 
 

@@ -38,6 +38,9 @@ COMMANDS: CommandTable = {
     "snippet": "snippet:snippet",
     "target pause": "maintenance:pause",
     "target resume": "maintenance:resume",
+    "quota list": "quota:list_quotas",
+    "quota show": "quota:show_quota",
+    "quota set": "quota:set_quota",
     "session open": "session:open_session",
     "session list": "session:list_sessions",
     "session show": "session:show_session",
@@ -63,6 +66,8 @@ COMMANDS: CommandTable = {
 GROUPS = {
     "target": "Pause and resume targets for all workers. Needs QUINTAIN_BROKER_URL and QUINTAIN_ADMIN_TOKEN; "
     "`quintain status` shows pauses.",
+    "quota": "Show and set what provider keys may use in the whole fleet. Needs QUINTAIN_BROKER_URL and "
+    "QUINTAIN_ADMIN_TOKEN.",
     "session": "Open, list, show and close sessions (needs QUINTAIN_ADMIN_TOKEN).",
     "serve": "Run one service until SIGTERM.",
     "ledger": "Read the ledger of QUINTAIN_LEDGER_URL, or delete old sessions of it.",

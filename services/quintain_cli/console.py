@@ -7,6 +7,8 @@ import base64
 import contextlib
 import json
 import logging
+import math
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
@@ -21,6 +23,7 @@ from quintain import observe
 from quintain.contracts.credentials import SessionToken, mask_tokens
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
+from quintain.contracts.session import MAX_PAUSE_SECONDS
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
 from quintain.observe import logs
 from quintain.settings import environment, read_log_settings, read_trace_settings
@@ -29,6 +32,19 @@ from quintain.settings import environment, read_log_settings, read_trace_setting
 def format_count(number: int, noun: str) -> str:
     """Format a number with its noun, in the singular or the plural: ``1 call``, ``1,200 calls``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+#: The seconds of each unit of a duration on the command line.
+UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration_seconds(text: str) -> float:
+    """Parse a duration such as 90s, 10m or 2h to seconds. Raises `typer.BadParameter`."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|min|h|d|)", text.strip())
+    seconds = float(match[1]) * UNIT_SECONDS[match[2]] if match else math.nan
+    if not 0 < seconds <= MAX_PAUSE_SECONDS:
+        raise typer.BadParameter("a time is a number followed by s, m, h or d, such as 90s or 10m, of one day at most")
+    return seconds
 
 
 def mask_body(body: bytes) -> bytes:

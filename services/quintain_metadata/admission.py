@@ -1,12 +1,13 @@
 """Answers workers' admit requests, and queues those that must wait.
 
-An admit waits while another attempt runs its call, while its target is at its fleet-wide limit or paused, or while its
-worker has no valid lease. It is decided again only when what it waits for may have ended: when its call is settled or
-cancelled, when its target has free capacity (take-overs before new calls, then in order of arrival), and at a sweep
-that finds so, because leases lapse and pauses end without a message. A deadline that the request does not name starts
-at the first admit. Workers resend unanswered admits, so the queue may be lost with this process; an admit that is no
-longer resent is dropped, and one that waits already is answered from memory. While the ledger is unavailable nothing
-is answered, and workers resend. Decision 3 has the reasons.
+An admit waits while another attempt runs its call, while its target is at its fleet-wide limit or paused, or its quota
+has no place for it (`quota_admission`), or while its worker has no valid lease. It is decided again only when what it
+waits for may have ended: when its call is settled or cancelled, when its target has free capacity (take-overs before
+new calls, then in order of arrival), when its quota gives it a place, and at a sweep that finds so, because leases
+lapse and pauses end without a message. A deadline that the request does not name starts at the first admit. Workers
+resend unanswered admits, so the queue may be lost with this process; an admit that is no longer resent is dropped, and
+one that waits already is answered from memory. While the ledger is unavailable nothing is answered, and workers resend.
+Decision 3 has the reasons.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from quintain.observe.semconv import ledger_admit_span
 from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_metadata.call_rows import CallKey, CallRow
+from quintain_metadata.call_rows import CallKey, CallRow, read_capacities
 from quintain_metadata.calls import CallOperations
 from quintain_metadata.decisions import AdmitOperation, DeferReason, Deferred
+from quintain_metadata.fair_queue import Waiting
 from quintain_metadata.lifecycle import CallState
 from quintain_metadata.metrics import MetadataMetrics
+from quintain_metadata.quota_admission import QuotaAdmission
 from quintain_metadata.store import Ledger, Operation, Returned
 from quintain_metadata.waiting import SendAnswer, WaitingAdmit, WaitingAdmits, read_capacity, read_ready
 
@@ -46,14 +49,23 @@ MAX_HELD_DUPLICATES = 16
 MAX_DECISIONS = 64
 
 
+#: How long the grants of quotas wait for at least that are due by time, in seconds.
+MIN_GRANT_SECONDS = 0.001
+
+
 class AdmissionQueue:
     """Decides admits one by one, and queues those that must wait."""
 
     def __init__(
-        self, ledger: Ledger, metrics: MetadataMetrics | None = None, timings: Timings = DEFAULT_TIMINGS
+        self,
+        ledger: Ledger,
+        metrics: MetadataMetrics | None = None,
+        timings: Timings = DEFAULT_TIMINGS,
+        quotas: QuotaAdmission | None = None,
     ) -> None:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self.operations, self._waiting = CallOperations(ledger), WaitingAdmits()
+        self.quotas = quotas or QuotaAdmission(ledger)
         self._clock = Clock()
         self._targets_to_fill: set[str] = set()
         #: Whether the ledger took the last operation of this queue.
@@ -131,8 +143,16 @@ class AdmissionQueue:
         """Decide the waiting admits that no longer need to wait; called at every sweep."""
         for waiting in self._waiting.requested_before(self._oldest_request()):
             self._waiting.remove(waiting.admit.attempt_id)
+            self.quotas.forget(waiting.admit.attempt_id)
+        try:
+            without_quota = await self.quotas.sweep()
+        except BudgetUnavailable:
+            self._is_ledger_available = False
+            return
         if not self._waiting:
             return
+        if without_quota:
+            await self._retry([each for each in self._waiting if each.admit.target in without_quota])
         ready = await self._read(partial(read_ready, waited_for=self._waiting.waited_for()))
         if ready is None:
             return
@@ -156,6 +176,12 @@ class AdmissionQueue:
                 self._targets_to_fill.discard(target)
                 if await self._fill_once(target):
                     self._targets_to_fill.add(target)
+
+    async def fill_announced(self, target: str) -> None:
+        """Grant the free capacity that another service announced: it settled calls, and some of them started here."""
+        if self.quotas.has_quota(target):
+            await self.quotas.forget_lost()
+        await self.fill(target)
 
     async def _fill_once(self, target: str) -> bool:
         """Decide the first admits that wait for this target; returns whether more of them may be granted."""
@@ -183,6 +209,46 @@ class AdmissionQueue:
             isinstance(each, Admission) and each.fault is None and not each.must_be_alone for each in decisions
         )
         return is_any_removed or (bool(decisions) and (capacity is None or granted < capacity))
+
+    async def grant_quotas(self) -> bool:
+        """Decide the admits that their quotas have a place for now; returns whether the ledger could be asked."""
+        capacities = dict[str, int]()
+        if self.quotas.blocked:
+            found = await self._read(partial(read_capacities, names=list(self.quotas.blocked)))
+            if found is None:
+                return False
+            capacities = found
+        oldest_request, chosen = self._oldest_request(), list[tuple[Waiting, WaitingAdmit]]()
+        for place in self.quotas.take(capacities):
+            waiting = self._waiting.get(place.attempt_id)
+            if waiting is None or waiting.last_requested_at < oldest_request:
+                self._waiting.remove(place.attempt_id)
+                self.quotas.give_back(place.attempt_id)
+            else:
+                chosen.append((place, waiting))
+        decisions = await self._retry([waiting for _, waiting in chosen])
+        for (place, _), decision in zip(chosen, decisions, strict=True):
+            if decision is None:
+                self.quotas.wait_again(place)
+        return None not in decisions
+
+    async def grant_quotas_forever(self) -> None:
+        """Grant what may start whenever something changed, or by the time that passed."""
+        while True:
+            try:
+                async with asyncio.timeout(self.quotas.seconds_until_due()):
+                    await self.quotas.changed.wait()
+            except TimeoutError:
+                await asyncio.sleep(MIN_GRANT_SECONDS)
+            self.quotas.changed.clear()
+            try:
+                is_available = await self.grant_quotas()
+            except Exception as error:
+                # Without this task no call of a quota would ever start again.
+                log_defect(error, "granting the calls of quotas")
+                is_available = False
+            if not is_available:
+                await asyncio.sleep(self._timings.sweep_seconds)
 
     async def _read(self, operation: Operation[Returned]) -> Returned | None:
         """Run an operation; None while the ledger is out of reach: the next sweep tries again."""
@@ -247,7 +313,9 @@ class AdmissionQueue:
         for number, (admit, worker) in enumerate(zip(admits, incarnations, strict=True)):
             try:
                 after_others = admit.target in awaited_targets
-                operations.append(AdmitOperation(admit, worker, admit.credential(), after_others))
+                credential = admit.credential()
+                after_quota = not self.quotas.offer(admit.attempt_id, admit.target)
+                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota))
             except Fault as unauthorized:  # the format of its credential is wrong
                 refused[number] = unauthorized
         outcomes = iter(await self.operations.run(operations))
@@ -255,6 +323,7 @@ class AdmissionQueue:
         for number, admit in enumerate(admits):
             outcome = refused.get(number) or next(outcomes)
             decision = _decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
+            decision = self.quotas.decided(admit, decision)
             decisions.append(decision)
             if isinstance(decision, Admission):
                 self._metrics.count_admission(admit.target, decision)

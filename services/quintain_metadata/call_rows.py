@@ -6,7 +6,7 @@ billed. A row has an attempt that another one followed, one that was proven unbi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -59,8 +59,9 @@ class WorkerRow(NamedTuple):
 class Rows:
     """What operations are decided by.
 
-    ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, proven (unbilled) or void
-    (never to run). ``capacities`` are how many more calls may run, of targets with a limit.
+    ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, throttled (and unproven),
+    proven (unbilled) or void (never to run, or to run again). ``capacities`` are how many more calls may run, of
+    targets with a limit.
     """
 
     sessions: dict[str, SessionRow]
@@ -123,10 +124,13 @@ CANCEL_SQL = (
     " updated_at = excluded.updated_at"
 )
 
+#: Stores the fault of a call that a cancellation ended.
+STORE_FAULT_SQL = "UPDATE call SET fault = ? WHERE session_id = ? AND request_id = ?"
+
 #: Records until when another delivery is known to wait for a call's answer, unless the call is cancelled.
 JOIN_SQL = "UPDATE call SET joined_until = ? WHERE session_id = ? AND request_id = ? AND cancelled_at IS NULL"
 
-#: Takes back the number of an attempt that was never sent.
+#: Takes back the number of an attempt that was never sent, or throttled.
 UNCOUNT_ATTEMPT_SQL = "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?"
 
 #: Adds to the number of a target's running calls at a worker.
@@ -178,7 +182,9 @@ def lock_calls(
         }
     )
     sessions = yield from lock_sessions({*reservations, *map(itemgetter(0), keys)})
-    return Rows(sessions, (yield from read_calls(list(keys))))
+    rows = Rows(sessions, (yield from read_calls(list(keys))))
+    yield from read_throttled(rows, rows.calls)
+    return rows
 
 
 def read_calls(keys: Sequence[CallKey]) -> SqlProgram[dict[CallKey, CallRow]]:
@@ -191,6 +197,13 @@ def read_attempts(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[None]:
     """Read the attempts at these calls that have a row."""
     for session_id, request_id, attempt_id, state in (yield Lookup(_ATTEMPTS_SQL, keys)):
         rows.attempts.setdefault((session_id, request_id), {})[attempt_id] = state
+
+
+def read_throttled(rows: Rows, calls: Mapping[CallKey, CallRow]) -> SqlProgram[None]:
+    """Read the attempts at those of these calls that were throttled: how they end depends on these."""
+    throttled = [key for key, call in calls.items() if call.state is CallState.RESERVED and call.attempt_id is not None]
+    if throttled:
+        yield from read_attempts(rows, throttled)
 
 
 def read_workers(moment: Moment, rows: Rows, incarnations: Iterable[str | None]) -> SqlProgram[None]:

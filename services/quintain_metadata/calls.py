@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from quintain.contracts.ledger import AttemptOutcome, Settle
-from quintain.errors import BudgetExhausted, BudgetUnavailable, Fault
+from quintain.errors import BudgetExhausted, BudgetUnavailable, Fault, TimedOut
 from quintain.runtime.concurrency import BatchSender
 from quintain_metadata import decisions, leases, replies
 from quintain_metadata.call_rows import (
@@ -26,6 +26,7 @@ from quintain_metadata.call_rows import (
     read_attempts,
     read_calls,
     read_capacities,
+    read_throttled,
     read_workers,
 )
 from quintain_metadata.changes import Changes
@@ -218,9 +219,10 @@ LOST_SETTLE_MS = 60_000
 def sweep(moment: Moment) -> SqlProgram[int]:
     """End the overdue calls, and delete expired replies and forgotten workers; returns how many calls were found.
 
-    A reservation past its deadline is released: it provably reached no provider. A running call past its deadline
-    becomes in doubt once its holder's lease has lapsed, or after `LOST_SETTLE_MS`: a call that may have reached a
-    provider is never refunded by a timeout. What an expired child session reserved is given back to its parent.
+    A reservation past its deadline is released: it provably reached no provider. One that was throttled, and may have,
+    is in doubt. A running call past its deadline becomes in doubt once its holder's lease has lapsed, or after
+    `LOST_SETTLE_MS`: a call that may have reached a provider is never refunded by a timeout. What an expired child
+    session reserved is given back to its parent.
     """
     expired = yield from execute(
         "SELECT id FROM session WHERE reserved > 0 AND expires_at <= ? ORDER BY id LIMIT ?",
@@ -289,6 +291,7 @@ def end_family(moment: Moment, session_ids: Sequence[str]) -> SqlProgram[int]:
         [(session_id,) for session_id in sorted(family)],
     )
     reserved = yield from read_calls(sorted({(row[0], row[1]) for row in found}))
+    yield from read_throttled(rows, reserved)
     yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
     changes = Changes(moment, rows)
     for call in rows.calls.values():
@@ -307,7 +310,7 @@ def end_dead_letter(
 ) -> SqlProgram[tuple[CallRow | None, Fault | None]]:
     """End a call whose message was dead-lettered, where no attempt can finish it; returns the call as it was.
 
-    The fault is that of a running call that is lost.
+    The fault is that of a call that is in doubt from then on.
     """
     key = (session.id, request_id)
     rows = yield from lock_calls([key], reservations=[session.id])
@@ -318,6 +321,7 @@ def end_dead_letter(
     changes, fault = Changes(moment, rows), None
     if call.state is CallState.RUNNING and not changes.holder(call).is_alive:
         fault = changes.end_lost(call)
-    changes.release(call)
+    if changes.release(call).to is CallState.IN_DOUBT and call.state is CallState.RESERVED:
+        fault = TimedOut()
     yield from changes.write()
     return call, fault

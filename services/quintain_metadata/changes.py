@@ -20,6 +20,7 @@ from quintain_metadata.lifecycle import (
     Transition,
     TransitionEffect,
     cancel_event,
+    release_event,
     transition,
 )
 from quintain_metadata.session_rows import Counters, clamp_token_counts
@@ -70,26 +71,42 @@ class Changes:
         return change.used
 
     def release(self, call: CallRow) -> Transition:
-        """Release a call if it is still only reserved; returns the transition."""
-        change = transition(call.state, LifecycleEvent.RELEASED)
+        """End a call's reservation, if it is still only reserved; returns the transition.
+
+        It is in doubt, with the fault `TimedOut`, where it was throttled and an attempt may have been billed.
+        """
+        change = transition(call.state, release_event(unproven=self.count_unproven(call) > 0))
         if change.effect is not TransitionEffect.NOTED:
-            self.apply(call, change, None)
+            fault = FaultReply.from_fault(TimedOut()).to_wire().decode() if change.to is CallState.IN_DOUBT else None
+            self.apply(call, change, fault)
         return change
+
+    def count_unproven(self, call: CallRow, *, but: str | None = None) -> int:
+        """Return how many attempts with a row may have been billed, beside this one."""
+        attempts = self.rows.attempts.get((call.session_id, call.request_id))
+        if not attempts:
+            return 0
+        return sum(each != but and state not in {"proven", "void"} for each, state in attempts.items())
 
     def cancel(self, key: CallKey) -> Transition:
         """Mark a call as cancelled, known or not; returns the transition, which is noted where nothing is marked.
 
-        A call that does not run is refused when it is admitted, and its reservation is released. One that another
-        delivery waits for, that has ended or that is marked already is left alone.
+        A call that does not run is refused when it is admitted, and its reservation ends. One that another delivery
+        waits for, that has ended or that is marked already is left alone.
         """
         call, now = self.rows.calls.get(key), self.moment.now
         if call is None:
             change = transition(CallState.NONE, LifecycleEvent.CANCELLED)
         else:
             is_joined = call.state is CallState.RUNNING and call.joined_until > now
-            change = transition(call.state, cancel_event(cancelled=call.is_cancelled, joined=is_joined))
+            is_unproven = call.state is CallState.RESERVED and self.count_unproven(call) > 0
+            event = cancel_event(cancelled=call.is_cancelled, joined=is_joined, unproven=is_unproven)
+            change = transition(call.state, event)
         if change.effect is not TransitionEffect.NOTED:
             self.add(call_rows.CANCEL_SQL, *key, change.to, now, now, now)
+            if change.to is CallState.IN_DOUBT:
+                fault = FaultReply.from_fault(Cancelled(charged=True)).to_wire().decode()
+                self.add(call_rows.STORE_FAULT_SQL, fault, *key)
             if change.used < 0:
                 self.counters.refund(self.rows.sessions[key[0]], -change.used)
         return change

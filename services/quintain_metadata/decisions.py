@@ -17,10 +17,11 @@ from quintain.errors import (
     ForbiddenTarget,
     PayloadTooLarge,
     RequestConflict,
+    TimedOut,
     Unauthorized,
 )
 from quintain_metadata import call_rows, replies
-from quintain_metadata.call_rows import CallRow
+from quintain_metadata.call_rows import CallKey, CallRow
 from quintain_metadata.changes import Changes, with_loss
 from quintain_metadata.lifecycle import (
     LOSSES_BEFORE_ALONE,
@@ -43,13 +44,18 @@ class DeferReason(Enum):
     CALL = auto()
     #: The target is at its fleet-wide limit, or paused; it waits for a free slot or the end of the pause.
     TARGET = auto()
+    #: The key of its target has no place for it now; it waits for its turn.
+    QUOTA = auto()
     #: The worker has no valid lease; it waits for its heartbeat.
     LEASE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch."""
+    """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch.
+
+    ``root_id`` is the session at the root of its own, where it waits for its target or quota.
+    """
 
     session_id: str
     request_id: str
@@ -58,6 +64,7 @@ class Deferred:
     deadline: int
     #: Whether it takes over a call that is charged already; it is granted before new calls.
     is_takeover: bool = False
+    root_id: str = ""
 
     @property
     def is_duplicate(self) -> bool:
@@ -85,12 +92,14 @@ class AdmitOperation:
     """A worker's request for an attempt, and what authorizes it.
 
     ``after_others``: other admits wait for the target, so that a new call waits too; a take-over does not.
+    ``after_quota``: the quota of its target has no place for it, so that it waits if it is not refused.
     """
 
     request: Admit
     incarnation: str
     credential: SessionToken | CallProof
     after_others: bool = False
+    after_quota: bool = False
 
 
 def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred | Replay:
@@ -119,10 +128,20 @@ def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred |
             return _start_attempt(changes, operation, session, None, change)
         return _admit_known(changes, operation, session, call)
     except Fault as refusal:
-        if call is None or call.state is not CallState.RESERVED:
+        if call is None or call.state is not CallState.RESERVED or not _may_end(changes, call, request):
             raise
-        changes.release(call)
-        return Admission(attempt_id=request.attempt_id, fault=FaultReply.from_fault(refusal))
+        is_in_doubt = changes.release(call).to is CallState.IN_DOUBT
+        fault = FaultReply.from_fault(TimedOut() if is_in_doubt else refusal)
+        return Admission(attempt_id=request.attempt_id, fault=fault)
+
+
+def _may_end(changes: Changes, call: CallRow, request: Admit) -> bool:
+    """Whether a refusal of this request ends the call's reservation.
+
+    One that was throttled goes on beside an attempt that has ended, and beside another request with its id.
+    """
+    attempts = changes.rows.attempts.get((call.session_id, call.request_id), ())
+    return request.attempt_id not in attempts and call.body_sha256 in {"", request.body_sha256}
 
 
 def _admit_known(
@@ -174,29 +193,29 @@ def _start_attempt(
     changes: Changes, operation: AdmitOperation, session: SessionRow, call: CallRow | None, change: Transition
 ) -> Admission | Deferred:
     """Start an attempt: the only place where a call becomes running."""
-    request, incarnation, now = operation.request, operation.incarnation, changes.moment.now
+    request, incarnation = operation.request, operation.incarnation
     key = (session.id, request.request_id)
     is_running = call is not None and call.state is CallState.RUNNING
     if not is_running:
         # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
         session.require_not_paused()
-    deadline = call.deadline if call is not None and is_running else _deadline(changes, request, session)
-    if deadline <= now:
-        raise Expired("The deadline passed before a worker was free")
-    if request.attempt_id in changes.rows.attempts.get(key, ()):
-        raise Cancelled("Its worker gave up this attempt before it was granted")
+    deadline = _deadline(changes, request, session, call)
+    _require_in_time(changes, request, key, deadline)
     if request.copy_of is not None:
         return Admission(attempt_id=request.attempt_id, needs_slot=True)
     worker = changes.rows.workers.get(incarnation)
     if worker is None or not worker.is_alive:
         return _deferred(changes, request, session, DeferReason.LEASE)
-    is_full = changes.rows.capacities.get(request.target, 1) <= 0
-    if is_full or (operation.after_others and not is_running):
-        return Deferred(*key, request.target, DeferReason.TARGET, deadline, is_takeover=is_running)
+    if _is_target_awaited(changes, operation, is_running=is_running):
+        return Deferred(*key, request.target, DeferReason.TARGET, deadline, is_running, session.root_id)
     if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
         return Admission(attempt_id=request.attempt_id, must_be_alone=True)
     if change.used:
         changes.counters.charge(session)
+    if operation.after_quota:
+        if change.used:
+            changes.counters.refund(session)
+        return Deferred(*key, request.target, DeferReason.QUOTA, deadline, is_running, session.root_id)
     started = CallRow(
         *key,
         request.body_sha256,
@@ -214,6 +233,20 @@ def _start_attempt(
     return _grant(changes, session, started)
 
 
+def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:
+    """Raise the `Fault` of an attempt that comes too late: after its call's deadline, or after its own end."""
+    if deadline <= changes.moment.now:
+        raise Expired("The deadline passed before a worker was free")
+    if request.attempt_id in changes.rows.attempts.get(key, ()):
+        raise Cancelled("Its worker gave up this attempt before it was granted")
+
+
+def _is_target_awaited(changes: Changes, operation: AdmitOperation, *, is_running: bool) -> bool:
+    """Whether an attempt waits for its target: that is full or paused, or others wait for it before a new call."""
+    is_full = changes.rows.capacities.get(operation.request.target, 1) <= 0
+    return is_full or (operation.after_others and not is_running)
+
+
 def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transition]:
     """Record the outcome of an attempt; returns the call as it was and the transition.
 
@@ -222,7 +255,7 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
     key = (settlement.session_id, settlement.request_id)
     call, state = changes.rows.calls.get(key), changes.rows.attempts.get(key, {}).get(settlement.attempt_id)
     is_holder = call is not None and call.attempt_id == settlement.attempt_id
-    if call is None or (state is None and not is_holder) or state == "void":
+    if call is None or (state is None and not is_holder) or state in {"void", "throttled"}:
         change = _NO_CALL
         if settlement.outcome is AttemptOutcome.NEVER_SENT:
             # A later grant has no effect.
@@ -256,23 +289,35 @@ def _settle_event(changes: Changes, settlement: Settle, call: CallRow) -> Lifecy
             return LifecycleEvent.CHARGED if is_current else LifecycleEvent.STALE
         case AttemptOutcome.IN_DOUBT:
             return LifecycleEvent.DOUBTED if is_current else LifecycleEvent.STALE
+        case AttemptOutcome.THROTTLED if is_current and not call.is_cancelled:
+            return LifecycleEvent.THROTTLED
+        case AttemptOutcome.THROTTLED:
+            others = changes.count_unproven(call, but=settlement.attempt_id)
+            return refund_event(current=is_current, others_unproven=others > 0 or bool(settlement.unproven))
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
-            others = _count_other_unproven(changes, call, settlement.attempt_id)
+            others = changes.count_unproven(call, but=settlement.attempt_id)
             return refund_event(current=is_current, others_unproven=others > 0)
 
 
 def _record_outcome(changes: Changes, call: CallRow, settlement: Settle, *, has_row: bool) -> None:
-    """Record the outcome of a granted attempt; one that was never sent becomes void and is not counted.
+    """Record the outcome of a granted attempt; one that was never sent, or throttled, is not counted.
 
-    The attempt that holds its call gets a row only where it was proven that nothing was billed.
+    The attempt that holds its call gets a row only where it was proven that nothing was billed, or where another one
+    follows it.
     """
-    if settlement.outcome in {AttemptOutcome.NEVER_SENT, AttemptOutcome.REFUND}:
-        state = "proven" if settlement.outcome is AttemptOutcome.REFUND else "void"
-        held = (call.session_id, call.request_id, call.attempts, call.incarnation or "")
-        changes.add(call_rows.UPSERT_ATTEMPT_SQL, settlement.attempt_id, *held, state, changes.moment.now)
-    elif has_row:
-        changes.add(call_rows.RECORD_UNPROVEN_SQL, changes.moment.now, settlement.attempt_id)
-    if settlement.outcome is AttemptOutcome.NEVER_SENT:
+    state = "proven"
+    match settlement.outcome:
+        case AttemptOutcome.NEVER_SENT:
+            state = "void"
+        case AttemptOutcome.THROTTLED:
+            state = "throttled" if settlement.unproven else "void"
+        case AttemptOutcome.RESULT | AttemptOutcome.CHARGED | AttemptOutcome.IN_DOUBT:
+            if has_row:
+                changes.add(call_rows.RECORD_UNPROVEN_SQL, changes.moment.now, settlement.attempt_id)
+            return
+    held = (call.session_id, call.request_id, call.attempts, call.incarnation or "")
+    changes.add(call_rows.UPSERT_ATTEMPT_SQL, settlement.attempt_id, *held, state, changes.moment.now)
+    if state != "proven":
         changes.add(call_rows.UNCOUNT_ATTEMPT_SQL, call.session_id, call.request_id)
 
 
@@ -286,22 +331,24 @@ def _is_attempt(changes: Changes, call: CallRow, attempt_id: str) -> bool:
 def _must_be_alone(changes: Changes, call: CallRow) -> bool:
     """Whether a running call whose holder is gone may be taken over only where nothing runs beside it.
 
-    Of a running call each attempt that is not proven unbilled was lost with its worker, the holder among them.
+    Of a running call each attempt that may have been billed was lost with its worker, the holder among them, but for
+    those that were throttled.
     """
-    return _count_other_unproven(changes, call, call.attempt_id) + 1 >= LOSSES_BEFORE_ALONE
-
-
-def _count_other_unproven(changes: Changes, call: CallRow, attempt_id: str | None) -> int:
-    """Return how many attempts may have been billed beside this one, which holds the call: each has a row."""
     attempts = changes.rows.attempts.get((call.session_id, call.request_id), {})
-    return sum(each != attempt_id and state not in {"proven", "void"} for each, state in attempts.items())
+    lost = sum(attempts[each] not in {"proven", "void", "throttled"} for each in attempts.keys() - {call.attempt_id})
+    return lost + 1 >= LOSSES_BEFORE_ALONE
 
 
 def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
-    return Deferred(session.id, request.request_id, request.target, reason, _deadline(changes, request, session))
+    return Deferred(session.id, request.request_id, request.target, reason, _deadline(changes, request, session, None))
 
 
-def _deadline(changes: Changes, request: Admit, session: SessionRow) -> int:
+def _deadline(changes: Changes, request: Admit, session: SessionRow, call: CallRow | None) -> int:
+    """Return the deadline of the call: a running one keeps it, and so does a throttled one that names none."""
+    if call is not None and call.attempt_id is not None:
+        is_throttled = call.state is CallState.RESERVED
+        if call.state is CallState.RUNNING or (is_throttled and request.deadline is None):
+            return call.deadline
     now = changes.moment.now
     return now + session.deadline_ms if request.deadline is None else request.deadline
 
@@ -314,13 +361,14 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         call_count=call.call_count,
         max_calls=session.max_calls,
         store_replies=bool(session.store_replies),
-        unproven=call.attempts > 1 and _count_other_unproven(changes, call, call.attempt_id) > 0,
+        unproven=changes.count_unproven(call, but=call.attempt_id) > 0,
         ignore_unsupported=bool(session.ignore_unsupported),
         max_body_bytes=session.max_body_bytes,
         replay=None,
         fault=None,
         must_be_alone=None,
         needs_slot=None,
+        is_probe=None,
     )
 
 

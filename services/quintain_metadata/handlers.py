@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.credentials import SessionToken, same_secret
+from quintain.contracts.fleet import ListQuotas, QuotaList
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import CallKey, CancelBroadcast, OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
@@ -42,9 +43,11 @@ from quintain.routes import (
     LIST,
     OPEN,
     PAUSE,
+    QUOTAS,
     RELEASE,
     RESERVE,
     RESUME,
+    SET_QUOTA,
     SHOW,
     TARGETS,
     WORKERS,
@@ -56,7 +59,7 @@ from quintain.rpc.server import delivery_context, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
-from quintain_metadata import call_rows, calls, leases, sessions, targets
+from quintain_metadata import call_rows, calls, leases, quotas, sessions, targets
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.events import read_fleet
 from quintain_metadata.lifecycle import CallState
@@ -108,7 +111,7 @@ class MetadataRequestHandler:
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
-        self._admission_queue, self.timings = admission_queue, timings
+        self.admission_queue, self.timings = admission_queue, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one request and acknowledge it."""
@@ -171,7 +174,7 @@ class MetadataRequestHandler:
             to_abort += [CallKey(session_id=session.id, request_id=request_id) for request_id in result.to_abort]
         if to_abort:
             await self._broadcast(CancelBroadcast(calls=to_abort))
-        await self._admission_queue.retry_calls({(session.id, request_id) for request_id in unique_ids})
+        await self.admission_queue.retry_calls({(session.id, request_id) for request_id in unique_ids})
         return CallsCancelled(cancelled=cancelled_count)
 
     async def _broadcast(self, message: CancelBroadcast) -> None:
@@ -228,6 +231,11 @@ def _release(moment: Moment, request: ReleaseCalls, session: SessionRow | None) 
     return CallsReleased(released=(yield from calls.release(moment, _require_session(session), request.request_ids)))
 
 
+def _read_time(moment: Moment, _: ListQuotas, __: SessionRow | None) -> SqlProgram[int]:
+    yield from ()
+    return moment.now
+
+
 def _return_request(
     _: Moment, request: RequestT, session: SessionRow | None
 ) -> SqlProgram[tuple[RequestT, SessionRow]]:
@@ -271,6 +279,21 @@ async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, t
     return await request_handler.cancel(session, request.request_ids)
 
 
+async def _quotas(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+    now = await request_handler.run_operation(QUOTAS, Role.EITHER, _read_time, delivery, token)
+    return QuotaList(quotas=request_handler.admission_queue.quotas.states(), now=now)
+
+
+async def _set_quota(
+    request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None
+) -> Message:
+    settings = await request_handler.run_operation(
+        SET_QUOTA, Role.ADMINISTRATOR, lambda moment, request, _: quotas.set_quota(moment, request), delivery, token
+    )
+    await request_handler.admission_queue.quotas.refresh()
+    return settings
+
+
 OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     INFO.key: _info,
     OPEN.key: _bind(
@@ -298,6 +321,8 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
         DRAIN, Role.ADMINISTRATOR, lambda moment, request, _: leases.request_drain(moment.now, request.worker_id)
     ),
     FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, lambda moment, *_: read_fleet(moment.now)),
+    QUOTAS.key: _quotas,
+    SET_QUOTA.key: _set_quota,
 }
 
 

@@ -78,12 +78,14 @@ class SettleConsumer:
                 if isinstance(outcome, BudgetUnavailable):
                     unapplied.append(item)
                     continue
+                call = None if isinstance(outcome, Exception) else outcome[0]
+                self._admission_queue.quotas.settled(item, call)
                 if item.traceparent is not None:
                     _record_span(item, outcome, seconds=seconds)
                 if isinstance(outcome, Exception):
                     with logs.log_context(request_id=item.request_id, session_id=item.session_id):
                         log_defect(outcome, f"settling call {item.request_id!r}")
-                elif (call := outcome[0]) is not None:
+                elif call is not None:
                     self._metrics.call_counter.count_settle(call.target, item)
                     settled_calls.append(call)
             if not unapplied:

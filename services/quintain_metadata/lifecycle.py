@@ -55,6 +55,8 @@ class LifecycleEvent(StrEnum):
     #: the session closed. Or the deadline passed long ago, so that the settle is lost.
     LOST = "lost"
     RELEASED = "released"
+    #: A reservation ends whose call was throttled, and an attempt of it may have been billed.
+    RELEASED_UNPROVEN = "released, an attempt unproven"
     #: The current attempt and all others are proven unbilled.
     REFUNDED = "refunded"
     #: The current attempt is proven unbilled, another one is not.
@@ -66,10 +68,14 @@ class LifecycleEvent(StrEnum):
     CHARGED = "charged"
     #: The request may have reached the provider, and its outcome is unknown.
     DOUBTED = "doubted"
+    #: The provider did not take the call now: it waits for its turn again, and stays counted.
+    THROTTLED = "throttled"
     #: The caller cancels the call: it is marked, and no attempt starts from then on.
     CANCELLED = "cancelled"
     #: The caller cancels a call that is marked already, or that another delivery waits for.
     CANCELLED_IN_VAIN = "cancelled in vain"
+    #: The same for a call that was throttled, and an attempt of it may have been billed.
+    CANCELLED_UNPROVEN = "cancelled, an attempt unproven"
     #: An attempt requests a cancelled call that no attempt holds.
     ADMITTED_TOO_LATE = "admitted after it was cancelled"
 
@@ -108,6 +114,7 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
         (released, LifecycleEvent.RESERVED): Transition(reserved, used=+1),
         (reserved, LifecycleEvent.ADMITTED): Transition(running, attempts=1),
         (reserved, LifecycleEvent.RELEASED): Transition(released, used=-1),
+        (reserved, LifecycleEvent.RELEASED_UNPROVEN): Transition(in_doubt),
         (running, LifecycleEvent.ADMITTED_AGAIN): Transition(running),
         (running, LifecycleEvent.JOINED): Transition(running, effect=TransitionEffect.HELD),
         (running, LifecycleEvent.TAKEN_OVER): Transition(running, attempts=1),
@@ -115,6 +122,7 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
         (running, LifecycleEvent.REFUNDED): Transition(refunded, used=-1),
         (running, LifecycleEvent.REFUNDED_UNPROVEN): Transition(in_doubt),
         (running, LifecycleEvent.DOUBTED): Transition(in_doubt),
+        (running, LifecycleEvent.THROTTLED): Transition(reserved),
         (running, LifecycleEvent.ANSWERED): Transition(committed),
         (in_doubt, LifecycleEvent.ANSWERED): Transition(committed),
         (running, LifecycleEvent.CHARGED): Transition(committed),
@@ -126,6 +134,7 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
     for state in (none, released):
         table[state, LifecycleEvent.CANCELLED] = Transition(released)
     table[reserved, LifecycleEvent.CANCELLED] = Transition(released, used=-1)
+    table[reserved, LifecycleEvent.CANCELLED_UNPROVEN] = Transition(in_doubt)
     table[refunded, LifecycleEvent.CANCELLED] = Transition(refunded)
     # Its worker is told to abort it; the outcome that the worker settles decides.
     table[running, LifecycleEvent.CANCELLED] = Transition(running)
@@ -180,6 +189,16 @@ def refund_event(*, current: bool, others_unproven: bool) -> LifecycleEvent:
     return LifecycleEvent.REFUNDED_UNPROVEN if others_unproven else LifecycleEvent.REFUNDED
 
 
-def cancel_event(*, cancelled: bool, joined: bool) -> LifecycleEvent:
-    """Return the event of a cancellation. ``joined``: another delivery waits for the call's answer."""
-    return LifecycleEvent.CANCELLED_IN_VAIN if cancelled or joined else LifecycleEvent.CANCELLED
+def release_event(*, unproven: bool) -> LifecycleEvent:
+    """Return the event of the end of a reservation. ``unproven``: an attempt of its call may have been billed."""
+    return LifecycleEvent.RELEASED_UNPROVEN if unproven else LifecycleEvent.RELEASED
+
+
+def cancel_event(*, cancelled: bool, joined: bool, unproven: bool = False) -> LifecycleEvent:
+    """Return the event of a cancellation. ``joined``: another delivery waits for the call's answer.
+
+    ``unproven``: no attempt runs the call, and one that was throttled may have been billed.
+    """
+    if cancelled or joined:
+        return LifecycleEvent.CANCELLED_IN_VAIN
+    return LifecycleEvent.CANCELLED_UNPROVEN if unproven else LifecycleEvent.CANCELLED

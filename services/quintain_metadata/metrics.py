@@ -11,14 +11,15 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from quintain.contracts.fleet import BUCKET_BASE, CallCounts, RegisteredTarget
+from quintain.contracts.fleet import BUCKET_BASE, CallCounts, QuotaState, RegisteredTarget
 from quintain.contracts.ledger import Admission, Settle
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable
@@ -138,6 +139,18 @@ LEDGER_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
+#: How many quotas the metrics name at most: those of workers' keys have names that no administrator chose.
+MAX_QUOTAS = 100
+
+#: The gauges of a quota, by the field of its state.
+_QUOTA_GAUGES = {
+    "limit": "A quota's calls at once, as found or set",
+    "in_flight": "Calls that hold a place of the quota",
+    "waiting": "Calls that wait for a place of the quota",
+    "throttled": "Answers that asked to slow down since this service started",
+}
+
+
 class MetadataMetrics(ServiceMetrics):
     """Prometheus metrics of one metadata service."""
 
@@ -146,6 +159,8 @@ class MetadataMetrics(ServiceMetrics):
         #: What the events of the fleet say of calls.
         self.call_counter = CallCounter()
         self._gauges = LedgerGauges()
+        #: Returns what the quotas do at present.
+        self.read_quotas: Callable[[], Iterable[QuotaState]] = tuple
         # `labels()` is cached: the label values are few, and every call updates several metrics.
         self._admits = cache(
             self.counter("admits", "Admits decided: granted, replayed, or a fault's code", "code").labels
@@ -207,6 +222,16 @@ class MetadataMetrics(ServiceMetrics):
             limit.add_metric([target.name], target.max_concurrency)
         yield running
         yield limit
+        yield from self._collect_quotas()
+
+    def _collect_quotas(self) -> Iterable[Metric]:
+        """Return the figures of the quotas by their names, of `MAX_QUOTAS` at most."""
+        figures = {state.name: state for state in islice(self.read_quotas(), MAX_QUOTAS)}
+        for name, documentation in _QUOTA_GAUGES.items():
+            family = GaugeMetricFamily(self.full_name(f"quota_{name}"), documentation, labels=["quota"])
+            for quota, state in figures.items():
+                family.add_metric([quota], getattr(state, name))
+            yield family
 
 
 log = logging.getLogger(__name__)

@@ -77,8 +77,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             running bigint NOT NULL,
             PRIMARY KEY (target, incarnation)
         )""",
-        # The state of an attempt that holds its call no more: proven (unbilled) or unproven; or void (never to run).
-        # One that holds its call, or held it last, has a row only where it is proven or void.
+        # The state of an attempt that holds its call no more: proven (unbilled) or unproven; throttled (unproven, and
+        # not counted); or void (never to run, or throttled and unbilled). One that holds its call, or held it last, has
+        # a row only where it is proven, void or throttled.
         """CREATE TABLE attempt (
             id text PRIMARY KEY,
             session_id text NOT NULL,
@@ -99,7 +100,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             lost_calls bigint
         )""",
         # ``fingerprint``: of the configuration of the worker that registered it last; null where that computes none.
-        # ``position``: the order in which targets were first registered.
+        # ``position``: the order in which targets were first registered. ``timeout_ms``: how long its calls may take;
+        # null where it has no limit of its own.
         """CREATE TABLE target (
             name text PRIMARY KEY,
             provider text NOT NULL,
@@ -109,20 +111,29 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             fingerprint text,
             position bigint NOT NULL DEFAULT 0,
             paused_until bigint NOT NULL DEFAULT 0,
-            registered_at bigint NOT NULL
+            registered_at bigint NOT NULL,
+            timeout_ms bigint
         )""",
-        # With which fingerprint a worker serves a target, since when, and how many of its calls it runs at a time.
+        # With which fingerprint a worker serves a target, since when, and how many of its calls it runs at a time. The
+        # quota that it registers for the target, with its terms as JSON; null where it has none.
         """CREATE TABLE served_target (
             incarnation text NOT NULL,
             target text NOT NULL,
             fingerprint text,
             since bigint NOT NULL,
             group_slots integer NOT NULL,
+            quota_id text,
+            quota_name text,
+            quota_terms text,
             PRIMARY KEY (incarnation, target)
         )""",
+        # What an administrator set of a quota, as JSON.
+        """CREATE TABLE quota (
+            id text PRIMARY KEY,
+            settings text NOT NULL,
+            set_at bigint NOT NULL
+        )""",
     ),
-    # How long its calls may take, in milliseconds; null where it has no limit of its own.
-    ("ALTER TABLE target ADD COLUMN timeout_ms bigint",),
 )
 
 #: Statements of a migration on SQLite only, by its number.

@@ -77,6 +77,7 @@ class MetadataService:
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
+        self._metrics.read_quotas = self._admission_queue.quotas.states
         self._request_handler = MetadataRequestHandler(bus, self._ledger, self._admission_queue, admin_sha256, timings)
         self._admits, self._own_admits = AdmitConsumer(bus, self._ledger, self._admission_queue), OwnAdmitQueue(bus)
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
@@ -85,6 +86,7 @@ class MetadataService:
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
+        self._grant_task: asyncio.Task[None] | None = None
         self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
@@ -99,6 +101,10 @@ class MetadataService:
         await when_reachable(self._heartbeats.start)
         self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
         await when_reachable(self._router.start)
+        await when_reachable(self._admission_queue.quotas.start)
+        self._grant_task = asyncio.get_running_loop().create_task(
+            self._admission_queue.grant_quotas_forever(), name="grant-quotas"
+        )
         await self._bus.declare(METADATA_TOPOLOGY)
         names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
         for target in names:
@@ -136,9 +142,9 @@ class MetadataService:
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
         )
         await self._heartbeats.stop()
-        if self._sweep_task is not None:
-            self._sweep_task.cancel()
-            await asyncio.gather(self._sweep_task, return_exceptions=True)
+        for task in filter(None, (self._sweep_task, self._grant_task)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await asyncio.gather(*self._fill_tasks)
 
     def card(self) -> ServiceCard:
@@ -187,11 +193,12 @@ class MetadataService:
         renewed = await self._ledger.transact(
             lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms)
         )
+        await self._admission_queue.quotas.refresh(is_registered=True)
         return self._own_admits.tell(renewed)
 
     def _on_capacity(self, target: str) -> None:
         """Fill a target's capacity that another service announced."""
-        work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
+        work = result_or_fault(self._admission_queue.fill_announced(target), f"filling target {target!r}")
         task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
         self._fill_tasks.add(task)
         task.add_done_callback(self._fill_tasks.discard)

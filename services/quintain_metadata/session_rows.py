@@ -46,6 +46,11 @@ class SessionRow:
     max_body_bytes: int | None
     ancestors: tuple[SessionRow, ...] = ()
 
+    @property
+    def root_id(self) -> str:
+        """The id of the session that has no parent: its own, or that of its furthest ancestor."""
+        return self.ancestors[-1].id if self.ancestors else self.id
+
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
         return self.allowed_targets is None or target in json.loads(self.allowed_targets)

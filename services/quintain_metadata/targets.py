@@ -134,14 +134,17 @@ class WorkerFingerprint(NamedTuple):
 def record_served_targets(now: int, registration: Register) -> SqlProgram[None]:
     """Store what a worker's registration says; the time stays where the fingerprint does."""
     for card in registration.targets:
+        quota = card.quota
         yield from execute(
-            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots)"
-            " VALUES (?, ?, ?, ?, ?)"
+            "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots, quota_id, quota_name,"
+            " quota_terms) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (incarnation, target) DO UPDATE SET fingerprint = excluded.fingerprint,"
-            " group_slots = excluded.group_slots,"
+            " group_slots = excluded.group_slots, quota_id = excluded.quota_id, quota_name = excluded.quota_name,"
+            " quota_terms = excluded.quota_terms,"
             " since = CASE WHEN COALESCE(served_target.fingerprint, '') = COALESCE(excluded.fingerprint, '')"
             " THEN served_target.since ELSE excluded.since END",
             *(registration.incarnation, card.name, card.fingerprint, now, card.slots),
+            *((None, None, None) if quota is None else (quota.id, quota.name, quota.terms.to_wire().decode())),
         )
 
 

@@ -19,7 +19,7 @@ from quintain.client.client import connect_admin
 from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config, find_config, load_config
 from quintain.config.prices import target_price
-from quintain.config.targets import card_of
+from quintain.config.quotas import card_of
 from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import BudgetUnavailable, ConfigError
@@ -103,7 +103,7 @@ async def run_worker(
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
-    cards = [card_of(name, resolved.targets[name]) for name in names]
+    cards = [card_of(name, resolved.targets[name], config.quotas) for name in names]
     trace_content = read_trace_settings(env).include_content
     served_targets = {
         name: quintain_worker.WorkerTarget(

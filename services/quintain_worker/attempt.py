@@ -1,6 +1,7 @@
 """One attempt at a call: asks its provider, again where that helps, and makes the call's response of what came.
 
-Tries end with the deadline, and what may have been billed is tracked. A provider's answer may hold anything: lone
+Tries end with the deadline, and what may have been billed is tracked. An attempt at a target with a quota is one try:
+the ledger decides when the next one may begin. A provider's answer may hold anything: lone
 surrogates, numbers that are not finite, more than a message may hold. An answer that cannot be sent becomes a fault of
 its own call, and never affects the settles of the same batch.
 """
@@ -22,6 +23,7 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage, content_text
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
+from quintain.contracts.quota import TryOutcome, TryReport
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, ReplyTooLarge, Throttled, TimedOut
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
@@ -49,12 +51,17 @@ class AttemptResult(NamedTuple):
 
     With neither, the call returns to its queue for a later attempt: nothing is charged, and no reply is sent. ``tries``
     is how often the provider was called.
+
+    `AttemptOutcome.THROTTLED` has the fault of the try, and the call waits for another attempt: ``unproven`` is whether
+    the try may have been billed. ``report`` is how the provider took the try, for the quota of the target.
     """
 
     tries: int
     answer: ProviderAnswer | None = None
     fault: Fault | None = None
     outcome: AttemptOutcome = AttemptOutcome.RESULT
+    unproven: bool = False
+    report: TryReport | None = None
 
 
 class RetryPolicy(NamedTuple):
@@ -62,13 +69,16 @@ class RetryPolicy(NamedTuple):
 
     ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the
     target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
-    unbilled.
+    unbilled. ``has_quota``: the attempt is one try, after which the call asks again if it may; ``max_tries`` are those
+    that are left. ``is_probe``: a failing try does not count.
     """
 
     max_tries: int
     ends_at: float
     timeout_seconds: float | None = None
     unproven: bool = False
+    has_quota: bool = False
+    is_probe: bool = False
 
 
 class _CallReturned(Exception):
@@ -92,7 +102,7 @@ class Attempt:
         text of the earlier ones.
         """
         self._provider, self._request, self._on_text = provider, request, on_text
-        self._retry_policy, self._pause = retry_policy, pause
+        self._policy, self._pause = retry_policy, pause
         timeout_seconds = math.inf if retry_policy.timeout_seconds is None else retry_policy.timeout_seconds
         self._timeout_ends_at = asyncio.get_running_loop().time() + timeout_seconds
         self._tries = 0
@@ -107,39 +117,79 @@ class Attempt:
         if (remaining_seconds := self._remaining_seconds) <= 0:
             # The grant came too late: the provider was not called, and nothing is charged.
             fault = Expired("The deadline passed before the provider was called")
-            return AttemptResult(tries=0, fault=fault, outcome=AttemptOutcome.REFUND)
+            return self._result(fault=fault, outcome=AttemptOutcome.REFUND, taken=TryOutcome.NOT_SENT)
         try:
-            if self._pause.remaining_seconds > 0:
-                remaining_seconds = await self._wait_before_try(0)
-            while True:
-                try:
-                    return AttemptResult(answer=await self._try_once(remaining_seconds), tries=self._tries)
-                except ProviderFailure as failure:
-                    if not failure.retryable or self._tries >= self._retry_policy.max_tries:
-                        raise
-                    remaining_seconds = await self._wait_before_try(_seconds_before_retry(failure, self._tries))
+            answer = await self._try_until_answered(remaining_seconds)
         except _CallReturned:
-            return AttemptResult(tries=self._tries, outcome=AttemptOutcome.REFUND)
+            return self._result(outcome=AttemptOutcome.REFUND, taken=TryOutcome.NOT_SENT)
         except ProviderFailure as failure:
-            return self._failed_result(failure.fault)
+            if self._may_ask_again(failure):
+                result = self._result(fault=failure.fault, outcome=AttemptOutcome.THROTTLED, taken=failure.outcome)
+                return result._replace(unproven=self._billing is not Billing.UNBILLED)
+            return self._failed_result(failure.fault, failure.outcome)
         except Exception:
             # A defect in a provider: it is unknown what was sent before, so the call is charged and in doubt.
             log.exception("A defect in a provider")
-            return AttemptResult(tries=self._tries, fault=InternalFault(charged=True), outcome=AttemptOutcome.IN_DOUBT)
+            defect = InternalFault(charged=True)
+            return self._result(fault=defect, outcome=AttemptOutcome.IN_DOUBT, taken=TryOutcome.UNKNOWN)
+        return self._result(answer=answer, taken=TryOutcome.ANSWERED)
+
+    async def _try_until_answered(self, remaining_seconds: float) -> ProviderAnswer:
+        """Return the answer of the first try that has one. Raises the last `ProviderFailure`, or `_CallReturned`."""
+        if self._pause.remaining_seconds > 0:
+            remaining_seconds = await self._wait_before_try(0)
+        while True:
+            try:
+                return await self._try_once(remaining_seconds)
+            except ProviderFailure as failure:
+                if self._policy.has_quota or not failure.retryable or self._tries >= self._policy.max_tries:
+                    raise
+                seconds = seconds_before_retry(failure.retry_after_seconds, self._tries)
+                remaining_seconds = await self._wait_before_try(seconds)
 
     def cancelled_result(self) -> AttemptResult:
         """Return the result of an attempt whose `run` was cancelled, with the billing of its tries so far."""
+        taken = TryOutcome.UNKNOWN if self._tries else TryOutcome.NOT_SENT
         if self._billing is Billing.UNBILLED:
-            return self._failed_result(Cancelled())
-        return self._failed_result(Cancelled("The caller cancelled the call; it may have been billed", charged=True))
+            return self._failed_result(Cancelled(), taken)
+        fault = Cancelled("The caller cancelled the call; it may have been billed", charged=True)
+        return self._failed_result(fault, taken)
 
-    def _failed_result(self, fault: Fault) -> AttemptResult:
+    def _may_ask_again(self, failure: ProviderFailure) -> bool:
+        """Whether the call waits for another attempt after this try, the only one of its own."""
+        if not self._policy.has_quota or not self._tries or self._remaining_seconds <= 0:
+            return False
+        if failure.outcome is TryOutcome.THROTTLED:
+            return True
+        return failure.retryable and (self._policy.is_probe or self._policy.max_tries > 1)
+
+    def _failed_result(self, fault: Fault, taken: TryOutcome) -> AttemptResult:
         charged_fault = with_charge(fault, charged=self._billing is not Billing.UNBILLED)
-        return AttemptResult(tries=self._tries, fault=charged_fault, outcome=_OUTCOME_BY_BILLING[self._billing])
+        return self._result(fault=charged_fault, outcome=_OUTCOME_BY_BILLING[self._billing], taken=taken)
+
+    def _result(
+        self,
+        *,
+        taken: TryOutcome,
+        answer: ProviderAnswer | None = None,
+        fault: Fault | None = None,
+        outcome: AttemptOutcome = AttemptOutcome.RESULT,
+    ) -> AttemptResult:
+        """Return the result, and with a quota how the provider took the last try."""
+        report = None
+        if self._policy.has_quota:
+            usage = None if answer is None else answer.token_usage
+            told = self._failure if answer is None else answer
+            report = TryReport(
+                outcome=taken,
+                tokens=None if usage is None else float(usage.input + usage.output),
+                rates=None if told is None else told.rates,
+            )
+        return AttemptResult(self._tries, answer, fault, outcome, report=report)
 
     @property
     def _remaining_seconds(self) -> float:
-        return min(self._retry_policy.ends_at, self._timeout_ends_at) - asyncio.get_running_loop().time()
+        return min(self._policy.ends_at, self._timeout_ends_at) - asyncio.get_running_loop().time()
 
     def _record_billing(self, billing: Billing) -> None:
         self._billing = max(self._billing, billing, key=_BILLING_SEVERITY.index)
@@ -156,7 +206,7 @@ class Attempt:
         except ProviderFailure as failure:
             self._record_billing(failure.billing)
             self._failure = failure
-            if failure.retry_after_seconds is not None:
+            if failure.retry_after_seconds is not None and not self._policy.has_quota:
                 self._pause.pause_for(failure.retry_after_seconds)
             raise
         except TimeoutError:
@@ -181,9 +231,9 @@ class Attempt:
         ends_at = loop.time() + seconds
         while (remaining_seconds := max(ends_at - (now := loop.time()), self._pause.remaining_seconds)) > 0:
             is_paused = self._pause.remaining_seconds > 0
-            if remaining_seconds >= (self._retry_policy.ends_at - now if is_paused else self._remaining_seconds):
+            if remaining_seconds >= (self._policy.ends_at - now if is_paused else self._remaining_seconds):
                 raise self._failure or _pause_failure(remaining_seconds)
-            is_unbilled = self._billing is Billing.UNBILLED and not self._retry_policy.unproven
+            is_unbilled = self._billing is Billing.UNBILLED and not self._policy.unproven
             if is_unbilled and (self._pause.stopping or self._pause.holds_no_longer(remaining_seconds)):
                 raise _CallReturned
             await self._pause.changed.wait(remaining_seconds)
@@ -197,7 +247,7 @@ class Attempt:
 
 def _pause_failure(seconds: float) -> ProviderFailure:
     fault = Throttled("The target is paused until after the deadline", retry_after_ms=round(seconds * 1000))
-    return ProviderFailure(fault, Billing.UNBILLED)
+    return ProviderFailure(fault, Billing.UNBILLED, outcome=TryOutcome.NOT_SENT)
 
 
 def with_charge(fault: Fault, *, charged: bool) -> Fault:
@@ -213,10 +263,10 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
     return corrected
 
 
-def _seconds_before_retry(failure: ProviderFailure, tries: int) -> float:
+def seconds_before_retry(retry_after_seconds: float | None, tries: int) -> float:
     """Return the provider's retry-after where it gave one, else a jittered exponential backoff."""
-    if failure.retry_after_seconds is not None:
-        return failure.retry_after_seconds
+    if retry_after_seconds is not None:
+        return retry_after_seconds
     longest_seconds = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2 ** (tries - 1))
     return random.uniform(0, longest_seconds)  # noqa: S311 -- jitter, not a secret
 

@@ -21,6 +21,7 @@ from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle, encode_settle_batch
 from quintain.contracts.message import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES, Message
+from quintain.contracts.quota import TryReport
 from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
 from quintain.routes import SETTLE
 from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
@@ -68,13 +69,16 @@ def compress_reply(wire: bytes) -> bytes:
     return compressed if len(compressed) <= MAX_STORED_REPLY_BYTES else b""
 
 
-def encode_settle(
+def encode_settle(  # noqa: PLR0913 -- everything that is told
     call: CallKey,
     attempt_id: str,
     outcome: AttemptOutcome,
     answer: Result | Fault | None,
     stored: bytes,
     traceparent: str | None,
+    *,
+    report: TryReport | None = None,
+    unproven: bool = False,
 ) -> bytes:
     """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one."""
     result = answer if isinstance(answer, Result) else None
@@ -93,6 +97,8 @@ def encode_settle(
         fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
         token_usage=None if result is None else result.token_usage,
         traceparent=traceparent,
+        report=report,
+        unproven=unproven or None,
     )
     return settle.to_wire_with_reply(stored) if stored else settle.to_wire()
 

@@ -28,9 +28,9 @@ from quintain.rpc.groups import (
 )
 from quintain.rpc.server import copyable_headers, integer_header
 from quintain.topology import target_queue
+from quintain_worker.call_handler import CallHandler
 from quintain_worker.context import WorkerContext
 from quintain_worker.copies import copied_attempt
-from quintain_worker.delivery import CallHandler
 from quintain_worker.slots import CallSlots, SlotDecision
 from quintain_worker.target import PauseState, WorkerTarget
 

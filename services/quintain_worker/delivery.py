@@ -7,7 +7,6 @@ returned. If the worker dies before that, the message is redelivered and the led
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -15,20 +14,20 @@ from functools import partial
 
 from quintain.bus.base import Delivery
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, TRACEPARENT_HEADER
+from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
 from quintain.contracts.message import LARGE_REPLY_BYTES, Message
+from quintain.contracts.quota import TryReport
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
-from quintain.observe import logs
-from quintain.observe.semconv import ADMIT, OUTCOME, QUEUE_WAIT, SETTLE, process_span, reply_span
+from quintain.observe.semconv import ADMIT, OUTCOME, QUEUE_WAIT, SETTLE, reply_span
 from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span, start_span
 from quintain.routes import INVOKE
-from quintain.rpc.server import request_id_of
-from quintain.topology import REPLY, target_queue
+from quintain.topology import REPLY
 from quintain_worker.admissions import admission_attributes
-from quintain_worker.attempt import Attempt, AttemptResult, CallTiming, RetryPolicy, response_of
+from quintain_worker.attempt import Attempt, AttemptResult, CallTiming, response_of
+from quintain_worker.call_tries import CallTries
 from quintain_worker.completion import OnSettled, Reply, compress_reply, encode_settle, no_action
 from quintain_worker.context import WorkerContext
 from quintain_worker.copies import CallMessage, copied_attempt, copy_of
@@ -36,70 +35,20 @@ from quintain_worker.inflight import GateVisit, InflightCall
 from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.conversation import with_policy
 from quintain_worker.providers.provider import CallHolder, Delta, provider_for_call
-from quintain_worker.request import IncomingRequest, parse_request
-from quintain_worker.streaming import ChunkSender, report_progress, send_progress
+from quintain_worker.request import IncomingRequest
+from quintain_worker.streaming import InterimAttempt, interim_messages
 from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
 
-#: More tries than any target allows, so that the chunks of a later attempt void those of all earlier tries.
-MAX_TRIES_PER_ATTEMPT = 1_000
-
 _REPLY_SPAN = reply_span(REPLY.name)
-
-
-class CallHandler:
-    """Handles the deliveries of one target's queue."""
-
-    def __init__(self, target: WorkerTarget, context: WorkerContext, pause: PauseState) -> None:
-        self._target, self._context, self._pause = target, context, pause
-        self._queue = target_queue(target.name).name
-
-    async def run(self, delivery: Delivery, return_at: float) -> None:
-        """Run a call, and answer it. One that waits at ``return_at``, in the loop's seconds, returns to its queue."""
-        if not delivery.reply_to or not delivery.correlation_id:
-            await delivery.dead_letter()
-            return
-        try:
-            request = parse_request(delivery, self._target.name, self._target.check)
-        except Fault as fault:
-            await self._context.completion.finish(Reply(delivery, fault, request_id_of(delivery)))
-            return
-        ids = _log_ids(request, self._target)
-        logs.set_call_ids(**ids)
-        await in_span(
-            partial(process_span, INVOKE.exchange.name, self._target.name, self._queue, **ids),
-            self._handler(delivery, request, return_at).process,
-            parent=delivery.headers.get(TRACEPARENT_HEADER),
-        )
-
-    async def join(self, delivery: Delivery, return_at: float, on_held: Callable[[], object]) -> bool:
-        """Hold a message as long as its call runs in any worker, which takes no slot here.
-
-        Returns whether it needs one: then it is still to be run. ``on_held`` is called where another worker runs it.
-        """
-        if not delivery.reply_to or not delivery.correlation_id:
-            return True
-        try:
-            request = parse_request(delivery, self._target.name, self._target.check)
-        except Fault:
-            return True
-        logs.set_call_ids(**_log_ids(request, self._target))
-        return await self._handler(delivery, request, return_at).join(on_held)
-
-    def _handler(self, delivery: Delivery, request: IncomingRequest, return_at: float) -> _DeliveryHandler:
-        return _DeliveryHandler(self._target, self._context, self._pause, delivery, request, return_at)
-
-
-def _log_ids(request: IncomingRequest, target: WorkerTarget) -> dict[str, str]:
-    return {"request_id": request.request_id, "session_id": request.credential.id, "target": target.name}
 
 
 class _HeldLongEnough(Exception):
     """The call waits, and its message was held for as long as it may be: it returns to its queue."""
 
 
-class _DeliveryHandler:
+class DeliveryHandler:
     """Processes one delivery, from its receipt to its acknowledgement."""
 
     def __init__(
@@ -114,7 +63,9 @@ class _DeliveryHandler:
         self._target, self._context, self._pause = target, context, pause
         self._delivery, self._request, self._return_at = delivery, request, return_at
         self._attempt_id = context.attempt_ids.next()
-        self._holder = CallHolder(request.credential.id, request.request_id, self._attempt_id, context.incarnation)
+        self._tries = CallTries()
+        #: Before this time of the loop no admission is asked for.
+        self._ask_at = 0.0
         self._is_traced = False
         published = request.published_at
         #: Milliseconds between the publish of the request and its receipt; 0 where its publisher gave no time.
@@ -139,7 +90,10 @@ class _DeliveryHandler:
             return
         run, visit = calls.add(identity, self._attempt_id), GateVisit()
         try:
-            await self._admit_and_run(visit, run)
+            while (wait_seconds := await self._admit_and_run(visit, run)) is not None:
+                # The same call and message, with another attempt.
+                run.attempt_id = self._attempt_id = self._context.attempt_ids.next()
+                self._ask_at = asyncio.get_running_loop().time() + wait_seconds
         except Exception:
             if run.message is None or run.message.is_original:
                 raise
@@ -175,7 +129,7 @@ class _DeliveryHandler:
     async def _answer_decided(self, admission: Admission) -> bool:
         """Answer a call that the ledger refuses, or whose answer it has; returns False after any other decision."""
         if admission.fault is not None:
-            await self._finish(admission.fault.to_fault())
+            await self._finish(self._tries.fault_of(admission.fault))
         elif admission.replay is not None:
             # Only its size is kept: it is encoded again when there is room for it.
             async with self._context.large_replies.hold(len(admission.replay.to_wire())):
@@ -195,7 +149,8 @@ class _DeliveryHandler:
                 raise _HeldLongEnough from None
             raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
 
-    async def _admit_and_run(self, visit: GateVisit, run: InflightCall) -> None:
+    async def _admit_and_run(self, visit: GateVisit, run: InflightCall) -> float | None:
+        """Ask for admission and run one attempt; returns after how many seconds another one asks, if one does."""
         run.task = asyncio.current_task()
         try:
             admission = await in_span(ADMIT, partial(self._admit, visit))
@@ -204,30 +159,41 @@ class _DeliveryHandler:
                 raise
             # Another worker may run the same call too: what is charged is decided elsewhere.
             await self._settle_and_finish(AttemptOutcome.NEVER_SENT, Cancelled(charge_unknown=True))
-            return
+            return None
         except (Expired, BudgetUnavailable) as fault:
             run.task = None
             # A grant may still be on its way: this settle makes it void.
             await self._settle_and_finish(AttemptOutcome.NEVER_SENT, fault)
-            return
+            return None
         run.task = None
         if admission is None:
-            await self._return_to_queue(run, AttemptOutcome.NEVER_SENT)
+            await self._return_to_queue(run, AttemptResult(tries=0, outcome=AttemptOutcome.NEVER_SENT))
         elif not await self._answer_decided(admission):
             run.granted_at = asyncio.get_running_loop().time()
-            run.message = self._delivery = CallMessage(self._delivery, self._context.held_seconds)
-            await self._run_attempt(run, admission)
+            if run.message is None:
+                run.message = self._delivery = CallMessage(self._delivery, self._context.held_seconds)
+            return await self._run_attempt(run, admission)
+        return None
 
     async def _admit(self, visit: GateVisit, admit_span: Span | None) -> Admission | None:
         gate = self._context.call_gate
-        await gate.enter(visit, self._remaining_seconds())
-        admission = await self._request_admission()
+        await self._wait_before_asking()
+        if not visit.is_inside:
+            await gate.enter(visit, self._remaining_seconds())
+        admission = await self._request_admission(alone=visit.is_alone or None)
         if admission is not None and admission.must_be_alone:
             await gate.enter_alone(visit, self._remaining_seconds())
             admission = await self._request_admission(alone=True)
         if admit_span is not None:
             admit_span.set_attributes(admission_attributes(admission))
         return admission
+
+    async def _wait_before_asking(self) -> None:
+        """Wait before an attempt that follows a failure, at most until the deadline; not in a worker that stops."""
+        loop = asyncio.get_running_loop()
+        ask_at = min(self._ask_at, loop.time() + self._remaining_seconds())
+        while (seconds := ask_at - loop.time()) > 0 and not self._pause.stopping:
+            await self._pause.changed.wait(seconds)
 
     async def _request_admission(
         self, *, alone: bool | None = None, copied: str | None = None, on_held: Callable[[], object] | None = None
@@ -248,60 +214,63 @@ class _DeliveryHandler:
         seconds = self._context.clock.seconds_until(self._request.deadline)
         return max(0.0, min(seconds, MAX_DEADLINE_SECONDS))
 
-    async def _run_attempt(self, run: InflightCall, grant: Admission) -> None:
+    async def _run_attempt(self, run: InflightCall, grant: Admission) -> float | None:
+        """Run an attempt, and end its call unless that asks for another one, after so many seconds."""
         started_at, configured = time.perf_counter(), self._target.read_fingerprint()
-        is_streamed = not self._request.accepts.isdisjoint({ACCEPT_CHUNKS, ACCEPT_PROGRESS})
-        attempt_result = await (self._attempt_with_streaming if is_streamed else self._attempt)(run, grant)
-        if attempt_result.answer is None and attempt_result.fault is None:
-            await self._return_to_queue(run, attempt_result.outcome)
-            return
+        attempt_result = await self._attempt(run, grant)
         duration_ms = (time.perf_counter() - started_at) * 1000
+        wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, is_probe=bool(grant.is_probe))
+        if attempt_result.outcome is AttemptOutcome.THROTTLED:
+            await self._settle(attempt_result)
+            # Whoever has a copy of the message goes on with the call.
+            return None if run.message is not None and run.message.is_elsewhere else wait_seconds
+        if attempt_result.answer is None and attempt_result.fault is None:
+            await self._return_to_queue(run, attempt_result)
+            return None
         if self._request.published_at is not None:
             self._context.metrics.observe_queue_wait(self._target.name, self._queued_ms / 1000)
         fingerprint = self._target.answer_fingerprint(configured, attempt_result.answer)
         timing = CallTiming(self._target.name, duration_ms, self._queued_ms, fingerprint, self._target.price)
-        answer, outcome, wire = response_of(attempt_result, grant, timing)
+        report = attempt_result.report
+        answer, outcome, wire = response_of(attempt_result._replace(tries=self._tries.count), grant, timing)
         if len(wire) <= LARGE_REPLY_BYTES:
-            await self._settle_and_finish(outcome, answer, wire, run, stored=wire if grant.store_replies else b"")
-            return
+            stored = wire if grant.store_replies else b""
+            await self._settle_and_finish(outcome, answer, wire, run, stored=stored, report=report)
+            return None
         # Its bytes wait until there is room: as text each character takes four of them if one of all needs four.
         del attempt_result, answer
         async with self._context.large_replies.hold(len(wire)):
             stored = await asyncio.to_thread(compress_reply, wire) if grant.store_replies else b""
-            await self._settle_and_finish(outcome, Result.from_wire(wire), wire, run, stored=stored)
+            await self._settle_and_finish(outcome, Result.from_wire(wire), wire, run, stored=stored, report=report)
+        return None
 
-    async def _attempt_with_streaming(self, run: InflightCall, grant: Admission) -> AttemptResult:
+    async def _attempt(self, run: InflightCall, grant: Admission) -> AttemptResult:
         """Ask the provider, and meanwhile send the caller the chunks and progress messages that it asked for."""
-        bus, delivery, request_id = self._context.bus, self._delivery, self._request.request_id
-        sender = None
-        if ACCEPT_CHUNKS in self._request.accepts:
-            groups = self._context.chunk_groups if ACCEPT_GROUPS in self._request.accepts else None
-            first_attempt = (grant.attempt - 1) * MAX_TRIES_PER_ATTEMPT
-            sender = ChunkSender(bus, delivery, request_id, first_attempt=first_attempt, groups=groups)
-        reporting: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
-        if ACCEPT_PROGRESS in self._request.accepts:
-            send = partial(send_progress, bus, delivery, request_id)
-            reporting = report_progress(self._target.progress_seconds, grant.attempt, send)
-        try:
-            async with reporting:
-                return await self._attempt(run, grant, None if sender is None else sender.add)
-        finally:
-            if sender is not None:
-                await sender.close()
+        if self._request.accepts.isdisjoint({ACCEPT_CHUNKS, ACCEPT_PROGRESS}):
+            return await self._ask_provider(run, grant, None)
+        context = self._context
+        attempt = InterimAttempt(grant.attempt, self._tries.count, self._target.progress_seconds)
+        async with interim_messages(
+            context.bus, context.chunk_groups, self._delivery, self._request, attempt
+        ) as on_text:
+            return await self._ask_provider(run, grant, on_text)
 
-    async def _attempt(
-        self, run: InflightCall, grant: Admission, on_text: Callable[[int, Delta], None] | None = None
+    async def _ask_provider(
+        self, run: InflightCall, grant: Admission, on_text: Callable[[int, Delta], None] | None
     ) -> AttemptResult:
         target, asked = self._target, self._request.request
         assert asked is not None, "the ledger refuses a request with a problem"
         ends_at = asyncio.get_running_loop().time() + self._context.clock.seconds_until(grant.deadline)
-        provider = provider_for_call(target.provider, self._holder)
+        holder = CallHolder(
+            self._request.credential.id, self._request.request_id, self._attempt_id, self._context.incarnation
+        )
+        provider = provider_for_call(target.provider, holder)
         if isinstance(asked, ApiRequest) and target.api_provider is None:
             provider = ApiConversation(provider)
         attempt = Attempt(
             provider,
             with_policy(asked, ignore_unsupported=target.ignore_unsupported or grant.ignore_unsupported),
-            RetryPolicy(target.max_tries, ends_at, target.timeout_seconds, grant.unproven),
+            self._tries.policy(target, grant, ends_at),
             self._pause,
             on_text,
         )
@@ -330,15 +299,22 @@ class _DeliveryHandler:
             return
         await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=self._remaining_seconds())
 
-    async def _return_to_queue(self, run: InflightCall, outcome: AttemptOutcome) -> None:
+    async def _return_to_queue(self, run: InflightCall, result: AttemptResult) -> None:
         """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""
-        settle_span = start_span(SETTLE) if self._is_traced else None
-        await self._context.completion.settle(self._encode_settle(outcome, settle_span))
-        if settle_span is not None:
-            settle_span.end()
+        await self._settle(result)
         run.settle(None)
         self._context.metrics.count_returned(self._target.name)
         await self._requeue()
+
+    async def _settle(self, result: AttemptResult) -> None:
+        """Settle an attempt whose call goes on."""
+        settle_span = start_span(SETTLE) if self._is_traced else None
+        settle = self._encode_settle(
+            result.outcome, settle_span, result.fault, report=result.report, unproven=result.unproven
+        )
+        await self._context.completion.settle(settle)
+        if settle_span is not None:
+            settle_span.end()
 
     async def _settle_and_finish(
         self,
@@ -348,6 +324,7 @@ class _DeliveryHandler:
         run: InflightCall | None = None,
         *,
         stored: bytes = b"",
+        report: TryReport | None = None,
     ) -> None:
         """Settle the attempt, then reply and acknowledge the delivery.
 
@@ -362,7 +339,7 @@ class _DeliveryHandler:
                 run.settle(answer if isinstance(answer, Result) else None)
 
         try:
-            settle = self._encode_settle(outcome, settle_span, answer, stored)
+            settle = self._encode_settle(outcome, settle_span, answer, stored, report=report)
             await self._finish(answer, wire, settle, on_settled)
         finally:
             if settle_span is not None:
@@ -376,13 +353,18 @@ class _DeliveryHandler:
         settle_span: Span | None,
         answer: Result | Fault | None = None,
         stored: bytes = b"",
+        *,
+        report: TryReport | None = None,
+        unproven: bool = False,
     ) -> bytes:
         self._context.metrics.count_settled(self._target.name, outcome)
         if settle_span is not None:
             settle_span.set_attributes({OUTCOME: outcome.value})
         traceparent = current_traceparent() if settle_span is None else settle_span.traceparent
         call = CallKey.unchecked(session_id=self._request.credential.id, request_id=self._request.request_id)
-        return encode_settle(call, self._attempt_id, outcome, answer, stored, traceparent)
+        return encode_settle(
+            call, self._attempt_id, outcome, answer, stored, traceparent, report=report, unproven=unproven
+        )
 
     async def _finish(
         self, answer: Message | Fault, wire: bytes = b"", settle: bytes | None = None, on_settled: OnSettled = no_action

@@ -169,9 +169,10 @@ class InflightCalls:
 
 @dataclass(slots=True, eq=False)
 class GateVisit:
-    """One call at the gate."""
+    """One call at the gate. ``is_alone``: it was let in, or waits, as one that is to be alone."""
 
     is_inside: bool = False
+    is_alone: bool = False
     turn: asyncio.Future[None] | None = None
 
 
@@ -215,7 +216,7 @@ class CallGate:
     async def enter_alone(self, visit: GateVisit, timeout_seconds: float) -> None:
         """Leave, and enter when nothing else is inside, and after ``timeout_seconds`` at the latest."""
         self._inside -= 1
-        visit.is_inside = False
+        visit.is_inside, visit.is_alone = False, True
         await self._wait(self._alone, visit, timeout_seconds)
 
     def leave(self, visit: GateVisit) -> None:

@@ -9,17 +9,26 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GroupItem
-from quintain.contracts.headers import CHUNK_TYPE, PROGRESS_TYPE, REQUEST_ID_HEADER
+from quintain.contracts.headers import (
+    ACCEPT_CHUNKS,
+    ACCEPT_GROUPS,
+    ACCEPT_PROGRESS,
+    CHUNK_TYPE,
+    PROGRESS_TYPE,
+    REQUEST_ID_HEADER,
+)
 from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, BusError
 from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
 from quintain.topology import REPLY
 from quintain_worker.providers.provider import Delta, next_join
+from quintain_worker.request import IncomingRequest
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +84,43 @@ async def report_progress(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+#: More tries than any call makes, so that the chunks of a later attempt void those of all earlier tries.
+MAX_TRIES_PER_ATTEMPT = 1_000
+
+
+@contextlib.asynccontextmanager
+async def interim_messages(
+    bus: Bus, groups: ReplyGroups, delivery: Delivery, request: IncomingRequest, attempt: InterimAttempt
+) -> AsyncIterator[Callable[[int, Delta], None] | None]:
+    """Send the caller the chunks and progress messages that it asked for, while the context is open.
+
+    Yields what takes the number of the try and a piece of its answer; None where the caller wants no chunks.
+    """
+    sender = None
+    if ACCEPT_CHUNKS in request.accepts:
+        shared = groups if ACCEPT_GROUPS in request.accepts else None
+        first_attempt = (attempt.number - 1) * MAX_TRIES_PER_ATTEMPT + attempt.earlier_tries
+        sender = ChunkSender(bus, delivery, request.request_id, first_attempt=first_attempt, groups=shared)
+    reporting: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+    if ACCEPT_PROGRESS in request.accepts:
+        send = partial(send_progress, bus, delivery, request.request_id)
+        reporting = report_progress(attempt.progress_seconds, attempt.number, send)
+    try:
+        async with reporting:
+            yield None if sender is None else sender.add
+    finally:
+        if sender is not None:
+            await sender.close()
+
+
+class InterimAttempt(NamedTuple):
+    """The number of the attempt whose messages are sent, and how often its worker called the provider before it."""
+
+    number: int
+    earlier_tries: int
+    progress_seconds: float
 
 
 class ChunkSender:

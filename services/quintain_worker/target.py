@@ -97,7 +97,7 @@ class WorkerTarget:
     ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
     ``hosts`` is the provider of a hosted target: the fingerprint of such a target is also that of its hosts.
     ``price`` is the price of its tokens, or None where it is not known. ``api_provider`` is the provider, if it takes
-    requests in the words of vendors' APIs as they are.
+    requests in the words of vendors' APIs as they are. ``has_quota``: the ledger decides when each of its tries begins.
     """
 
     name: str
@@ -111,6 +111,7 @@ class WorkerTarget:
     hosts: HostedProvider | None = None
     price: Price | None = None
     api_provider: ApiProvider | None = None
+    has_quota: bool = False
 
     def check(self, request: ApiRequest) -> None:
         """Check what a caller asks of it. Raises `BadRequest`, which names the field."""

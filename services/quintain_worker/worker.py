@@ -213,7 +213,9 @@ def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: Worker
     provider = InstrumentedProvider(target.provider, card, metrics, record_content=target.trace_content)
     hosts = target.provider if isinstance(target.provider, HostedProvider) else None
     api_provider = target.provider if isinstance(target.provider, ApiProvider) else None
-    return dataclasses.replace(target, provider=provider, hosts=hosts, api_provider=api_provider)
+    return dataclasses.replace(
+        target, provider=provider, hosts=hosts, api_provider=api_provider, has_quota=card.quota is not None
+    )
 
 
 PREFETCH = 16

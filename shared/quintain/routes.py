@@ -57,6 +57,8 @@ RESUME = Route("resume", METADATA, "resume", admin.ResumeTarget, admin.TargetPau
 WORKERS = Route("workers", METADATA, "workers", admin.ListWorkers, admin.WorkerList)
 DRAIN = Route("drain", METADATA, "drain", admin.DrainWorker, admin.WorkerList)
 FLEET = Route("fleet", METADATA, "fleet", fleet.GetFleet, fleet.FleetState)
+QUOTAS = Route("quotas", METADATA, "quotas", fleet.ListQuotas, fleet.QuotaList)
+SET_QUOTA = Route("set_quota", METADATA, "set_quota", fleet.SetQuota, fleet.QuotaSettings)
 
 #: Broadcast to all services; each replies with its service card.
 DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
@@ -85,7 +87,7 @@ RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_tar
 ROUTES: tuple[Route[Any, Any], ...] = (
     INVOKE,
     *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL),
-    *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET),
+    *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET, QUOTAS, SET_QUOTA),
     DISCOVER,
     *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, OPEN_CHILD),
     *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),

@@ -210,7 +210,7 @@ def run_topology(run_id: str) -> Topology:
 #: The operations authorized by a token: those of sessions, then those of administrators.
 OPERATION_KEYS = (
     *("info", "open", "amend", "close", "close_children", "reserve", "release", "cancel"),
-    *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet"),
+    *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet", "quotas", "set_quota"),
 )
 
 #: The topology that the metadata service needs.

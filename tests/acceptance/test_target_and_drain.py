@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import typer
 
-from quintain_cli.commands.maintenance import parse_duration_seconds
+from quintain_cli.console import parse_duration_seconds
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 

@@ -66,7 +66,7 @@ DEADLINE_MS = 60_000
 
 @dataclass
 class Attempt:
-    """One attempt: ``state`` is running, proven, unproven or void. It ends once; its end may be told again."""
+    """One attempt: ``state`` is running, proven, unproven, throttled or void. It ends once, and may tell so twice."""
 
     name: str
     session: str
@@ -75,6 +75,7 @@ class Attempt:
     state: str = "running"
     end: AttemptOutcome | None = None
     alone: bool = False
+    unproven: bool = False
 
 
 @dataclass
@@ -148,8 +149,8 @@ class Model:
         if refusal == "held":
             return refusal
         if refusal is not None:
-            if call.state is CallState.RESERVED:
-                call.state = CallState.RELEASED
+            if call.state is CallState.RESERVED and refusal != "cancelled":
+                return refusal if self.end_reservation(key) else "told"
             return refusal
         self.calls[key] = call
         self._start_attempt(call, attempt, self.now + DEADLINE_MS)
@@ -186,7 +187,8 @@ class Model:
 
     def count_lost_attempts(self, call: Call) -> int:
         assert call.holder is not None
-        return sum(one.state not in {"proven", "void"} for one in (call.holder, *self.others(call.holder)))
+        attempts = (call.holder, *self.others(call.holder))
+        return sum(one.state not in {"proven", "void", "throttled"} for one in attempts)
 
     def record_loss(self, call: Call) -> None:
         assert call.holder is not None
@@ -195,6 +197,13 @@ class Model:
     def end_lost(self, call: Call) -> None:
         self.record_loss(call)
         call.state = CallState.IN_DOUBT
+
+    def end_reservation(self, key: tuple[str, str]) -> bool:
+        """Whether it is released, as nothing of it may have been billed."""
+        attempts = [one for one in self.attempts.values() if (one.session, one.request) == key]
+        is_proven = all(one.state in {"proven", "void"} for one in attempts)
+        self.calls[key].state = CallState.RELEASED if is_proven else CallState.IN_DOUBT
+        return is_proven
 
     def _refusal(self, call: Call, attempt: Attempt) -> str | None:
         if self.paused(attempt.session):
@@ -216,12 +225,15 @@ class Model:
     def settle(self, attempt: Attempt, outcome: AttemptOutcome, *, redelivered: bool) -> None:
         call = self.calls.get((attempt.session, attempt.request))
         known = self.attempts.get(attempt.name)
-        if call is None or known is None or known.state == "void":
+        if call is None or known is None or known.state in {"void", "throttled"}:
             if outcome is AttemptOutcome.NEVER_SENT:
                 attempt.state = "void"
                 self.attempts.setdefault(attempt.name, attempt)
                 if redelivered and call is not None and call.state is CallState.RESERVED:
-                    call.state = CallState.RELEASED
+                    self.end_reservation((attempt.session, attempt.request))
+            return
+        if outcome is AttemptOutcome.THROTTLED:
+            self._throttle(call, attempt)
             return
         unbilled = outcome in {AttemptOutcome.REFUND, AttemptOutcome.NEVER_SENT}
         attempt.state = "proven" if unbilled else "unproven"
@@ -235,6 +247,14 @@ class Model:
                 call.state = CallState.REFUNDED if self._all_proven(attempt) else CallState.IN_DOUBT
             else:
                 call.state = CallState.COMMITTED if outcome is AttemptOutcome.CHARGED else CallState.IN_DOUBT
+
+    def _throttle(self, call: Call, attempt: Attempt) -> None:
+        attempt.state = "throttled" if attempt.unproven else "void"
+        call.attempts -= 1
+        if call.state is CallState.RUNNING and call.holder is attempt:
+            call.state = CallState.RESERVED
+            if call.cancelled:
+                call.state = CallState.REFUNDED if self._all_proven(attempt) else CallState.IN_DOUBT
 
     def _all_proven(self, attempt: Attempt) -> bool:
         return all(one.state in {"proven", "void"} for one in (attempt, *self.others(attempt)))
@@ -263,11 +283,8 @@ class Model:
         return call.state in {CallState.NONE, CallState.RELEASED} and not call.cancelled
 
     def release(self, name: str, requests: list[str]) -> str:
-        held = [self.calls[name, one] for one in dict.fromkeys(requests) if (name, one) in self.calls]
-        held = [call for call in held if call.state is CallState.RESERVED]
-        for call in held:
-            call.state = CallState.RELEASED
-        return str(len(held))
+        keys = [(name, one) for one in dict.fromkeys(requests) if (name, one) in self.calls]
+        return str(sum([self.end_reservation(key) for key in keys if self.calls[key].state is CallState.RESERVED]))
 
     def cancel(self, name: str, requests: list[str]) -> CancelResult:
         taken = CancelResult()
@@ -281,7 +298,7 @@ class Model:
             if call.state is CallState.RUNNING:
                 taken.to_abort.append(one)
             elif call.state is CallState.RESERVED:
-                call.state = CallState.RELEASED
+                self.end_reservation((name, one))
         return taken
 
     def cancelled_calls(self, worker: str) -> set[tuple[str, str]]:
@@ -292,11 +309,11 @@ class Model:
         }
 
     def sweep(self) -> None:
-        for call in self.calls.values():
+        for key, call in self.calls.items():
             if call.deadline > self.now:
                 continue
             if call.state is CallState.RESERVED:
-                call.state = CallState.RELEASED
+                self.end_reservation(key)
             elif call.state is CallState.RUNNING and not self.is_holder_alive(call):
                 self.end_lost(call)
             elif call.state is CallState.RUNNING and call.deadline <= self.now - LOST_SETTLE_MS:
@@ -411,13 +428,17 @@ class LedgerModelMachine(RuleBasedStateMachine):
         return "told" if decision.fault.charged else decision.fault.code
 
     @precondition(lambda self: self.all)
-    @rule(data=st.data(), outcome=st.sampled_from(AttemptOutcome), redelivered=st.booleans())
-    def settle(self, data: st.DataObject, outcome: AttemptOutcome, redelivered: bool) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from(AttemptOutcome), redelivered=st.booleans(), unproven=st.booleans())
+    def settle(self, data: st.DataObject, outcome: AttemptOutcome, redelivered: bool, unproven: bool) -> None:
         """Any attempt, however old, tells its end; twice, where the broker delivers twice."""
-        self.report(self.draw_attempt(data), outcome, redelivered=redelivered)
+        self.report(self.draw_attempt(data), outcome, redelivered=redelivered, unproven=unproven)
 
-    def report(self, attempt: Attempt, outcome: AttemptOutcome, *, redelivered: bool = False) -> None:
-        outcome = attempt.end = attempt.end or outcome
+    def report(
+        self, attempt: Attempt, outcome: AttemptOutcome, *, redelivered: bool = False, unproven: bool = False
+    ) -> None:
+        if attempt.end is None:
+            attempt.end, attempt.unproven = outcome, unproven
+        outcome = attempt.end
         self.model.settle(attempt, outcome, redelivered=redelivered)
         is_result = outcome is AttemptOutcome.RESULT
         call = self.model.calls.get((attempt.session, attempt.request))
@@ -432,6 +453,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             reply=kept_result() if is_result else None,
             fault=None if is_result or not redelivered else FaultReply.from_fault(fault),
             token_usage=TokenUsage(input=1, output=1) if is_result else None,
+            unproven=attempt.unproven or None,
         )
         self.transact(alone(item))
 
@@ -583,8 +605,10 @@ class LedgerScenario:
         self.machine.admit(attempt)
         return self.checked(attempt)
 
-    def report(self, attempt: Attempt, outcome: AttemptOutcome, *, redelivered: bool = False) -> None:
-        self.machine.report(attempt, outcome, redelivered=redelivered)
+    def report(
+        self, attempt: Attempt, outcome: AttemptOutcome, *, redelivered: bool = False, unproven: bool = False
+    ) -> None:
+        self.machine.report(attempt, outcome, redelivered=redelivered, unproven=unproven)
         self.checked(attempt)
 
     def checked(self, attempt: Attempt) -> Attempt:
@@ -709,3 +733,75 @@ def test_a_cancel_gives_a_reservation_back_and_what_is_unknown_is_known_from_the
     scenario.admit("w1")
     scenario.admit("w1", request="r2")
     assert (scenario.state(), scenario.state(request="r2")) == (CallState.RELEASED, CallState.RELEASED)
+
+
+def test_a_throttled_call_stays_counted_and_its_attempts_are_not(scenario: LedgerScenario) -> None:
+    scenario.machine.amend(name="left", limit=1, paused=False)
+    for _ in range(MAX_ATTEMPTS + 1):
+        for _ in range(2):
+            scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED)
+        scenario.admit("w1", request="r2")  # there is no room for it; the machine looks
+    scenario.admit("w2")
+    assert (scenario.state(), scenario.machine.model.calls["left", "r1"].attempts) == (CallState.RUNNING, 1)
+
+
+def test_a_throttled_call_whose_worker_is_lost_is_admitted_again_as_one_that_never_ran(
+    scenario: LedgerScenario,
+) -> None:
+    scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED)
+    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
+    scenario.machine.renew(worker="w2")
+    scenario.report(scenario.admit("w2"), AttemptOutcome.REFUND)
+    assert scenario.state() is CallState.REFUNDED
+
+
+def _release(scenario: LedgerScenario) -> None:
+    scenario.machine.release(name="left", requests=["r1"])
+
+
+def _cancel(scenario: LedgerScenario) -> None:
+    scenario.machine.cancel(name="left", requests=["r1"])
+
+
+def _sweep(scenario: LedgerScenario) -> None:
+    scenario.machine.let_time_pass(milliseconds=DEADLINE_MS)
+    scenario.machine.sweep()
+
+
+def _refuse(scenario: LedgerScenario) -> None:
+    scenario.machine.amend(name="left", limit=None, paused=True)
+    scenario.admit("w1")
+
+
+def _give_up(scenario: LedgerScenario) -> None:
+    scenario.report(scenario.machine.attempt("left", "r1", "w1"), AttemptOutcome.NEVER_SENT, redelivered=True)
+
+
+@pytest.mark.parametrize("end", [_release, _cancel, _sweep, _refuse, _give_up])
+@pytest.mark.parametrize("unproven", [True, False])
+def test_a_throttled_call_ends_uncharged_unless_an_attempt_may_have_been_billed(
+    scenario: LedgerScenario, end: Callable[[LedgerScenario], None], unproven: bool
+) -> None:
+    scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED, unproven=unproven)
+    scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED)
+    end(scenario)
+    assert scenario.state() is (CallState.IN_DOUBT if unproven else CallState.RELEASED)
+    scenario.admit("w1")  # it is told the stored fault, which says so; the machine looks
+
+
+def test_a_call_that_is_throttled_after_it_was_cancelled_waits_no_more(scenario: LedgerScenario) -> None:
+    for request, unproven in (("r1", False), ("r2", True)):
+        attempt = scenario.admit("w1", request=request)
+        scenario.machine.cancel(name="left", requests=[request])
+        scenario.report(attempt, AttemptOutcome.THROTTLED, unproven=unproven)
+    assert (scenario.state(), scenario.state(request="r2")) == (CallState.REFUNDED, CallState.IN_DOUBT)
+
+
+def test_throttled_attempts_were_not_lost_with_their_worker(scenario: LedgerScenario) -> None:
+    for _ in range(LOSSES_BEFORE_ALONE):
+        scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED, unproven=True)
+    scenario.admit("w1")
+    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
+    scenario.machine.renew(worker="w2")
+    assert not scenario.admit("w2").alone
+    assert scenario.machine.model.calls["left", "r1"].attempts == 2

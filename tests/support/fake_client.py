@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from quintain.client.client import Client
+from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.session import Info, OpenSession, SessionOpened, SessionState
 from quintain.errors import BudgetExhausted, Fault
@@ -42,6 +43,9 @@ class FakeClient(Client):
         self.answered_fingerprints: dict[str, str | None] = {}
         #: Since when workers serve a target differently; the time is 0.
         self.different_since: dict[str, int] = {}
+        #: What the metadata service says of quotas, and how often it was asked.
+        self.quotas: list[QuotaState] = []
+        self.quotas_read = 0
         self.request_ids: list[str] = []
         self.requests: list[InvokeRequest] = []
         #: By target, the deadlines of its calls, in seconds.
@@ -74,6 +78,10 @@ class FakeClient(Client):
     async def get_info(self, *, per_target: bool = False) -> Info:
         info = self._info(self.targets[0], self.max_calls, self.used + self.reserved)
         return info.model_copy(update={"reserved": self.reserved})
+
+    async def get_quotas(self) -> QuotaList:
+        self.quotas_read += 1
+        return QuotaList(quotas=self.quotas, now=0)
 
     async def read_session_info(self, token: str) -> Info:
         child = self.children[token]

@@ -10,6 +10,7 @@ from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.invoke import FaultReply, InvokeRequest, Result, TokenUsage
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.quota import QuotaCard
 from quintain.errors import BrokerUnavailable
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -70,6 +71,7 @@ async def running_worker(
     progress_seconds: float = PROGRESS_SECONDS,
     drain: Callable[[], object] | None = None,
     timings: Timings = DEFAULT_TIMINGS,
+    quota: QuotaCard | None = None,
     consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[tuple[Worker, FlakyBus]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
@@ -79,7 +81,7 @@ async def running_worker(
         name: WorkerTarget(name=name, provider=provider, max_tries=max_tries, progress_seconds=progress_seconds)
         for name, provider in zip(names, providers, strict=True)
     }
-    cards = [TargetCard(name=name, provider="mock", max_concurrency=max_concurrency) for name in names]
+    cards = [TargetCard(name=name, provider="mock", max_concurrency=max_concurrency, quota=quota) for name in names]
     worker = Worker(
         bus, served, cards, on_drain=drain, timings=timings, consumer_timeout_seconds=consumer_timeout_seconds
     )

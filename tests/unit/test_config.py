@@ -10,7 +10,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from quintain.config.loader import Config, find_config, load_config
-from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, PythonTarget, card_of
+from quintain.config.quotas import card_of
+from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, PythonTarget
 from quintain.errors import ConfigError
 
 FROM_THE_PROTOCOL = """
@@ -219,5 +220,6 @@ def test_a_card_says_what_the_fleet_may_know(file: Path) -> None:
         "max_concurrency": 64,
         "fingerprint": None,
         "timeout_seconds": None,
+        "quota": None,
     }
     assert card_of("local", config.targets["local"]).model is None

@@ -104,7 +104,7 @@ targets:
     )
     assert mistakes == [
         "quintain.yaml: line 6: the key 'judge_target' is given twice",
-        "quintain.yaml: unknown key 'extra'; known: targets",
+        "quintain.yaml: unknown key 'extra'; known: targets, quotas",
         "quintain.yaml: targets.a: missing key 'model'",
         "quintain.yaml: targets.a.temperature: Input should be a valid number, unable to parse string as a number",
         'quintain.yaml: targets.b.command: a list, not a text, as no shell reads it; write ["program", "argument"]',

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +13,7 @@ import typer
 
 from quintain.client.admin import Admin
 from quintain.contracts.ledger import DrainState
-from quintain.contracts.session import MAX_PAUSE_SECONDS, RegisteredWorker, TargetPause, WorkerList
+from quintain.contracts.session import RegisteredWorker, TargetPause, WorkerList
 from quintain.fleet.tables import duration
 from quintain.settings import environment, read_settings
 from quintain.timings import DEFAULT_TIMINGS
@@ -24,6 +22,7 @@ from quintain_cli.console import (
     EXIT_OK,
     AsJson,
     escape_for_terminal,
+    parse_duration_seconds,
     print_json,
     print_result,
     print_stderr,
@@ -44,19 +43,8 @@ from quintain_metadata import prune as delete_old
 
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
 
-UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
 #: How much longer than requested a pause may be before it is taken for an earlier, longer pause, in seconds.
 PAUSE_TOLERANCE_SECONDS = 1.0
-
-
-def parse_duration_seconds(text: str) -> float:
-    """Parse a duration such as 90s, 10m or 2h to seconds. Raises `typer.BadParameter`."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|min|h|d|)", text.strip())
-    seconds = float(match[1]) * UNIT_SECONDS[match[2]] if match else math.nan
-    if not 0 < seconds <= MAX_PAUSE_SECONDS:
-        raise typer.BadParameter("a time is a number followed by s, m, h or d, such as 90s or 10m, of one day at most")
-    return seconds
 
 
 def pause(

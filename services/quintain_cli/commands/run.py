@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
-from quintain_cli.console import AsJson, exit_with_error, print_stderr, run_command
+from quintain_cli.console import AsJson, exit_with_error, parse_duration_seconds, print_stderr, run_command
 from quintain_cli.run_output import (
     ConcurrencyOption,
     ConfigOption,
@@ -64,6 +64,13 @@ MaxErrorsOption = Annotated[
 FailFastOption = Annotated[
     bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
 ]
+GiveUpOption = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Wait so long for a provider that does not answer, such as 2h; then begin no more trials of its targets.",
+    ),
+]
 KeepStaleOption = Annotated[
     bool, typer.Option("--keep-stale", help="Keep rows although what made them changed, marked as stale.")
 ]
@@ -90,6 +97,7 @@ def run(
     ] = InDoubtPolicy.KEEP,
     max_errors: MaxErrorsOption = DEFAULT_MAX_ERRORS,
     fail_fast: FailFastOption = False,
+    give_up_after: GiveUpOption = "30m",
     concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
     graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
     keep_stale: KeepStaleOption = False,
@@ -123,6 +131,7 @@ def run(
             rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY, keep_stale=keep_stale
         ),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
+        give_up_seconds=parse_duration_seconds(give_up_after),
         command=shlex.join(["quintain", *sys.argv[1:]]),
         is_fresh=fresh,
         waits=not no_wait,

@@ -18,6 +18,7 @@ from quintain.errors import BusError, Fault
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain_runner.engine.backend import Backend
+from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
@@ -153,20 +154,23 @@ class _Execution:
         await asyncio.to_thread(write_run, folder, before, ended=False)
         run_id = self.session.session_id or info.session_id
         with span(semconv.run_span(evaluation.name, run_id)), logs.log_context(run_id=run_id):
-            async with self._displayed_progress(record):
-                scheduler = TrialScheduler(
-                    self._trial_budget(info),
-                    self.results,
-                    self.progress_state,
-                    error_limit,
-                    prompts=evaluation.prompts,
-                    concurrency=run.options.concurrency,
-                )
+            quotas = self._quota_watch()
+            # Known before the first call: deadlines allow the wait for a quota.
+            await quotas.refresh()
+            scheduler = TrialScheduler(
+                self._trial_budget(info, quotas),
+                self.results,
+                self.progress_state,
+                error_limit,
+                prompts=evaluation.prompts,
+                concurrency=run.options.concurrency,
+            )
+            async with self._displayed_progress(record), self._watched_quotas(quotas, scheduler):
                 is_budget_spent = await scheduler.run(
                     run.open_cases, self.plan, run.targets, repeats=evaluation.spec.repeats
                 )
         update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
-        record = await self._with_findings(record)
+        record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
         summary = self._summary(error_limit, spent=is_budget_spent, calls_made_twice=record.calls_made_twice)
         await asyncio.to_thread(write_run, folder, record.with_summary(summary), ended=True)
         return summary
@@ -197,7 +201,36 @@ class _Execution:
             or (policy.rerun_in_doubt and total.in_doubt)
         )
 
-    def _trial_budget(self, info: Info) -> TrialBudget:
+    def _quota_watch(self) -> QuotaWatch:
+        """The watch of the quotas of all targets that are called, also by graders."""
+        run = self.run
+        calls = {
+            target: frozenset(
+                (target, *(judge for _, judge in judge_references(run.evaluation, [target], run.judge_targets)))
+            )
+            for target in run.targets
+        }
+        return QuotaWatch(self.session.client.get_quotas, calls, give_up_seconds=run.options.give_up_seconds)
+
+    @asynccontextmanager
+    async def _watched_quotas(self, quotas: QuotaWatch, scheduler: TrialScheduler) -> AsyncIterator[None]:
+        """While the block runs, read the quotas, show what calls wait for, and give up what does not answer."""
+
+        async def watch() -> None:
+            while await quotas.refresh():
+                for target, parked in quotas.to_give_up().items():
+                    scheduler.give_up(target, parked)
+                self.progress_state.waits = quotas.wait_lines(self.progress_state)
+                await asyncio.sleep(POLL_SECONDS)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    def _trial_budget(self, info: Info, quotas: QuotaWatch) -> TrialBudget:
         """Calls are reserved if the plan's limit may not be enough, or another session's, on whose budget it draws."""
         run, progress_state = self.run, self.progress_state
         may_lack_calls = self.session.is_bounded and self.plan.calls_left.most > info.max_calls - info.call_count
@@ -215,6 +248,7 @@ class _Execution:
             fingerprints=self.fingerprints,
             scoring=Scoring.of(run.evaluation.spec),
             timeouts=info.target_timeouts or {},
+            waits=quotas,
         )
         return TrialBudget(
             context,

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from quintain.config.loader import Config
 from quintain.config.prices import Price, known_prices
-from quintain.config.targets import TargetConfig, card_of
+from quintain.config.quotas import card_of
+from quintain.config.targets import TargetConfig
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
+from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
 from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.graders.base import judge_references, variable_warnings
@@ -46,7 +48,8 @@ class RunOptions:
 
     ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
-    number of grader processes, that run at the same time. ``is_fresh`` renames the results of earlier commands.
+    number of grader processes, that run at the same time. A target with a quota is parked after
+    ``give_up_seconds`` without an answer. ``is_fresh`` renames the results of earlier commands.
     ``waits`` waits for the first worker of a fleet to register. ``command`` is the command line, for the record, and
     ``resume_command`` the one that goes on with the run, if it is another.
     """
@@ -64,6 +67,7 @@ class RunOptions:
     grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
+    give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS
     regrades: bool = False
     keeps_content: bool = True
     is_fresh: bool = False

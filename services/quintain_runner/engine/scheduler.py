@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from quintain.errors import Fault, ProviderFailed, TargetUnavailable
 from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
-from quintain_runner.engine.trial import TrialBudget, run_trial
+from quintain_runner.engine.trial import TrialBudget, TrialOutcome, run_trial
 from quintain_runner.graders.base import ANSWERED_FAULTS
 from quintain_runner.plan.changes import Action, RerunPolicy, decide, needed_calls
 from quintain_runner.plan.trials import Trial, pending_trials, planned_questions
@@ -29,7 +30,8 @@ _TRIALS_PER_ERROR = 5
 #: A target is parked after this many `TARGET_CHANGED` errors in a row.
 MAX_CHANGED_IN_ROW = 3
 
-_ENDPOINT_FAULTS = (TargetUnavailable, ProviderFailed)
+#: The faults that count: of credentials, of connections and of servers.
+ENDPOINT_FAULTS = (TargetUnavailable, ProviderFailed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,11 @@ class ErrorLimit:
         self._parked: dict[str, ParkedTarget] = {}
 
     @property
+    def is_fail_fast(self) -> bool:
+        """Whether the first error ends the run."""
+        return self._policy.fail_fast
+
+    @property
     def parked_targets(self) -> dict[str, ParkedTarget]:
         """The parked targets by name, in the order in which they were parked."""
         return dict(self._parked)
@@ -85,13 +92,17 @@ class ErrorLimit:
             counts.errors_in_row = counts.changed_in_row = 0
         elif isinstance(fault, ANSWERED_FAULTS):
             counts.errors_in_row = 0
-        elif isinstance(fault, _ENDPOINT_FAULTS):
+        elif isinstance(fault, ENDPOINT_FAULTS):
             counts.errors += 1
             counts.errors_in_row += 1
             counts.last_code, counts.last_error = fault.code, fault.message
         reason = self._reason_to_park(counts)
-        if reason is not None and target not in self._parked:
-            self._parked[target] = ParkedTarget(reason=reason, code=counts.last_code, error=counts.last_error)
+        if reason is not None:
+            self.park(target, ParkedTarget(reason=reason, code=counts.last_code, error=counts.last_error))
+
+    def park(self, target: str, parked: ParkedTarget) -> None:
+        """Begin no more trials of a target; a parked one keeps its reason."""
+        self._parked.setdefault(target, parked)
 
     def _reason_to_park(self, counts: _TargetErrors) -> str | None:
         max_errors = self._policy.max_errors
@@ -154,8 +165,9 @@ class TrialScheduler:
     """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target,
     under all ``prompts`` together.
 
-    ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin; ``budget``
-    reserves its calls, and has the context of its graders.
+    ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin; errors of
+    an outage that is waited out do not count. ``budget`` reserves the calls of a trial, and has the context of its
+    graders.
     """
 
     def __init__(
@@ -172,6 +184,8 @@ class TrialScheduler:
         self._results, self._progress_state = results, progress_state
         self._error_limit, self._prompts, self._concurrency = error_limit, prompts, concurrency
         self._budget_spent = asyncio.Event()
+        #: The tasks of the trials that wait for answers, by target.
+        self._calling: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
 
     async def run(self, open_cases: OpenCases, plan: RerunPlan, targets: Iterable[str], *, repeats: int) -> bool:
         """Execute every pending trial of the plan, except those of parked targets. Returns True if the budget was
@@ -187,6 +201,16 @@ class TrialScheduler:
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
         return self._budget_spent.is_set()
+
+    def give_up(self, target: str, parked: ParkedTarget) -> None:
+        """Begin no more trials of a target, and end those that wait for an answer, without a row.
+
+        What the fleet still answers of their calls is stored under the ids by which the same command asks again.
+        """
+        self._error_limit.park(target, parked)
+        self._show_parked(target)
+        for task in self._calling[target]:
+            task.cancel()
 
     async def _run_target(self, open_cases: OpenCases, plan: RerunPlan, target: str, repeats: int) -> None:
         """Execute the pending trials of one target, until there are none left or the budget is spent."""
@@ -215,10 +239,10 @@ class TrialScheduler:
         self._progress_state.trial_started(trial.column)
         is_changed = False
         try:
-            outcome = await run_trial(trial, self._context, self._budget)
+            outcome = await self._call(trial)
             if outcome.row is not None:
                 self._budget.add_row(outcome.row)
-                is_changed = self._record_outcome(trial, outcome.row, outcome.target_fault)
+                is_changed = await self._record_outcome(trial, outcome.row, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)
                 self._count_calls_left(trial, outcome.row, policy)
@@ -228,6 +252,16 @@ class TrialScheduler:
             self._progress_state.trial_ended(trial.column)
             gate.leave(is_changed=is_changed)
             slots.release()
+
+    async def _call(self, trial: Trial) -> TrialOutcome:
+        """Execute a trial; until it has its row it may be given up."""
+        task, calling = asyncio.current_task(), self._calling[trial.target]
+        assert task is not None, "a trial runs in a task"
+        calling.add(task)
+        try:
+            return await run_trial(trial, self._context, self._budget)
+        finally:
+            calling.discard(task)
 
     def _count_calls_left(self, trial: Trial, row: Row, policy: RerunPolicy) -> None:
         """Replace what the trial needed by what the same command would need for its row."""
@@ -242,15 +276,24 @@ class TrialScheduler:
         self._progress_state.calls_open.add(trial.column, needed, times=-1)
         calls_left.add(trial.column, needed_calls(after, row, case, target, fingerprints))
 
-    def _record_outcome(self, trial: Trial, row: Row, fault: Fault | None) -> bool:
+    async def _record_outcome(self, trial: Trial, row: Row, fault: Fault | None) -> bool:
         """Count how the trial ended; return whether another configuration than the planned one answered."""
-        error = row.error
+        target, error = trial.target, row.error
         changed = error.error if error is not None and error.code == TARGET_CHANGED else None
-        self._error_limit.record(trial.target, fault, changed=changed)
-        if trial.target in self._error_limit.parked_targets:
-            for prompt in self._prompts:
-                self._progress_state.target_gauges[column_name(trial.target, prompt.name)].is_parked = True
+        if fault is None:
+            self._context.waits.note_answer(target)
+        is_counted = self._error_limit.is_fail_fast or not (
+            isinstance(fault, ENDPOINT_FAULTS) and await self._context.waits.is_waited_out(target, fault)
+        )
+        if is_counted:
+            self._error_limit.record(target, fault, changed=changed)
+        if target in self._error_limit.parked_targets:
+            self._show_parked(target)
         return changed is not None
+
+    def _show_parked(self, target: str) -> None:
+        for prompt in self._prompts:
+            self._progress_state.target_gauges[column_name(target, prompt.name)].is_parked = True
 
 
 async def _prefetch(pending: Iterable[Trial]) -> list[Trial]:

@@ -232,6 +232,7 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
                     trial.request, request_id=request_id, deadline_seconds=context.deadline_seconds(trial.target)
                 ),
                 lambda error: context.on_retry(trial.column, error),
+                lambda error: context.waits.goes_on(trial.target, error),
             )
     except ReplyExpired:
         return await _run_trial_steps(trial.after_expired_reply(), context)

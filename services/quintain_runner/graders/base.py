@@ -15,6 +15,7 @@ from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
 from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import (
     BudgetUnavailable,
     Expired,
@@ -136,13 +137,43 @@ def ignore_retry(_: QuintainError) -> None:
     """Do nothing: the default of ``on_retry`` in `call_with_retry`."""
 
 
+class CallWaits:
+    """How calls of a run wait for the quotas of their targets; here no target has one."""
+
+    def line_seconds(self, target: str) -> float:
+        """How long a call of this target may wait in its quota's line, besides the time that it takes."""
+        del target
+        return 0.0
+
+    def goes_on(self, target: str, error: QuintainError) -> bool:
+        """Whether an uncharged call that ended with this error waits for its quota, and is repeated without limit."""
+        del target, error
+        return False
+
+    def note_answer(self, target: str) -> None:
+        """Note that a target answered a call."""
+
+    async def is_waited_out(self, target: str, fault: Fault) -> bool:
+        """Whether the call that ended with this fault was one of an outage, at whose end its target is tried again."""
+        del target, fault
+        return False
+
+
+def never(_: QuintainError) -> bool:
+    """Return False: the default of ``goes_on`` in `call_with_retry`."""
+    return False
+
+
 async def call_with_retry(
-    call: Callable[[], Awaitable[Returned]], on_retry: Callable[[QuintainError], None] = ignore_retry
+    call: Callable[[], Awaitable[Returned]],
+    on_retry: Callable[[QuintainError], None] = ignore_retry,
+    goes_on: Callable[[QuintainError], bool] = never,
 ) -> Returned:
     """Await ``call()`` and return its result, repeating it after the errors in `MAX_RETRIES`; raises the last error.
 
     Charged calls are not repeated. A server's ``retry_after_ms`` is added to the pause. ``on_retry`` is called with
-    each error that is followed by a retry. Every call must use the same request id, or be safe to execute twice.
+    each error that is followed by a retry; ``goes_on`` says after which errors the number of retries has no limit.
+    Every call must use the same request id, or be safe to execute twice.
 
     Example::
 
@@ -158,7 +189,7 @@ async def call_with_retry(
             charged, retry_after_ms = (
                 (error.charged, error.retry_after_ms) if isinstance(error, Fault) else (False, None)
             )
-            if charged or failure_counts[type(error)] > MAX_RETRIES.get(type(error), 0):
+            if charged or (failure_counts[type(error)] > MAX_RETRIES.get(type(error), 0) and not goes_on(error)):
                 raise
             on_retry(error)
         max_delay_seconds = min(FIRST_PAUSE_SECONDS * 2 ** min(sum(failure_counts.values()), 20), LONGEST_PAUSE_SECONDS)
@@ -203,8 +234,9 @@ class GradingContext:
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
-    ``scoring`` makes rows of verdicts. ``sessions`` are those that were opened for this trial's graders before it
-    began, by the grader's name. ``timeouts`` are the time limits of the targets that have one, in seconds.
+    ``scoring`` makes rows of verdicts. ``waits`` is how calls wait for quotas. ``sessions`` are those that were opened
+    for this trial's graders before it began, by the grader's name. ``timeouts`` are the time limits of the targets that
+    have one, in seconds.
     """
 
     run_name: str
@@ -219,13 +251,15 @@ class GradingContext:
     prices: Mapping[str, Price] = field(default_factory=dict)
     fingerprints: RunFingerprints = field(default_factory=RunFingerprints)
     scoring: Scoring = field(default_factory=Scoring)
+    waits: CallWaits = field(default_factory=CallWaits)
     sessions: Mapping[str, ReservedSession] = field(default_factory=dict)
     timeouts: Mapping[str, float] = field(default_factory=dict)
 
     def deadline_seconds(self, target: str) -> float:
         """How long a call of this target may take from now, its time in queues included: a limit of less than the
         default is one of its tries, and not of the waits between them."""
-        return max(DEFAULT_DEADLINE_SECONDS, self.timeouts.get(target, 0.0))
+        limit = max(DEFAULT_DEADLINE_SECONDS, self.timeouts.get(target, 0.0))
+        return min(MAX_DEADLINE_SECONDS, limit + self.waits.line_seconds(target))
 
     def reserved_session(self, grader: str) -> ReservedSession | None:
         """The session that was opened for a grader before its trial began; None if there is none, or not any more."""

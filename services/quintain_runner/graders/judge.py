@@ -182,13 +182,15 @@ class JudgeGraderRunner:
         """Ask under an id that contains the calls that this trial has spent; ``spent_calls`` of them had a verdict that
         is deleted."""
         request, request_id = self._request(trial, answer, context), self._request_id(trial, context, spent_calls)
+        judge, waits = request.target or trial.target, context.waits
         is_limited = "timeout_seconds" in self.spec.model_fields_set
         timeout_seconds = (
-            self.spec.timeout_seconds if is_limited else context.deadline_seconds(request.target or trial.target)
+            self.spec.timeout_seconds + waits.line_seconds(judge) if is_limited else context.deadline_seconds(judge)
         )
         try:
             reply = await call_with_retry(
-                lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds)
+                lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds),
+                goes_on=lambda error: waits.goes_on(judge, error),
             )
         except ReplyExpired:
             return await self._ask(trial, answer, context, spent_calls=spent_calls + 1)
@@ -197,10 +199,11 @@ class JudgeGraderRunner:
             return GradingResult(
                 _with_id(row, request_id), NO_TOKENS, error_code=fault.code, in_doubt=is_in_doubt(fault)
             )
+        waits.note_answer(judge)
         spent_calls += 1
-        expected_fingerprint = context.fingerprints.targets.get(request.target or "")
+        expected_fingerprint = context.fingerprints.targets.get(judge)
         if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:
-            row = _with_id(GraderRow(error=target_changed_text(request.target or ""), calls=spent_calls), request_id)
+            row = _with_id(GraderRow(error=target_changed_text(judge), calls=spent_calls), request_id)
             return GradingResult(row, reply.token_usage or NO_TOKENS, error_code=TARGET_CHANGED)
         try:
             row = parse_judgement(reply.raw_text).with_fields(calls=spent_calls)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
 from quintain_runner.results.counts import CallsLeft, Cost, ResumeState, RowTally
-from quintain_runner.results.row import GraderRow, Row
+from quintain_runner.results.row import GraderRow, Row, split_column
 
 #: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
@@ -154,6 +154,8 @@ class ProgressState:
         self.budget = BudgetProgress()
         #: The cost when it was last read, or None.
         self.cost: Cost | None = None
+        #: What calls wait for at present, a line for each quota.
+        self.waits: tuple[str, ...] = ()
         self._calls_in_rows_before = self.calls_in_rows
         self._pending_errors: deque[str] = deque(maxlen=_MAX_PENDING_ERRORS)
 
@@ -184,6 +186,14 @@ class ProgressState:
     def pending_trials(self) -> int:
         """The number of trials that this invocation executes."""
         return sum(self.pending.values())
+
+    def unfinished_trials(self, target: str) -> int:
+        """The number of trials of this target, under all prompts, that this invocation has still to end."""
+        return sum(
+            self.pending[column] - gauge.rows_written
+            for column, gauge in self.target_gauges.items()
+            if split_column(column)[0] == target
+        )
 
     def trial_started(self, target: str) -> None:
         """Record that a trial of this target has started."""

@@ -119,6 +119,7 @@ def render_progress(
     if progress_state.grader_gauges:
         parts.append(_graders_table(progress_state))
     parts += _budget_lines(progress_state, lines, elapsed_seconds, now)
+    parts += (plain_text(f"waits   {wait}") for wait in progress_state.waits)
     return Group(*parts)
 
 
@@ -267,7 +268,10 @@ class _ErrorPrinter:
 
 
 class Lines:
-    """Prints a line of progress every ten seconds, or after every tenth of the trials. ``clock`` returns seconds."""
+    """Prints a line of progress every ten seconds, or after every tenth of the trials, and what calls wait for.
+
+    ``clock`` returns seconds.
+    """
 
     def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -287,11 +291,14 @@ class Lines:
             return
         self._errors.print_new(progress_state)
         is_step_reached = progress_state.done - self._printed_done >= max(1, progress_state.trials * _LINE_FRACTION)
-        if is_step_reached or (
-            self._clock() - self._printed_at >= _LINE_SECONDS and progress_state.done > self._printed_done
-        ):
+        is_news = progress_state.done > self._printed_done
+        is_due = self._clock() - self._printed_at >= _LINE_SECONDS and (is_news or progress_state.waits)
+        if is_step_reached or is_due:
             self._printed_at, self._printed_done = self._clock(), progress_state.done
-            self._print(progress_line(progress_state))
+            if is_news:
+                self._print(progress_line(progress_state))
+            for wait in progress_state.waits:
+                self._print(f"waits  {wait}")
 
     def stop(self) -> None:
         """Print the errors and the progress that are not yet printed."""

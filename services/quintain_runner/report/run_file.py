@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from quintain.contracts.session import TargetUsage
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.files import atomic_write
 from quintain_runner.plan.changes import PlanIdentity, RunFingerprints
+from quintain_runner.report.quotas import MAX_CHANGES, QuotaChange
 from quintain_runner.report.summary import ColumnTotals, ExitCode, ParkedTarget, RunSummary, RunTotals
 from quintain_runner.results.counts import Cost, run_cost, total_usage
 from quintain_runner.results.row import column_names
@@ -162,6 +164,8 @@ class RunFile(Message):
     generation: int = 0
     sessions: list[SessionUsage] = Field(default_factory=list)
     history: list[dict[str, JsonValue]] = Field(default_factory=list)
+    #: How the limits of the targets' quotas changed while the run waited for them.
+    quotas: list[QuotaChange] = Field(default_factory=list, exclude_if=operator.not_)
     started_at: str
     ended_at: str | None = None
     exit_code: int | None = None
@@ -229,6 +233,10 @@ class RunFile(Message):
             generation=fingerprints.generation,
             history=[*self.history, entry],
         )
+
+    def with_quota_changes(self, changes: Sequence[QuotaChange]) -> RunFile:
+        """The record, with what one command saw of its quotas; the newest changes are kept."""
+        return self.with_fields(quotas=[*self.quotas, *changes][-MAX_CHANGES:])
 
     def with_summary(self, summary: RunSummary) -> RunFile:
         """The record, with these counts."""

@@ -34,11 +34,15 @@ class ExitCode(IntEnum):
 
 
 class ParkedTarget(Message):
-    """Why a target was parked (no more of its trials are begun): ``code`` and ``error`` are of the last error."""
+    """Why a target was parked (no more of its trials are begun): ``code`` and ``error`` are of the last error.
+
+    ``setting`` is what would have let the run go on, if there is such an option.
+    """
 
     reason: str
     code: str
     error: str
+    setting: str | None = None
 
 
 class TrialCounts(Message):
@@ -285,9 +289,12 @@ def _errors_text(summary: RunSummary, command: str) -> str:
         verb = "is" if len(summary.parked_targets) == 1 else "are"
         is_changed = all(parked.code == TARGET_CHANGED for parked in summary.parked_targets.values())
         when = "all workers serve the same configuration" if is_changed else "the endpoint works again"
+        given_up = next((parked for parked in summary.parked_targets.values() if parked.setting is not None), None)
+        why = "errors" if given_up is None else f'{given_up.reason} ("{given_up.error}")'
+        setting = "" if given_up is None else f"; {given_up.setting}"
         return (
-            f"{names} {verb} parked after errors, {_open_trials_text(total)} and every row so far is kept. When "
-            f"{when}, the same command goes on: {command}"
+            f"{names} {verb} parked after {why}, {_open_trials_text(total)} and every row so far is kept. When "
+            f"{when}, the same command goes on{setting}: {command}"
         )
     if summary.unavailable_graders and total.waiting:
         names = ", ".join(summary.unavailable_graders)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
@@ -14,6 +16,7 @@ from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
 from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
 from quintain_worker.providers.model_answers import ProviderReply, join_texts
@@ -38,6 +41,7 @@ from quintain_worker.providers.provider import (
     key_of,
     next_join,
 )
+from quintain_worker.providers.rate_limits import read_rate_report
 
 #: The version of Anthropic's API, which its requests name.
 ANTHROPIC_VERSION = "2023-06-01"
@@ -93,14 +97,15 @@ class ModelProvider(ApiProvider):
             else:
                 call, caller_api = self._requests.of_conversation(request, stream=stream), None
         except BadRequest as fault:
-            raise ProviderFailure(fault, Billing.UNBILLED) from None
+            raise ProviderFailure(fault, Billing.UNBILLED, outcome=TryOutcome.NOT_SENT) from None
         except ValueError:
             # A number that became NaN after it was checked.
             raise self._failures.of_error(NOT_WRITABLE) from None
         try:
             reply = ProviderReply(call.api, caller_api, on_text)
-            await self._exchange(call, reply, timeout_seconds, stream=stream)
-            return reply.answer(call.ignored)
+            rates = await self._exchange(call, reply, timeout_seconds, stream=stream)
+            answer = reply.answer(call.ignored)
+            return answer if rates is None else dataclasses.replace(answer, rates=rates)
         except NotSent as error:
             raise self._failures.of_error(NOT_SENT, detail=str(error)) from None
         except ConnectionLost as error:
@@ -119,20 +124,23 @@ class ModelProvider(ApiProvider):
 
     async def _exchange(
         self, call: ProviderCall, reply: ProviderReply, timeout_seconds: float, *, stream: bool
-    ) -> None:
+    ) -> RateReport | None:
+        """Send the request and read the reply; returns what its headers say of the key's limits."""
         request = self._client.request("POST", PATHS[call.api], call.body, call.headers, timeout_seconds)
         async with request as response:
             if response.status != 200:
                 raise await self._status_failure(response) from None
+            rates = read_rate_report(response.headers, time.time())
             if stream:
                 await self._read_stream(response, reply)
-                return
+                return rates
             whole = parse_json(await read_body(response))
             if not isinstance(whole, dict):
                 raise ValueError("an answer is a JSON object")  # noqa: TRY004 -- a wrong value
             if (error := error_in(whole)) is not None:
                 raise self._failures.of_error(SERVER_ERROR, error)
             reply.set_whole(whole)
+            return rates
 
     async def _status_failure(self, response: aiohttp.ClientResponse) -> ProviderFailure:
         raw = await read_body(response)

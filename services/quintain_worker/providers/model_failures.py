@@ -13,7 +13,6 @@ kept.
 from __future__ import annotations
 
 import base64
-import email.utils
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.config.yaml_file import redact_secrets
+from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
     BadRequest,
@@ -33,17 +33,22 @@ from quintain.errors import (
     Throttled,
     TimedOut,
 )
-from quintain_worker.providers.provider import Billing, ProviderFailure, clamp_retry_after, key_of
+from quintain_worker.providers.provider import Billing, ProviderFailure, key_of
+from quintain_worker.providers.rate_limits import read_rate_report
 
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """How one kind of failure is reported: fault, end of the message, billing, and whether a retry may help."""
+    """How one kind of failure is reported: fault, end of the message, billing, and whether a retry may help.
+
+    ``outcome`` is what it says of the key's limits and the provider's health.
+    """
 
     make_fault: Callable[[str], Fault]
     description: str
     billing: Billing
     retryable: bool = False
+    outcome: TryOutcome = TryOutcome.FAILED
 
 
 def _failed_charged(message: str) -> Fault:
@@ -55,11 +60,15 @@ def _failed_uncharged(message: str) -> Fault:
 
 
 _UNAVAILABLE = "refused the credentials, the model or the quota"
-_REFUSED = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED)
-_THROTTLED = FailureKind(Throttled, "asked to slow down", Billing.UNBILLED, retryable=True)
+_REFUSED = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.REFUSED)
+#: The model or the path is the target's own: the key may be good for others.
+_NOT_FOUND = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.ANSWERED)
+_THROTTLED = FailureKind(
+    Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
+)
 _OVERLOADED = FailureKind(_failed_uncharged, "did not take the request", Billing.UNBILLED, retryable=True)
 NOT_SENT = FailureKind(_failed_uncharged, "could not be reached; nothing was sent", Billing.UNBILLED, retryable=True)
-_REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED)
+_REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED)
 SERVER_ERROR = FailureKind(_failed_charged, "failed at the request", Billing.BILLED, retryable=True)
 TIMED_OUT = FailureKind(TimedOut, "did not answer in time", Billing.UNKNOWN)
 CONNECTION_LOST = FailureKind(_failed_charged, "was lost after sending", Billing.UNKNOWN, retryable=True)
@@ -67,17 +76,19 @@ STREAM_INTERRUPTED = FailureKind(
     _failed_charged, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True
 )
 UNREADABLE = FailureKind(_failed_charged, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
-NOT_WRITABLE = FailureKind(BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED)
+NOT_WRITABLE = FailureKind(
+    BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED, outcome=TryOutcome.NOT_SENT
+)
 
 #: The failures that a wrong or dead endpoint has, so that its URL helps.
-_OF_THE_ENDPOINT = (_REFUSED, _OVERLOADED, NOT_SENT, SERVER_ERROR, CONNECTION_LOST, UNREADABLE)
+_OF_THE_ENDPOINT = (_REFUSED, _NOT_FOUND, _OVERLOADED, NOT_SENT, SERVER_ERROR, CONNECTION_LOST, UNREADABLE)
 
 #: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
 _BY_STATUS = {
     401: _REFUSED,
     402: _REFUSED,
     403: _REFUSED,
-    404: _REFUSED,
+    404: _NOT_FOUND,
     408: TIMED_OUT,
     429: _THROTTLED,
     503: _OVERLOADED,
@@ -108,7 +119,7 @@ class FailureReader:
             for name in _REQUEST_ID_HEADERS
             if _REQUEST_ID.fullmatch(value := headers.get(name, ""))
         ]
-        return self._failure(kind, [f"HTTP {status}", *request_ids[:1]], words, _retry_after(headers))
+        return self._failure(kind, [f"HTTP {status}", *request_ids[:1]], words, read_rate_report(headers, time.time()))
 
     def of_error(self, kind: FailureKind, body: object = None, detail: str = "") -> ProviderFailure:
         """Return a failure of this kind; ``body`` is an error that an answer of status 200 or an event holds."""
@@ -120,17 +131,24 @@ class FailureReader:
         kind: FailureKind,
         details: list[str],
         words: ProviderError | None,
-        retry_after_seconds: float | None = None,
+        rates: RateReport | None = None,
     ) -> ProviderFailure:
         details = [*(self._endpoint if kind in _OF_THE_ENDPOINT else []), *details]
         sentence = f"{self._provider} {kind.description}" + (f" ({', '.join(details)})" if details else "")
         quoted = [] if words is None else [words.code or words.type, words.message]
         fault = kind.make_fault(": ".join([sentence, *(word for word in quoted if word is not None)]))
         fault.provider_error = words
-        retry_after_seconds = clamp_retry_after(retry_after_seconds)
+        retry_after_seconds = None if rates is None else rates.retry_after_seconds
         if retry_after_seconds is not None:
             fault.retry_after_ms = round(retry_after_seconds * 1000)
-        return ProviderFailure(fault, kind.billing, retryable=kind.retryable, retry_after_seconds=retry_after_seconds)
+        return ProviderFailure(
+            fault,
+            kind.billing,
+            retryable=kind.retryable,
+            retry_after_seconds=retry_after_seconds,
+            outcome=kind.outcome,
+            rates=rates,
+        )
 
 
 def _is_credit_spent(words: ProviderError) -> bool:
@@ -139,19 +157,6 @@ def _is_credit_spent(words: ProviderError) -> bool:
         or words.type == "billing_error"
         or "credit balance is too low" in (words.message or "").lower()
     )
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds after which the provider wants to be asked again: a number, milliseconds, or a date."""
-    for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
-        try:
-            return float(headers[name]) / unit
-        except (KeyError, ValueError):
-            continue
-    try:
-        return email.utils.parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _without_query(url: str) -> str:

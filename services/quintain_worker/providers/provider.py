@@ -16,7 +16,8 @@ from quintain.bus.base import Bus
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
-from quintain.errors import Fault
+from quintain.contracts.quota import RateReport, TryOutcome
+from quintain.errors import Fault, Throttled, TimedOut
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: A piece of an answer on its way: the next text, the next piece of a tool call or of the reasoning, or the next event
@@ -46,7 +47,8 @@ class ProviderAnswer:
     ``output`` is set where the answer is more than ``text``: several messages, tool calls, reasoning. The text is that
     of the last message; another text is sent as one more message. ``ignored`` names
     the settings that the provider was asked without. ``body`` is the answer to an `ApiRequest`, in the words of its
-    API. ``host_fingerprint`` is that of the host on which a hosted target ran.
+    API. ``host_fingerprint`` is that of the host on which a hosted target ran. ``rates`` is what its headers say of the
+    key's limits, where they do.
     """
 
     text: str
@@ -57,6 +59,7 @@ class ProviderAnswer:
     ignored: tuple[str, ...] = ()
     body: dict[str, Any] | None = None
     host_fingerprint: str | None = None
+    rates: RateReport | None = None
 
 
 class Billing(StrEnum):
@@ -73,15 +76,32 @@ class Billing(StrEnum):
 class ProviderFailure(Exception):
     """One try failed.
 
-    ``retryable``: another try may succeed, after ``retry_after_seconds`` where the provider gave it.
+    ``retryable``: another try may succeed, after ``retry_after_seconds`` where the provider gave it. ``outcome`` is how
+    the provider took the call, as far as its key's limits and its health are concerned, and ``rates`` what the headers
+    of its answer say of those limits.
     """
 
     def __init__(
-        self, fault: Fault, billing: Billing, *, retryable: bool = False, retry_after_seconds: float | None = None
+        self,
+        fault: Fault,
+        billing: Billing,
+        *,
+        retryable: bool = False,
+        retry_after_seconds: float | None = None,
+        outcome: TryOutcome | None = None,
+        rates: RateReport | None = None,
     ) -> None:
+        """Describe a failure; without an ``outcome`` it is what the fault and ``retryable`` say."""
         super().__init__(fault.message)
         self.fault, self.billing = fault, billing
         self.retryable, self.retry_after_seconds = retryable, clamp_retry_after(retry_after_seconds)
+        self.rates = rates
+        if outcome is not None:
+            self.outcome = outcome
+        elif isinstance(fault, Throttled):
+            self.outcome = TryOutcome.THROTTLED
+        else:
+            self.outcome = TryOutcome.FAILED if retryable or isinstance(fault, TimedOut) else TryOutcome.ANSWERED
 
 
 def clamp_retry_after(retry_after_seconds: float | None) -> float | None:

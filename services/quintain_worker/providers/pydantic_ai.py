@@ -26,6 +26,7 @@ from quintain.apis.translation import (
 )
 from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
+from quintain.contracts.quota import TryOutcome
 from quintain.errors import BadRequest, ConfigError, Rejected
 from quintain_worker.providers import model_failures as failures
 from quintain_worker.providers.conversation import camel, named_as_sent, named_messages, settings_of, with_defaults
@@ -43,7 +44,7 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 #: The parts that hold data, besides text: where, and of which media types.
 _PARTS = {"image_url": ("url", IMAGE_TYPES), "file": ("file_data", FILE_TYPES)}
 
-_CANNOT_ASK = failures.FailureKind(Rejected, "cannot ask the model this", Billing.UNKNOWN)
+_CANNOT_ASK = failures.FailureKind(Rejected, "cannot ask the model this", Billing.UNKNOWN, outcome=TryOutcome.ANSWERED)
 
 
 def pydantic_ai_provider(name: str, target: PydanticAITarget, _context: ProviderContext) -> PydanticAIProvider:
@@ -112,7 +113,7 @@ class PydanticAIProvider:
                 options = self._options(settings, translation)
             turns = list(_turns(request))
         except BadRequest as fault:
-            raise ProviderFailure(fault, Billing.UNBILLED) from None
+            raise ProviderFailure(fault, Billing.UNBILLED, outcome=TryOutcome.NOT_SENT) from None
         for turn in request.messages or []:
             # What pydantic-ai has no place for.
             lost = {"reasoning": turn.reasoning, "isError": turn.is_error or None}

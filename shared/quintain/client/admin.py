@@ -7,7 +7,16 @@ from pydantic import ValidationError
 from quintain.client.transport import OPERATION_TIMEOUT_SECONDS, Transport
 from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
-from quintain.contracts.fleet import FleetState, GetFleet, ListTargets, TargetList
+from quintain.contracts.fleet import (
+    FleetState,
+    GetFleet,
+    ListQuotas,
+    ListTargets,
+    QuotaList,
+    QuotaSettings,
+    SetQuota,
+    TargetList,
+)
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest
 from quintain.routes import (
@@ -17,7 +26,9 @@ from quintain.routes import (
     LIST,
     OPEN,
     PAUSE,
+    QUOTAS,
     RESUME,
+    SET_QUOTA,
     SHOW,
     TARGETS,
     WORKERS,
@@ -91,6 +102,14 @@ class Admin:
     async def fleet(self) -> FleetState:
         """Return every target, the live workers and the newest open sessions, as they are in the ledger."""
         return await self._call(FLEET, GetFleet())
+
+    async def quotas(self) -> QuotaList:
+        """Return what every quota does at present."""
+        return await self._call(QUOTAS, ListQuotas())
+
+    async def set_quota(self, request: SetQuota) -> QuotaSettings:
+        """Set what a quota may use, in force within two seconds. Raises `BadRequest` where there is no such quota."""
+        return await self._call(SET_QUOTA, request)
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         return await self._transport.call_route(route, request, timeout_seconds=self._timeout_seconds)

@@ -31,11 +31,12 @@ from quintain.client.transport import (
 )
 from quintain.contracts import session as session_messages
 from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.fleet import ListQuotas, QuotaList
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, Result
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.values import require_possible_deadline
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
-from quintain.routes import CANCEL, CLOSE, CLOSE_CHILDREN, INFO, OPEN, RELEASE, RESERVE, ReplyT, RequestT, Route
+from quintain.routes import CANCEL, CLOSE, CLOSE_CHILDREN, INFO, OPEN, QUOTAS, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient
 from quintain.settings import environment, read_settings
 
@@ -234,6 +235,15 @@ class Client:
             print(info.max_calls - info.call_count)
         """
         return await self._call(INFO, session_messages.GetInfo(per_target=per_target))
+
+    async def get_quotas(self) -> QuotaList:
+        """Return what the quotas of the fleet's targets do at present: their limits, and how many calls wait.
+
+        Example::
+
+            waiting = sum(quota.waiting for quota in (await client.get_quotas()).quotas)
+        """
+        return await self._call(QUOTAS, ListQuotas())
 
     async def open_child(self, request: session_messages.OpenSession) -> session_messages.SessionOpened:
         """Open a child session, which can only narrow this session's permissions and uses its budget.

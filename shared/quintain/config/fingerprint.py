@@ -31,6 +31,8 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "judge_target",
         "max_concurrency",
         "worker_concurrency",
+        "quota",
+        "adaptive",
         "timeout_seconds",
         "idle_seconds",
         "max_tries",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from quintain.config.parser import RawTargets, parse_targets, validate_targets
+from quintain.config.parser import RawTargets, parse_quotas, parse_targets, validate_targets
+from quintain.config.quotas import QuotaConfig
 from quintain.config.targets import TargetConfig
 from quintain.config.yaml_file import (
     find_variables,
@@ -26,7 +27,7 @@ FILE_NAMES = ("quintain.yaml", "agentv.config.yaml")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A validated configuration: ``targets`` in the file's order, and ``variable_names``, all referenced variables.
+    """A validated configuration: ``targets`` in the file's order, ``quotas``, and ``variable_names``, all variables.
 
     After loading, API keys still hold their references, and other fields with a reference show their default; `resolve`
     fills in the values.
@@ -36,6 +37,7 @@ class Config:
     targets: dict[str, TargetConfig]
     variable_names: tuple[str, ...]
     raw_targets: RawTargets = field(repr=False)
+    quotas: dict[str, QuotaConfig] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -51,7 +53,7 @@ class Config:
         errors = list(missing_variable_errors(tree, env))
         _raise_errors(self.path, errors)
         values = cast("RawTargets", substitute(self.raw_targets, env))
-        targets = validate_targets(self.raw_targets, errors, resolved=values)
+        targets = validate_targets(self.raw_targets, errors, self.quotas, resolved=values)
         _raise_errors(self.path, errors)
         return replace(self, targets=targets)
 
@@ -65,13 +67,15 @@ def load_config(path: Path) -> Config:
     errors.extend(syntax_errors(tree))
     errors.extend(literal_secret_errors(tree))
     raw_targets = parse_targets(tree, errors)
-    targets = validate_targets(raw_targets, errors)
+    quotas = parse_quotas(tree, errors)
+    targets = validate_targets(raw_targets, errors, quotas)
     _raise_errors(path, errors)
     return Config(
         path=path.absolute(),
         targets=targets,
         variable_names=find_variables({"targets": raw_targets}),
         raw_targets=raw_targets,
+        quotas=quotas,
     )
 
 

@@ -6,19 +6,20 @@ Every error is collected with its location.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails
 
 from quintain.config.nested_models import NESTED_MODELS
+from quintain.config.quotas import QuotaConcurrency, QuotaConfig
 from quintain.config.targets import TARGET_MODELS, UNRESOLVED_CONTEXT_KEY, TargetConfig
 from quintain.config.yaml_file import format_path
-from quintain.contracts.values import TARGET_NAME_PATTERN
+from quintain.contracts.values import TARGET_NAME_PATTERN, is_target_name
 
-_TOP_LEVEL = ("targets",)
+_TOP_LEVEL = ("targets", "quotas")
 
 _NO_TARGETS = "targets: no target is configured; add one, such as targets: {demo: {provider: mock}}"
 
@@ -26,6 +27,9 @@ _NO_TARGETS = "targets: no target is configured; add one, such as targets: {demo
 _DEFAULT_API_KEYS = {"openai": "${{ OPENAI_API_KEY }}", "anthropic": "${{ ANTHROPIC_API_KEY }}"}
 
 RawTargets = dict[str, dict[str, object]]
+
+#: The models of nested maps, by their key.
+_NESTED_MODELS: dict[str, type[BaseModel]] = {**NESTED_MODELS, "concurrency": QuotaConcurrency}
 
 
 def parse_targets(tree: object, errors: list[str]) -> RawTargets:
@@ -50,10 +54,34 @@ def parse_targets(tree: object, errors: list[str]) -> RawTargets:
     return _check_names(named_targets, errors)
 
 
+def parse_quotas(tree: object, errors: list[str]) -> dict[str, QuotaConfig]:
+    """Return the valid quotas by name, and append every mistake to ``errors``."""
+    quotas = tree.get("quotas") if isinstance(tree, dict) else None
+    if quotas is not None and not isinstance(quotas, dict):
+        errors.append(f"quotas: {_type_name(quotas)}; it must be a map by name")
+        return {}
+    valid = dict[str, QuotaConfig]()
+    for name, quota in (quotas or {}).items():
+        location = format_path(("quotas", str(name)))
+        if not isinstance(name, str) or not is_target_name(name):
+            errors.append(f"{location}: not a quota's name; letters, digits, '.', '_' and '-', at most 63")
+        elif not isinstance(quota, dict):
+            errors.append(f"{location}: {_type_name(quota)}; it must be a map such as {{requests_per_minute: 5000}}")
+        else:
+            try:
+                valid[name] = QuotaConfig.model_validate(quota)
+            except ValidationError as error:
+                errors.extend(
+                    _message(("quotas", name), QuotaConfig, detail)
+                    for detail in error.errors(include_url=False, include_input=False)
+                )
+    return valid
+
+
 def validate_targets(
-    raw_targets: RawTargets, errors: list[str], *, resolved: RawTargets | None = None
+    raw_targets: RawTargets, errors: list[str], quotas: Collection[str] = (), *, resolved: RawTargets | None = None
 ) -> dict[str, TargetConfig]:
-    """Return the valid targets and append every mistake to ``errors``.
+    """Return the valid targets and append every mistake to ``errors``; ``quotas`` are the names of the quotas.
 
     ``resolved`` is the same tree after the substitution of environment variables.
     """
@@ -69,6 +97,10 @@ def validate_targets(
             location = format_path(("targets", name, "judge_target"))
             shown = raw_targets[name]["judge_target"]
             errors.append(f"{location}: no target is named {shown!r}{_did_you_mean(judge, raw_targets)}")
+        if target.quota is not None and target.quota not in quotas:
+            location = format_path(("targets", name, "quota"))
+            shown = raw_targets[name]["quota"]
+            errors.append(f"{location}: no quota is named {shown!r}{_did_you_mean(target.quota, quotas)}")
     return targets
 
 
@@ -127,14 +159,15 @@ def _validate_target(
             )
         except ValidationError as error:
             details = error.errors(include_url=False, include_input=False)
-            errors.extend(_error_message(name, provider, detail) for detail in details)
+            errors.extend(_message(("targets", name), TARGET_MODELS[provider], detail) for detail in details)
     return None
 
 
-def _error_message(name: str, provider: str, detail: ErrorDetails) -> str:
-    parts = ("targets", name, *detail["loc"])
+def _message(place: tuple[str, str], outer: type[BaseModel], detail: ErrorDetails) -> str:
+    """Return the sentence on a mistake in the map of this model, which stands at ``place``."""
+    parts = (*place, *detail["loc"])
     if detail["type"] == "extra_forbidden":
-        model = TARGET_MODELS[provider] if len(detail["loc"]) == 1 else NESTED_MODELS[str(detail["loc"][-2])]
+        model = outer if len(detail["loc"]) == 1 else _NESTED_MODELS[str(detail["loc"][-2])]
         return _unknown_key_message(format_path(parts[:-1]), str(parts[-1]), model.model_fields)
     if detail["type"] == "missing":
         return f"{format_path(parts[:-1])}: missing key '{parts[-1]}'"
@@ -172,13 +205,16 @@ Schema = dict[str, JsonValue]
 
 
 def config_schema() -> Schema:
-    """Return the JSON schema of ``quintain.yaml``: targets as a map, or as AgentV's list of ``{name: …}``."""
-    _, schema = models_json_schema([(model, "validation") for model in TARGET_MODELS.values()])
+    """Return the JSON schema of ``quintain.yaml``: targets as a map or AgentV's list of ``{name: …}``, and quotas."""
+    models_of_file = [*TARGET_MODELS.values(), QuotaConfig]
+    _, schema = models_json_schema([(model, "validation") for model in models_of_file])
     definitions: dict[str, Schema] = schema["$defs"]
     kinds = {model.__name__ for model in TARGET_MODELS.values()}
     models = {
         # What JSON can hold has no properties of its own.
-        name: _model_schema(definition, is_target=name in kinds) if definition else definition
+        name: definition
+        if not definition or name.startswith("Quota")
+        else _model_schema(definition, is_target=name in kinds)
         for name, definition in definitions.items()
     }
     named = {f"Named{name}": _with_name_property(models[name]) for name in sorted(kinds)}
@@ -200,7 +236,13 @@ def config_schema() -> Schema:
                     },
                     {"type": "array", "minItems": 1, "items": {"oneOf": _refs_to(sorted(named))}},
                 ],
-            }
+            },
+            "quotas": {
+                "description": "What provider keys may use: a map by name.",
+                "type": "object",
+                "propertyNames": {"pattern": TARGET_NAME_PATTERN},
+                "additionalProperties": {"$ref": f"#/$defs/{QuotaConfig.__name__}"},
+            },
         },
         "$defs": {**models, **named},
     }

@@ -36,7 +36,7 @@ from quintain.config.nested_models import (
 from quintain.config.yaml_file import holds_reference, without_references
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings, Unsupported
-from quintain.contracts.ledger import MAX_CONCURRENCY, TargetCard
+from quintain.contracts.ledger import MAX_CONCURRENCY
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, TargetName
 from quintain.programs.sandbox import SandboxOption
 
@@ -84,6 +84,8 @@ class _Target(StrictModel):
     """The most calls in flight at once, over all workers."""
     worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     """The most calls in flight at once in one worker, also its prefetch. If absent, max_concurrency."""
+    quota: TargetName | None = None
+    """The quota that it shares with other targets, by its name in quotas. If absent, that of its provider and key."""
     timeout_seconds: _TimeLimit | None = None
     """The limit of a call's tries at the provider, in seconds, and the deadline of its calls in `quintain run`, which
     is 600 s at least. If absent, the call's deadline."""
@@ -134,7 +136,7 @@ class _Target(StrictModel):
         return value if field.is_required() else field.get_default(call_default_factory=True)
 
 
-class _ModelTarget(_Target):
+class ModelTarget(_Target):
     """Fields of every model."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -147,6 +149,8 @@ class _ModelTarget(_Target):
     """The temperature of calls that set none themselves."""
     max_tokens: Positive | None = None
     """The most tokens of an answer, of calls that set no limit themselves."""
+    adaptive: bool = True
+    """Whether it shares the quota of its provider, URL and key, whose limits are found, where it names none."""
     settings: TargetSettings | None = None
     """Other settings of calls that set none themselves."""
 
@@ -164,6 +168,12 @@ class _ModelTarget(_Target):
             raise ValueError(f"{name}: it is given twice, here and in settings; leave one of them out")
         return self
 
+    @model_validator(mode="after")
+    def _check_adaptive(self) -> Self:
+        if self.quota is not None and not self.adaptive:
+            raise ValueError("adaptive: of a target that names a quota, write it there")
+        return self
+
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str | None, info: ValidationInfo) -> str | None:
@@ -177,7 +187,7 @@ class _ModelTarget(_Target):
         return url
 
 
-class _ApiTarget(_ModelTarget, _WatchedTarget):
+class _ApiTarget(ModelTarget, _WatchedTarget):
     """Fields of every model that is asked in its vendor's own words."""
 
     image_urls: Literal["pass", "any", "refuse"] = "pass"
@@ -248,7 +258,7 @@ class AnthropicTarget(_ApiTarget):
         return ("messages",)
 
 
-class PydanticAITarget(_ModelTarget):
+class PydanticAITarget(ModelTarget):
     """A model of any other vendor, over pydantic-ai."""
 
     provider: Literal["pydantic-ai"]
@@ -369,16 +379,3 @@ TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "python": PythonTarget,
     "target": TargetTarget,
 }
-
-
-def card_of(name: str, target: TargetConfig) -> TargetCard:
-    """Return the target's public description, which never contains a key."""
-    return TargetCard(
-        name=name,
-        provider=target.provider,
-        model=target.model if isinstance(target, _ModelTarget) else None,
-        judge_target=target.judge_target,
-        max_concurrency=target.max_concurrency,
-        worker_concurrency=target.worker_concurrency,
-        timeout_seconds=target.timeout_seconds,
-    )

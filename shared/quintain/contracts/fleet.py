@@ -11,10 +11,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from quintain.contracts.ledger import Milliseconds
-from quintain.contracts.message import Message
+from quintain.contracts.message import Message, StrictMessage
+from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE
 from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain.contracts.values import Count, Id, TargetName, Text
 
@@ -82,6 +83,76 @@ class TargetList(Message):
 
     targets: list[RegisteredTarget]
     now: Count
+
+
+class ListQuotas(Message):
+    """Request what every quota does at present."""
+
+
+class QuotaCut(Message):
+    """When a quota's calls in flight were last lowered, and why."""
+
+    ago_ms: Count
+    cause: Text
+
+
+class QuotaState(Message):
+    """What a quota does at present: ``in_flight`` of at most ``limit`` calls run, and ``waiting`` ones wait for it.
+
+    ``throttled`` counts the answers that asked to slow down, since its service owns it. Rates are those in force; None
+    is no known one. ``out_ms``: for so long its provider has not answered; ``out_targets`` are the targets that are
+    out, each with the time to its next try. ``refused``: the provider refuses the key. ``estimated_seconds`` is how
+    long the last of the waiting calls waits.
+    """
+
+    id: Id
+    name: Text
+    targets: list[TargetName]
+    limit: Count
+    in_flight: Count = 0
+    waiting: Count = 0
+    throttled: Count = 0
+    requests_per_minute: FiniteFloat | None = None
+    tokens_per_minute: FiniteFloat | None = None
+    paused_ms: Count | None = None
+    last_cut: QuotaCut | None = None
+    out_ms: Count | None = None
+    out_targets: dict[TargetName, Count] | None = None
+    refused: bool | None = None
+    estimated_seconds: FiniteFloat | None = None
+
+
+class QuotaList(Message):
+    """The quotas of the registered targets, sorted by name; ``now`` is the ledger's clock in ms."""
+
+    quotas: list[QuotaState]
+    now: Milliseconds
+
+
+class SetQuota(StrictMessage):
+    """Set what a quota may use, in place of what its workers' configuration says; what is not named stays as it is.
+
+    ``quota`` is its id or its name, ``concurrency`` the most calls in flight. With ``reset``, what was set before goes.
+    """
+
+    quota: Text
+    concurrency: Annotated[int, Field(ge=1, le=MAX_IN_FLIGHT)] | None = None
+    requests_per_minute: Annotated[FiniteFloat, Field(gt=0, le=MAX_PER_MINUTE)] | None = None
+    tokens_per_minute: Annotated[FiniteFloat, Field(gt=0, le=MAX_PER_MINUTE)] | None = None
+    reset: bool = False
+    reason: Annotated[Text, Field(min_length=1, max_length=500)]
+
+
+class QuotaSettings(Message):
+    """What is set of a quota by an administrator; None is what its workers' configuration says."""
+
+    id: Id
+    name: Text
+    concurrency: int | None = None
+    requests_per_minute: FiniteFloat | None = None
+    tokens_per_minute: FiniteFloat | None = None
+    reason: Text
+    now: Milliseconds
 
 
 #: How many open sessions a fleet's state names at most: the newest.

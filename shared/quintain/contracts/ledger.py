@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.quota import QuotaCard, TryReport
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Id, Number, RequestId, TargetName, Text, Whole
 
 #: Upper bound of a target's ``max_concurrency``.
@@ -39,7 +40,8 @@ class TargetCard(Message):
 
     ``fingerprint`` is a hash of everything in the target's configuration that can change an answer, or None.
     ``worker_concurrency`` is how many of its calls one worker runs at a time; None is ``max_concurrency``.
-    ``timeout_seconds`` is how long its calls may take, or None where it has no limit of its own.
+    ``timeout_seconds`` is how long its calls may take, or None where it has no limit of its own. ``quota`` is what it
+    shares with the other targets of its key; None where nothing limits it but ``max_concurrency``.
     """
 
     name: TargetName
@@ -50,6 +52,7 @@ class TargetCard(Message):
     worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     fingerprint: Text | None = None
     timeout_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
+    quota: QuotaCard | None = None
 
     @property
     def slots(self) -> int:
@@ -202,7 +205,8 @@ class Admission(Message):
     ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
     refunds nothing. ``ignore_unsupported``: the session was opened with ``unsupported: ignore``.
-    ``max_body_bytes`` is the session's limit, if it has one of its own.
+    ``max_body_bytes`` is the session's limit, if it has one of its own. ``is_probe``: the provider is out, and this
+    attempt tries whether it is back, so that a failing try of it does not count.
     """
 
     attempt_id: Token
@@ -218,6 +222,7 @@ class Admission(Message):
     fault: FaultReply | None = None
     must_be_alone: bool | None = None
     needs_slot: bool | None = None
+    is_probe: bool | None = None
 
     @property
     def is_grant(self) -> bool:
@@ -266,6 +271,8 @@ class AttemptOutcome(StrEnum):
     REFUND = "refund"
     #: The request may have reached the provider, with unknown result: charged, and counted as in doubt.
     IN_DOUBT = "doubt"
+    #: The provider did not take the call now: it waits for its turn again, and its next attempt is another one.
+    THROTTLED = "throttled"
     #: The worker stopped waiting for its grant; a grant that still arrives is void.
     NEVER_SENT = "never_sent"
 
@@ -275,7 +282,8 @@ class Settle(Message):
 
     ``reply`` is stored for replays, ``fault`` is returned for repeated requests; ``traceparent`` is the call's own.
     ``compressed_reply`` is a reply of more than `LARGE_REPLY_BYTES` as it is stored: compressed by zlib. The times and
-    the cost are those of a result without ``reply``.
+    the cost are those of a result without ``reply``. ``report`` is how the provider took the call, for the quota of its
+    target. ``unproven``: a try of this attempt, which was throttled in the end, may have been billed.
     """
 
     session_id: Token
@@ -290,6 +298,8 @@ class Settle(Message):
     fault: FaultReply | None = None
     token_usage: TokenUsage | None = None
     traceparent: str | None = None
+    report: TryReport | None = None
+    unproven: bool | None = None
 
     def to_wire_with_reply(self, reply: bytes) -> bytes:
         """Return a settle without a reply as it is sent with this one, which is encoded or compressed already."""

@@ -1,4 +1,4 @@
-"""The figures of a fleet: of its targets, workers, budgets and services, and the sums of the last minutes."""
+"""The figures of a fleet: of its targets, workers, budgets, quotas and services, and the sums of the last minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from quintain.contracts.fleet import BUCKET_BASE, CallCounts
+from quintain.contracts.fleet import BUCKET_BASE, CallCounts, QuotaState
 from quintain.contracts.message import Message
 from quintain.contracts.session import SessionState
 
@@ -104,6 +104,74 @@ class BudgetFigures(Message):
     ends_in_ms: int | None = None
 
 
+class QuotaCondition(StrEnum):
+    """Whether calls of a quota start: a ``refused`` one's key is not accepted, an ``out`` one's provider fails."""
+
+    OPEN = "open"
+    PAUSED = "paused"
+    OUT = "out"
+    REFUSED = "refused"
+
+
+class QuotaStatus(Message):
+    """What one provider key may use, and why calls wait for it. Times are in milliseconds since the epoch, to a second.
+
+    ``last_cut_cause`` is which limit was lowered at ``last_cut_at``: ``in_flight`` or ``rate``. ``out_targets`` are the
+    targets that do not answer, each with the time at which it is tried next. ``estimated_seconds`` is how long the last
+    waiting call waits.
+    """
+
+    id: str
+    name: str
+    targets: list[str]
+    condition: QuotaCondition
+    limit: int
+    in_flight: int
+    waiting: int
+    throttled: int
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    estimated_seconds: float | None = None
+    paused_until: int | None = None
+    last_cut_at: int | None = None
+    last_cut_cause: str | None = None
+    out_since: int | None = None
+    out_targets: dict[str, int] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: QuotaState, now_ms: int) -> QuotaStatus:
+        """The figures of a state that the ledger told at this time of its clock."""
+
+        def at(relative_ms: int | None) -> int | None:
+            # To the second: figures that tell the same are to be equal.
+            return None if relative_ms is None else round((now_ms + relative_ms) / 1000) * 1000
+
+        cut = state.last_cut
+        condition = QuotaCondition.OPEN if state.paused_ms is None else QuotaCondition.PAUSED
+        if state.out_ms is not None:
+            condition = QuotaCondition.OUT
+        if state.refused:
+            condition = QuotaCondition.REFUSED
+        return cls(
+            id=state.id,
+            name=state.name,
+            targets=sorted(state.targets),
+            condition=condition,
+            limit=state.limit,
+            in_flight=state.in_flight,
+            waiting=state.waiting,
+            throttled=state.throttled,
+            requests_per_minute=state.requests_per_minute,
+            tokens_per_minute=state.tokens_per_minute,
+            estimated_seconds=state.estimated_seconds,
+            paused_until=at(state.paused_ms),
+            last_cut_at=None if cut is None else at(-cut.ago_ms),
+            last_cut_cause=None if cut is None else cut.cause,
+            out_since=None if state.out_ms is None else at(-state.out_ms),
+            out_targets={name: at(ms) or now_ms for name, ms in (state.out_targets or {}).items()},
+        )
+
+
 class ServiceFigures(Message):
     """A process of the fleet that is no worker. ``ledger`` is the kind of a metadata service's store."""
 
@@ -128,6 +196,7 @@ class FleetFigures(Message):
     workers: list[WorkerFigures]
     budgets: list[BudgetFigures]
     services: list[ServiceFigures]
+    quotas: list[QuotaStatus] = Field(default_factory=list)
     more_sessions: int = 0
     calls_per_minute: float = 0.0
     running: int = 0
@@ -144,12 +213,13 @@ class FleetFigures(Message):
         return workers + sum(not service.is_silent for service in self.services)
 
     def conditions(self) -> tuple[frozenset[object], ...]:
-        """How targets, workers, budgets and services are: what changes rarely, and is to be seen at once."""
+        """How targets, workers, budgets, services and quotas are: what changes rarely, and is to be seen at once."""
         return (
             frozenset((target.name, target.condition) for target in self.targets),
             frozenset((worker.incarnation, worker.condition) for worker in self.workers),
             frozenset((budget.session_id, budget.state, budget.is_spent) for budget in self.budgets),
             frozenset((service.id, service.is_silent) for service in self.services),
+            frozenset((quota.id, quota.condition) for quota in self.quotas),
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from quintain.contracts.fleet import FleetChanged, FleetSession, FleetState, RegisteredTarget, ServiceCard
+from quintain.contracts.fleet import FleetChanged, FleetSession, FleetState, QuotaList, RegisteredTarget, ServiceCard
 from quintain.contracts.ledger import DrainState
 from quintain.contracts.session import RegisteredWorker
 from quintain.fleet.fleet_figures import (
@@ -22,6 +22,8 @@ from quintain.fleet.fleet_figures import (
     CallSums,
     CallWindow,
     FleetFigures,
+    QuotaCondition,
+    QuotaStatus,
     ServiceFigures,
     TargetCondition,
     TargetFigures,
@@ -30,7 +32,7 @@ from quintain.fleet.fleet_figures import (
     WorkerFigures,
     percentiles,
 )
-from quintain.fleet.tables import duration
+from quintain.fleet.tables import duration, time_of_day
 
 #: A service that has not answered for so long, while it is asked every half a second, is silent.
 SILENT_SECONDS = 1.25
@@ -96,6 +98,7 @@ class FleetModel:
         self._windows: defaultdict[str, CallWindow] = defaultdict(CallWindow)
         self._usage: defaultdict[str, UsageRate] = defaultdict(UsageRate)
         self._queued: dict[str, int] = {}
+        self._quotas: list[QuotaStatus] = []
         self._cards: dict[str, _SeenCard] = {}
         self._asked_at = math.inf
         self._state_at = self._event_at = -math.inf
@@ -135,6 +138,10 @@ class FleetModel:
             self._sessions.pop(session_id, None)
         self._note_usage(changed.sessions, at)
 
+    def on_quotas(self, quotas: QuotaList) -> None:
+        """Take what the ledger says of the quotas."""
+        self._quotas = [QuotaStatus.of(quota, quotas.now) for quota in quotas.quotas]
+
     def on_asked(self, at: float) -> None:
         """Note that services were asked for their cards."""
         self._asked_at = min(self._asked_at, at)
@@ -157,12 +164,17 @@ class FleetModel:
             workers=workers,
             budgets=[self._budget(session, at) for session in self._sessions.values()],
             services=services,
+            quotas=self._quotas,
             more_sessions=self._more_sessions,
             calls_per_minute=round(sum(target.calls_per_minute for target in targets), 1),
             running=sum(target.running for target in targets),
             queued=sum(target.queued or 0 for target in targets),
             problems=[*problems, *self._problems(targets, at), *map(_difference, lasting)],
-            warnings=[*_silent(workers), *(_difference(target) for target in different if target not in lasting)],
+            warnings=[
+                *_silent(workers),
+                *_waits(self._quotas),
+                *(_difference(target) for target in different if target not in lasting),
+            ],
             notes=list(notes),
         )
 
@@ -359,6 +371,17 @@ def _silent(workers: Iterable[WorkerFigures]) -> Iterable[str]:
     silent = sum(worker.condition is WorkerCondition.SILENT for worker in workers)
     if silent:
         yield f"{silent} worker{'' if silent == 1 else 's'} with a lease did not answer"
+
+
+def _waits(quotas: Iterable[QuotaStatus]) -> Iterable[str]:
+    """What is wrong with the providers of quotas."""
+    for quota in quotas:
+        targets = ", ".join(quota.targets[:MAX_NAMED]) + (", …" if len(quota.targets) > MAX_NAMED else "")
+        if quota.condition is QuotaCondition.REFUSED:
+            yield f"The provider refuses the key of quota {quota.name} ({targets}): its calls wait until it is replaced"
+        elif quota.out_since is not None:
+            since = time_of_day(quota.out_since)
+            yield f"Quota {quota.name} ({targets}) has had no answer since {since}, and {quota.waiting} calls wait"
 
 
 def _difference(target: TargetFigures) -> str:

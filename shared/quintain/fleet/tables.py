@@ -11,6 +11,8 @@ from quintain.fleet.fleet_figures import (
     BudgetFigures,
     FleetFigures,
     Percentiles,
+    QuotaCondition,
+    QuotaStatus,
     ServiceFigures,
     TargetCondition,
     TargetFigures,
@@ -166,6 +168,7 @@ def fleet_tables(figures: FleetFigures, targets: Sequence[TargetFigures] | None 
     left_out = f"{figures.more_sessions} older sessions are left out" if figures.more_sessions else ""
     return [
         _TARGETS.table(figures.targets if targets is None else targets),
+        quota_table(figures.quotas),
         _WORKERS.table(figures.workers),
         _BUDGETS.table(figures.budgets, left_out),
         _SERVICES.table(figures.services),
@@ -196,6 +199,62 @@ _TARGETS: Final[_Layout[TargetFigures]] = _Layout(
         ("Errors", True, lambda target: errors(target.faults)),
         ("Tokens in / out", False, lambda target: f"{amount(target.input_tokens)} / {amount(target.output_tokens)}"),
         ("Cost", False, lambda target: f"${target.cost_usd:.4f}" if target.cost_usd else NOTHING),
+    ),
+)
+
+
+def quota_table(quotas: Iterable[QuotaStatus]) -> Table:
+    """Return the table of these quotas."""
+    return _QUOTAS.table(quotas)
+
+
+def _quota_state(quota: QuotaStatus) -> Cell:
+    probes = f", next try {time_of_day(min(quota.out_targets.values()))}" if quota.out_targets else ""
+    match quota.condition:
+        case QuotaCondition.REFUSED:
+            return Cell("key refused", "failed")
+        case QuotaCondition.OUT:
+            return Cell(f"no answer since {time_of_day(quota.out_since or 0)}{probes}", "failed")
+        case QuotaCondition.PAUSED:
+            return Cell(f"paused until {time_of_day(quota.paused_until or 0)}", "in-doubt")
+    if quota.out_targets:
+        return Cell(f"no answer of {', '.join(sorted(quota.out_targets))}{probes}", "in-doubt")
+    return Cell("open", "passed")
+
+
+_CUTS: Final = {"in_flight": "calls in flight", "rate": "rate"}
+
+
+def _last_cut(quota: QuotaStatus) -> str:
+    """Which limit a 429 lowered last, and when."""
+    if quota.last_cut_at is None or quota.last_cut_cause is None:
+        return NOTHING
+    return f"{_CUTS.get(quota.last_cut_cause, quota.last_cut_cause)}, {time_of_day(quota.last_cut_at)}"
+
+
+def _quota_wait(quota: QuotaStatus) -> str:
+    estimate = "" if quota.estimated_seconds is None else f", {duration(quota.estimated_seconds * 1000)}"
+    return f"{amount(quota.waiting)}{estimate}"
+
+
+def _rate(per_minute: float | None) -> str:
+    return amount(None if per_minute is None else round(per_minute, 1))
+
+
+_QUOTAS: Final[_Layout[QuotaStatus]] = _Layout(
+    "Quotas",
+    "quota",
+    "No target has a quota.",
+    lambda quota: quota.id,
+    (
+        ("Quota", True, lambda quota: Cell(quota.name, under=", ".join(quota.targets))),
+        ("State", True, _quota_state),
+        ("In flight", False, lambda quota: f"{quota.in_flight} of {quota.limit}"),
+        ("Waiting", False, _quota_wait),
+        ("Requests/min", False, lambda quota: _rate(quota.requests_per_minute)),
+        ("Tokens/min", False, lambda quota: _rate(quota.tokens_per_minute)),
+        ("429s", False, lambda quota: amount(quota.throttled)),
+        ("Last cut", True, _last_cut),
     ),
 )
 

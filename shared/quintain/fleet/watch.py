@@ -30,8 +30,8 @@ NO_ADMIN_NOTE = (
     "that of the metadata service"
 )
 
-#: How often services are asked for their cards, and the ledger for the whole state, in seconds.
-CARDS_SECONDS, STATE_SECONDS = 0.5, 10.0
+#: How often services are asked for their cards, and the ledger for the quotas and for the whole state, in seconds.
+CARDS_SECONDS, QUOTAS_SECONDS, STATE_SECONDS = 0.5, 2.0, 10.0
 
 #: Pause before a state is asked for again that did not come, in seconds.
 RETRY_SECONDS = 1.0
@@ -89,6 +89,7 @@ class FleetWatch:
         work = {"events": self._consume_events, "cards": self._collect_cards}
         if self._admin is not None:
             work["state"] = functools.partial(self._read_states, self._admin)
+            work["quotas"] = functools.partial(self._read_quotas, self._admin)
         tasks = [loop.create_task(self._repeat(name, run), name=f"fleet {name}") for name, run in work.items()]
         try:
             yield self
@@ -117,7 +118,12 @@ class FleetWatch:
             began = time.thread_time()
             self._figures = self._model.figures(
                 now,
-                [f"The {name} of the fleet cannot be read: {error.message}" for name, error in self._errors.items()],
+                [
+                    f"The {name} of the fleet cannot be read: {error.message}"
+                    for name, error in self._errors.items()
+                    # The same service tells both.
+                    if name != "quotas" or "state" not in self._errors
+                ],
                 () if self._admin is not None else (NO_ADMIN_NOTE,),
             )
             took_seconds = time.thread_time() - began
@@ -169,6 +175,12 @@ class FleetWatch:
             self._errors.pop("state", None)
             self._tried["state"].set()
             await asyncio.sleep(STATE_SECONDS)
+
+    async def _read_quotas(self, admin: Admin) -> None:
+        while True:
+            self._model.on_quotas(await admin.quotas())
+            self._errors.pop("quotas", None)
+            await asyncio.sleep(QUOTAS_SECONDS)
 
     async def _collect_cards(self) -> None:
         def on_reply(reply: Delivery) -> None:

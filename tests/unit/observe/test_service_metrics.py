@@ -12,12 +12,12 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect, connect_admin
 from quintain.config.loader import load_config
-from quintain.contracts.fleet import RegisteredTarget
+from quintain.contracts.fleet import QuotaState, RegisteredTarget
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
-from quintain_metadata.metrics import LedgerGauges, MetadataMetrics
+from quintain_metadata.metrics import MAX_QUOTAS, LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_runner import services
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
@@ -117,3 +117,14 @@ async def test_the_meter_shows_the_figures_it_read_last() -> None:
     assert sample_value(meter, "quintain_metadata_sessions_nearly_spent") == 1
     assert sample_value(meter, "quintain_metadata_target_limit", {"target": "a"}) == 7
     assert sample_value(meter, "quintain_metadata_target_running", {"target": "a"}) == 1
+
+
+async def test_the_meter_names_so_many_quotas_at_most() -> None:
+    meter = MetadataMetrics()
+    meter.read_quotas = lambda: [
+        QuotaState(id=f"{number}", name=f"q{number}", targets=["a"], limit=9, in_flight=8, waiting=7, throttled=6)
+        for number in range(MAX_QUOTAS + 1)
+    ]
+    for name, value in (("limit", 9), ("in_flight", 8), ("waiting", 7), ("throttled", 6)):
+        assert sample_value(meter, f"quintain_metadata_quota_{name}", {"quota": "q0"}) == value
+        assert sample_value(meter, f"quintain_metadata_quota_{name}", {"quota": f"q{MAX_QUOTAS}"}) is None

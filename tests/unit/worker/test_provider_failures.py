@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
+from quintain.contracts.quota import RateFigures, RateReport, TryOutcome
 from quintain.errors import BadRequest, ProviderFailed, TimedOut
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, model_server
@@ -79,6 +80,48 @@ async def test_a_throttled_call_says_when_to_come_back_and_is_not_slept_over(
     assert failed.retry_after_seconds == seconds
     assert failed.fault.retry_after_ms == (None if seconds is None else seconds * 1000)
     assert len(server.requests) == 1
+
+
+@wires
+@pytest.mark.parametrize(
+    ("status", "code", "outcome"),
+    [
+        (429, None, TryOutcome.THROTTLED),
+        (429, "insufficient_quota", TryOutcome.REFUSED),
+        (401, None, TryOutcome.REFUSED),
+        (402, None, TryOutcome.REFUSED),
+        (403, None, TryOutcome.REFUSED),
+        (404, None, TryOutcome.ANSWERED),
+        (400, None, TryOutcome.ANSWERED),
+        (408, None, TryOutcome.FAILED),
+        (500, None, TryOutcome.FAILED),
+        (503, None, TryOutcome.FAILED),
+        (529, None, TryOutcome.FAILED),
+    ],
+)
+async def test_a_refused_key_a_throttle_and_a_failure_are_told_apart(
+    server: ModelServer, wire: Wire, status: int, code: str | None, outcome: TryOutcome
+) -> None:
+    server.set_responses(ScriptedResponse(status=status, body=error_body(code)))
+    assert (await failure(wire, server.url)).outcome is outcome
+
+
+LIMIT_HEADERS = {
+    "x-ratelimit-limit-requests": "60",
+    "x-ratelimit-remaining-requests": "3",
+    "x-ratelimit-reset-requests": "57s",
+}
+
+
+@wires
+async def test_an_answer_says_what_its_headers_say_of_the_limits(server: ModelServer, wire: Wire) -> None:
+    told = RateReport(requests=RateFigures(limit=60, remaining=3, reset_seconds=57))
+    provider = wire.provider(server.url)
+    for headers, rates in ((LIMIT_HEADERS, told), ({}, None)):
+        server.set_responses(ScriptedResponse(body=wire.answer("Fine."), headers=headers))
+        answer = await provider.answer(InvokeRequest(question="q"), timeout_seconds=10)
+        assert answer.rates == rates
+    await provider.close()
 
 
 @wires

@@ -1,0 +1,266 @@
+"""Finds how much one provider key takes at present: calls in flight, requests and tokens a minute. No I/O, no clock.
+
+Every function is told the time, in seconds. Each limit is found by the answers:
+
+- **In flight** grows by a call for each answer until the first 429, then by a call a round. A 429 of a call that was
+  granted after the last cut cuts it to 0.7. What is refused or fails is not replaced at once: the window closes to the
+  calls that the provider did take, and opens again by one for each answer.
+- **Rates** are paced, a little below what is configured or what the answers' headers name. Where calls are refused that
+  were paced, or with few in flight, a rate is learned.
+- **After a 429 that shows a rate** the key is left alone for as long as the provider asks, or 1, 2, 4 s, and then one
+  call is tried. Its answer, or its silence for four times as long as refusals take, reopens the key.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quintain.contracts.quota import QuotaTerms, RateReport
+from quintain_metadata.rates import MAX_PAUSE_SECONDS, MINUTE_SECONDS, Bucket, LearnedRate
+
+#: What is left of the limit in flight after a cut, and how long it does not grow then.
+CUT_FACTOR, COOL_DOWN_SECONDS = 0.7, 2.0
+
+#: From a cut to the next one are at least so many calls, while its limit is not exceeded.
+GROWTH_CALLS = 60.0
+
+#: A refusal with half as many in flight as at a cut so recently shows a rate.
+PEAK_SECONDS = 10.0
+
+#: A provider refuses at once: a call without an answer for so long was taken.
+MAX_TAKEN_AFTER_SECONDS = 2.0
+
+#: The first pause, shorter where the rate is known, and the one up to which further ones double.
+MIN_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, LONG_PAUSE_SECONDS = 0.25, 1.0, 8.0
+
+#: What is assumed of a call's tokens before the first of its target has ended, and the weight of each further one.
+FIRST_TOKENS, TOKENS_WEIGHT = 1000.0, 0.2
+
+
+class CutCause(StrEnum):
+    """Which limit was cut by a 429."""
+
+    IN_FLIGHT = "in_flight"
+    RATE = "rate"
+
+
+@dataclass(slots=True)
+class Grant:
+    """A call that was let through: when, how many were in flight with it, and what was granted until it."""
+
+    target: str
+    at: float
+    in_flight: int
+    #: Whether it started as soon as the rate of requests let it.
+    is_paced: bool
+    tokens: float
+    requests_granted: float
+    tokens_granted: float
+
+
+class Limits:
+    """The limits of one key, as its answers show them."""
+
+    def __init__(self, terms: QuotaTerms, now: float) -> None:
+        self.terms = terms
+        self.in_flight = self.throttled = 0
+        self.last_cut: tuple[float, CutCause] | None = None
+        self.paused_until = -math.inf
+        self.requests, self.tokens = Bucket(now), Bucket(now)
+        #: The limit in flight, and how much of it is open: refusals and failures close it, answers open it.
+        self.limit = self.window = float(terms.start)
+        #: The limit in flight at its last cut; none before the first 429.
+        self._cut_limit = math.inf
+        #: The most calls in flight at a recent cut, and when.
+        self._peak, self._peak_at = 0.0, -math.inf
+        self._cut_at = self._no_growth_until = -math.inf
+        self._learned = LearnedRate(now)
+        #: Refusals in a row since it was open, whether they show a rate, and the call that is tried.
+        self._refusals, self._is_rate_shown, self._refused_since = 0, False, -math.inf
+        self._refused_rate: float | None = None
+        self._probe: Grant | None = None
+        #: After so many seconds without an answer a call counts as taken: refusals came so fast until now.
+        self._taken_after = MAX_TAKEN_AFTER_SECONDS
+        self._tokens_by_target: dict[str, float] = {}
+        self.configure(terms)
+
+    def configure(self, terms: QuotaTerms) -> None:
+        """Take over other terms; what runs goes on."""
+        self.terms = terms
+        self.requests.configured = (terms.requests_per_minute or math.inf) / MINUTE_SECONDS
+        self.tokens.configured = (terms.tokens_per_minute or math.inf) / MINUTE_SECONDS
+        self._set_limit(self.limit if terms.adaptive else terms.start)
+        if not terms.adaptive:
+            self.window = self.limit
+
+    def wait_seconds(self, now: float, target: str) -> float:
+        """How long until a call to this target may start; infinite where another one must end first."""
+        if self._probe is not None and now >= self._probe.at + self._taken_after:
+            self._reopen(self._probe)
+        if self.in_flight >= int(self.window):
+            return math.inf
+        self.refill(now)
+        probed_until = -math.inf if self._probe is None else self._probe.at + self._taken_after
+        return max(
+            0.0,
+            self.paused_until - now,
+            probed_until - now,
+            self.requests.wait_seconds(1),
+            self.tokens.wait_seconds(self.tokens_of(target)),
+        )
+
+    def start(self, now: float, target: str) -> Grant:
+        """Count a call that starts now."""
+        self._learned.started(now)
+        self.refill(now)
+        tokens = self.tokens_of(target)
+        self.requests.take(1)
+        self.tokens.take(tokens)
+        self.in_flight += 1
+        is_paced = self.requests.level < 1
+        granted = self.requests.granted, self.tokens.granted
+        grant = Grant(target, now, self.in_flight, is_paced, tokens, *granted)
+        if self._refusals:
+            self._probe = grant
+        return grant
+
+    def idle(self, now: float) -> None:
+        """Note that no call waits."""
+        self._learned.idle(now)
+
+    def refill(self, now: float) -> None:
+        """Bring the rates up to date."""
+        self.requests.refill(now, self._learned.rate(now))
+        self.tokens.refill(now)
+
+    def answered(self, now: float, grant: Grant, tokens: float | None, rates: RateReport | None) -> None:
+        """Note that the provider answered a call, with these tokens."""
+        self._release(now, grant, tokens, rates)
+        if self._refusals and grant.at > self._cut_at:
+            self._reopen(grant)
+        if not self.terms.adaptive:
+            return
+        if self.window < self.limit:
+            self.window = min(self.limit, self.window + 1)
+        elif self.in_flight + 1 >= int(self.window) and now >= self._no_growth_until:
+            # By a call an answer until the first 429, then by a call a round, faster far above the last cut.
+            self._set_limit(self.limit + (1 if self._cut_limit == math.inf else self._slow_step()))
+            self.window = self.limit
+
+    def refused(self, now: float, grant: Grant, rates: RateReport | None) -> None:
+        """Note that the provider asked to slow down."""
+        is_probe = grant is self._probe
+        self._release(now, grant, 0, rates)
+        self.throttled += 1
+        self._taken_after += 0.2 * (min(MAX_TAKEN_AFTER_SECONDS, 4 * (now - grant.at)) - self._taken_after)
+        self._learned.not_taken(grant.at)
+        if not grant.is_paced:
+            self._close()
+        is_first = grant.at > self._cut_at
+        if is_first:
+            self._cut(now, grant, is_probe=is_probe)
+        retry_after = None if rates is None else rates.retry_after_seconds
+        if self._is_rate_shown or self.in_flight == 0 or retry_after is not None:
+            self._pause(now, grant, retry_after, is_first=is_first)
+
+    def failed(self, now: float, grant: Grant) -> None:
+        """Note that the provider failed: the call is not replaced at once, and nothing grows for a while."""
+        self._release(now, grant, None, None)
+        self._close()
+        self._no_growth_until = max(self._no_growth_until, now + COOL_DOWN_SECONDS)
+
+    def unknown(self, now: float, grant: Grant, *, is_sent: bool) -> None:
+        """Note that a call ended and shows nothing; one that was not sent used nothing."""
+        self._release(now, grant, None if is_sent else 0, None)
+        if not is_sent:
+            self.requests.level += 1
+            self._learned.not_taken(grant.at)
+
+    def reopen_at_lowest(self) -> None:
+        """Begin again with the fewest calls in flight, as after an outage."""
+        if self.terms.adaptive:
+            self.window = float(self.terms.min)
+
+    def tokens_of(self, target: str) -> float:
+        """The tokens that a call to this target is expected to use."""
+        return self._tokens_by_target.get(target, FIRST_TOKENS)
+
+    def _release(self, now: float, grant: Grant, tokens: float | None, rates: RateReport | None) -> None:
+        """End a call: its slot is free, and its tokens are corrected where they are known."""
+        self.in_flight -= 1
+        if grant is self._probe:
+            self._probe = None
+        if tokens is not None:
+            self.tokens.level += grant.tokens - tokens
+        if tokens:
+            weight = TOKENS_WEIGHT if grant.target in self._tokens_by_target else 1.0
+            self._tokens_by_target[grant.target] = weight * tokens + (1 - weight) * self.tokens_of(grant.target)
+        self.refill(now)
+        if rates is not None and rates.requests is not None:
+            self.requests.observe(now, rates.requests, grant.at, grant.requests_granted)
+        if rates is not None and rates.tokens is not None:
+            self.tokens.observe(now, rates.tokens, grant.at, grant.tokens_granted)
+
+    def _slow_step(self) -> float:
+        back = (1 + (1 - CUT_FACTOR) * self._cut_limit) / GROWTH_CALLS
+        beyond = max(0.0, self.limit - self._cut_limit) / 4
+        return min(back, 1 / self.limit) + beyond / self.limit
+
+    def _recent_peak(self, now: float) -> float:
+        return self._peak if now - self._peak_at < PEAK_SECONDS else 0.0
+
+    def _cut(self, now: float, grant: Grant, *, is_probe: bool) -> None:
+        """Find by the first 429 of an episode which limit it shows, and cut the one in flight if it is that one."""
+        self._cut_at, self._no_growth_until = now, now + COOL_DOWN_SECONDS
+        self._is_rate_shown = (
+            is_probe or grant.is_paced or (self.in_flight + 1 <= max(1.0, self.limit / 2, self._recent_peak(now) / 2))
+        )
+        self.last_cut = now, CutCause.RATE if self._is_rate_shown else CutCause.IN_FLIGHT
+        if self._is_rate_shown or not self.terms.adaptive:
+            self._cut_limit = min(self._cut_limit, self.limit)
+            return
+        self._cut_limit = float(self.in_flight + 1)
+        if self._cut_limit >= self._recent_peak(now):
+            self._peak, self._peak_at = self._cut_limit, now
+        self._set_limit(CUT_FACTOR * self._cut_limit)
+
+    def _pause(self, now: float, grant: Grant, retry_after: float | None, *, is_first: bool) -> None:
+        """Leave the key alone for a while; ``is_first``: it is the first refusal since the last one of that kind."""
+        if not self._refusals:
+            self._refused_since = now
+            is_shown = grant.is_paced and self._learned.is_known
+            self._refused_rate = self._learned.rate(grant.at) if is_shown else None
+        if is_first or not self._refusals:
+            self._refusals += 1
+            first = FIRST_PAUSE_SECONDS
+            if self._learned.is_known:
+                first = max(MIN_PAUSE_SECONDS, min(first, 2 / self._learned.rate(now)))
+            refused_seconds = now - self._refused_since
+            backoff = max(first, min(refused_seconds, LONG_PAUSE_SECONDS), refused_seconds / 8)
+            # What the provider says holds, unless it refused again and again after that.
+            seconds = backoff if retry_after is None else max(retry_after, backoff / 4 if self._refusals > 2 else 0.0)
+        else:
+            seconds = retry_after or 0.0
+        self.paused_until = max(self.paused_until, now + min(seconds, MAX_PAUSE_SECONDS))
+
+    def _reopen(self, grant: Grant) -> None:
+        """Let calls through again from this one on, which was taken."""
+        if self._is_rate_shown:
+            is_certain = self._learned.measure(grant.at, self._refused_since, self._refused_rate)
+            self.requests.level = min(self.requests.level, 0.0)
+            # It was the rate that refused calls, and not how many were in flight.
+            self._set_limit(max(self.limit, self._recent_peak(grant.at)))
+            if is_certain:
+                self.window = self.limit
+        self._learned.reopened(grant.at)
+        self._refusals, self._is_rate_shown, self._probe = 0, False, None
+
+    def _close(self) -> None:
+        if self.terms.adaptive:
+            self.window = max(float(self.terms.min), min(self.window, float(self.in_flight)))
+
+    def _set_limit(self, limit: float) -> None:
+        self.limit = min(max(limit, float(self.terms.min)), float(self.terms.max))
+        self.window = min(self.window, self.limit)

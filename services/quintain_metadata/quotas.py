@@ -1,0 +1,130 @@
+"""Quotas in the ledger: what live workers register of them, what an administrator set, and the calls that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quintain.contracts.fleet import QuotaSettings, SetQuota
+from quintain.contracts.quota import QuotaTerms
+from quintain.contracts.values import shorten
+from quintain.errors import BadRequest
+from quintain_metadata.governor import smallest_terms
+from quintain_metadata.store import Lookup, Moment, SqlProgram, execute, fetch_one
+
+
+@dataclass(slots=True)
+class QuotaRegistration:
+    """A quota as live workers register it: its name, its terms, and its targets with their own limits."""
+
+    name: str
+    registered: list[QuotaTerms] = field(default_factory=list)
+    settings: QuotaSettings | None = None
+    targets: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def terms(self) -> QuotaTerms:
+        """The terms in force: the smallest that are registered, and in their place what an administrator set."""
+        terms, settings = smallest_terms(self.registered), self.settings
+        if settings is None:
+            return terms
+        most = settings.concurrency or terms.max
+        start = most if not terms.adaptive and settings.concurrency else min(terms.start, most)
+        return terms.model_copy(
+            update={
+                "requests_per_minute": settings.requests_per_minute or terms.requests_per_minute,
+                "tokens_per_minute": settings.tokens_per_minute or terms.tokens_per_minute,
+                "max": most,
+                "start": start,
+                "min": min(terms.min, most),
+            }
+        )
+
+
+def read_quotas(moment: Moment) -> SqlProgram[tuple[dict[str, QuotaRegistration], set[str]]]:
+    """Return the quotas that live workers register, by id, and the targets that they serve without one.
+
+    A target belongs to the quota that was registered for it last.
+    """
+    rows = yield from execute(
+        "SELECT target, quota_id, quota_name, quota_terms, max_concurrency FROM served_target"
+        " JOIN worker USING (incarnation) JOIN target ON target.name = served_target.target"
+        " WHERE lease_until > ? ORDER BY since DESC, incarnation",
+        moment.lease_cutoff,
+    )
+    quotas, without, of_target = dict[str, QuotaRegistration](), set[str](), dict[str, str]()
+    for target, quota_id, name, terms, max_concurrency in rows:
+        if quota_id is None:
+            without.add(target)
+            continue
+        quota = quotas.setdefault(quota_id, QuotaRegistration(name))
+        quota.registered.append(QuotaTerms.from_wire(terms))
+        if of_target.setdefault(target, quota_id) == quota_id:
+            quota.targets[target] = max_concurrency
+    for quota_id, settings in (yield from execute("SELECT id, settings FROM quota")):
+        if quota_id in quotas:
+            quotas[quota_id].settings = QuotaSettings.from_wire(settings)
+    return quotas, without - of_target.keys()
+
+
+class RunningCall(NamedTuple):
+    """A call that an attempt runs."""
+
+    session_id: str
+    request_id: str
+    attempt_id: str
+    target: str
+
+
+def read_running(_: Moment) -> SqlProgram[list[RunningCall]]:
+    """Return every running call."""
+    rows = yield from execute(
+        "SELECT session_id, request_id, attempt_id, target FROM call"
+        " WHERE state IN ('reserved', 'running') AND state = 'running'"
+    )
+    return [RunningCall(*row) for row in rows]
+
+
+def read_lost(moment: Moment, attempts: Iterable[tuple[str, str, str]]) -> SqlProgram[set[str]]:
+    """Return which attempts run no call any more, or are held by a worker whose lease has lapsed.
+
+    Each is given by its session id, request id and attempt id.
+    """
+    keys = list(attempts)
+    rows = yield Lookup(
+        "SELECT call.attempt_id FROM wanted JOIN call ON call.session_id = wanted.key1"
+        " AND call.request_id = wanted.key2 AND call.attempt_id = wanted.key3"
+        " JOIN worker ON worker.incarnation = call.incarnation"
+        " WHERE call.state = 'running' AND worker.lease_until > ?",
+        keys,
+        (moment.lease_cutoff,),
+    )
+    return {key[2] for key in keys} - {row[0] for row in rows}
+
+
+def set_quota(moment: Moment, request: SetQuota) -> SqlProgram[QuotaSettings]:
+    """Store what an administrator sets of a quota. Raises `BadRequest` where there is none, or several of its name."""
+    rows = yield from execute(
+        "SELECT DISTINCT quota_id, quota_name FROM served_target WHERE quota_id IS NOT NULL ORDER BY quota_name"
+    )
+    found = [row for row in rows if row[0] == request.quota] or [row for row in rows if row[1] == request.quota]
+    if len(found) != 1:
+        known = ", ".join(dict.fromkeys(row[1] for row in rows)) or "none: no worker has registered one"
+        several = f"{len(found)} quotas are named so: use an id" if found else f"there are {known}"
+        raise BadRequest(f"quota: {shorten(request.quota)!r} is not one quota; {several}")
+    quota_id, name = found[0]
+    row = yield from fetch_one("SELECT settings FROM quota WHERE id = ?", quota_id)
+    before = None if row is None or request.reset else QuotaSettings.from_wire(row[0])
+    given = request.model_dump(include={"concurrency", "requests_per_minute", "tokens_per_minute"}, exclude_none=True)
+    if not given and not request.reset:
+        raise BadRequest("There is nothing to set: name concurrency, requestsPerMinute, tokensPerMinute or reset")
+    kept = {} if before is None else before.model_dump(exclude_none=True)
+    fields = {**kept, **given, "id": quota_id, "name": name, "reason": request.reason, "now": moment.now}
+    settings = QuotaSettings.model_validate(fields)
+    yield from execute(
+        "INSERT INTO quota (id, settings, set_at) VALUES (?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET settings = excluded.settings, set_at = excluded.set_at",
+        *(quota_id, settings.to_wire().decode(), moment.now),
+    )
+    return settings

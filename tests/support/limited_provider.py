@@ -1,0 +1,242 @@
+"""A model provider on a loopback socket that enforces limits as OpenAI and Anthropic do, and counts what it answered.
+
+`python -m support.limited_provider PORT '{"kind": "bucket", "per_minute": 60}'` serves it as a process of its own;
+`GET /counts` tells what it answered in each second, `POST /settings` changes its settings while it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from aiohttp import web
+
+Kind = Literal["bucket", "draining bucket", "sliding window", "fixed window", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderSettings:
+    """What a provider allows, and how it says so.
+
+    ``retry_after`` is the text of that header with each 429, ``headers`` says whether each answer has exact
+    ``x-ratelimit-*`` and each 429 ``retry-after-ms``. ``in_flight`` is how many requests it works on at a time. With
+    ``down`` it answers 500, with ``silent`` never; ``answer`` is the text of an answer.
+    """
+
+    kind: Kind = "bucket"
+    per_minute: int = 60
+    burst: int = 1
+    in_flight: int = 0
+    seconds: float = 0.1
+    retry_after: str = ""
+    headers: bool = False
+    down: bool = False
+    silent: bool = False
+    answer: str = "Paris"
+
+
+class RequestLimit(Protocol):
+    """A limit of requests by time."""
+
+    def take(self, now: float) -> float:
+        """Count a request; returns 0 where it is allowed, else the seconds until one would be."""
+
+    def remaining(self, now: float) -> int:
+        """Return how many requests are allowed at once now."""
+
+
+class Bucket:
+    """Fills at so many requests a minute, up to ``burst``; if it ``drains``, a refused request takes one too."""
+
+    def __init__(self, per_minute: int, burst: int, *, drains: bool = False) -> None:
+        self._rate, self._burst, self._drains = per_minute / 60, max(1, burst), drains
+        self._level, self._at = float(self._burst), 0.0
+
+    def take(self, now: float) -> float:
+        self._fill(now)
+        if self._level >= 1:
+            self._level -= 1
+            return 0.0
+        if self._drains:
+            self._level = max(self._level - 1, -self._burst)
+        return (1 - self._level) / self._rate
+
+    def remaining(self, now: float) -> int:
+        self._fill(now)
+        return max(0, int(self._level))
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._burst, self._level + max(0.0, now - self._at) * self._rate)
+        self._at = now
+
+
+class SlidingWindow:
+    """Allows so many requests in any 60 seconds."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._limit, self._taken = per_minute, deque[float]()
+
+    def take(self, now: float) -> float:
+        self._forget(now)
+        if len(self._taken) < self._limit:
+            self._taken.append(now)
+            return 0.0
+        return self._taken[0] + 60 - now
+
+    def remaining(self, now: float) -> int:
+        self._forget(now)
+        return self._limit - len(self._taken)
+
+    def _forget(self, now: float) -> None:
+        while self._taken and self._taken[0] <= now - 60:
+            self._taken.popleft()
+
+
+class FixedWindow:
+    """Allows so many requests in each minute, counted from its first request."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._limit, self._count, self._begins = per_minute, 0, -1e9
+
+    def take(self, now: float) -> float:
+        self._turn(now)
+        if self._count < self._limit:
+            self._count += 1
+            return 0.0
+        return self._begins + 60 - now
+
+    def remaining(self, now: float) -> int:
+        self._turn(now)
+        return self._limit - self._count
+
+    def _turn(self, now: float) -> None:
+        if now >= self._begins + 60:
+            self._begins, self._count = now, 0
+
+
+def request_limit(settings: ProviderSettings) -> RequestLimit | None:
+    """Return the limit of these settings; None where there is none."""
+    match settings.kind:
+        case "none":
+            return None
+        case "sliding window":
+            return SlidingWindow(settings.per_minute)
+        case "fixed window":
+            return FixedWindow(settings.per_minute)
+        case kind:
+            return Bucket(settings.per_minute, settings.burst, drains=kind == "draining bucket")
+
+
+@dataclass(slots=True)
+class LimitedProvider:
+    """Answers chat completions within its limits. ``answered`` counts answers by second and status."""
+
+    settings: ProviderSettings
+    answered: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: How many requests it works on, summed over time and kept by second.
+    in_flight: int = 0
+    busy: Counter[int] = field(default_factory=Counter)
+    _limit: RequestLimit | None = None
+    _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._limit = request_limit(self.settings)
+
+    def app(self) -> web.Application:
+        """Return its HTTP server."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.complete)
+        app.router.add_get("/counts", self.counts)
+        app.router.add_post("/settings", self.change)
+        return app
+
+    async def change(self, request: web.Request) -> web.Response:
+        """Change settings while it runs; the limit begins anew only where it changes."""
+        changed = replace(self.settings, **await request.json())
+        if (changed.kind, changed.per_minute, changed.burst) != (
+            self.settings.kind,
+            self.settings.per_minute,
+            self.settings.burst,
+        ):
+            self._limit = request_limit(changed)
+        self.settings = changed
+        return web.json_response({})
+
+    async def counts(self, _: web.Request) -> web.Response:
+        """Return how many answers of each status there were in each second since it began."""
+        rows = [[second, status, count] for (second, status), count in sorted(self.answered.items())]
+        busy = sorted(self.busy.items())
+        return web.json_response({"answered": rows, "busy": busy, "seconds": time.monotonic() - self._began})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request for a completion, or refuse it."""
+        body, now, settings = await request.json(), time.monotonic(), self.settings
+        if settings.silent:
+            await asyncio.sleep(3600)
+        if settings.down:
+            return self._count(web.json_response({"error": {"message": "down"}}, status=500))
+        wait = 0.0 if self._limit is None else self._limit.take(now)
+        if wait or 0 < settings.in_flight <= self.in_flight:
+            return self._count(self._refuse(wait))
+        self.in_flight += 1
+        self.busy[int(now - self._began)] = max(self.busy[int(now - self._began)], self.in_flight)
+        try:
+            await asyncio.sleep(settings.seconds)
+        finally:
+            self.in_flight -= 1
+        answer = {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": body["model"],
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "content": settings.answer},
+                }
+            ],
+            "usage": {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25},
+        }
+        return self._count(web.json_response(answer, headers=self._headers(0.0)))
+
+    def _refuse(self, wait: float) -> web.Response:
+        error = {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}
+        return web.json_response({"error": error}, status=429, headers=self._headers(wait))
+
+    def _headers(self, wait: float) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        if self.settings.headers and self._limit is not None:
+            remaining = self._limit.remaining(time.monotonic())
+            headers |= {
+                "x-ratelimit-limit-requests": str(self.settings.per_minute),
+                "x-ratelimit-remaining-requests": str(remaining),
+                "x-ratelimit-reset-requests": f"{60 / self.settings.per_minute:.3f}s",
+            }
+            if wait:
+                headers["retry-after-ms"] = str(round(wait * 1000))
+        elif wait and self.settings.retry_after:
+            headers["retry-after"] = self.settings.retry_after
+        return headers
+
+    def _count(self, response: web.Response) -> web.Response:
+        self.answered[int(time.monotonic() - self._began), response.status] += 1
+        return response
+
+
+async def main(port: int, settings: ProviderSettings) -> None:
+    """Serve it until the process ends."""
+    runner = web.AppRunner(LimitedProvider(settings).app(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), ProviderSettings(**json.loads(sys.argv[2]))))

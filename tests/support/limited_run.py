@@ -1,0 +1,100 @@
+"""An evaluation with a judge over a model provider that enforces limits, run by the command, and its figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from support.command_line import CommandLine, CommandResult
+from support.evaluations import rows_of, write_files
+from support.limited_provider import LimitedProvider, ProviderSettings
+
+OUTPUT = Path("runs") / "eval"
+
+#: Both the answer and the judgement of every case.
+ANSWER = json.dumps({"score": 1, "reason": "x"})
+
+#: How long a run may take, in seconds.
+MAX_SECONDS = 800
+
+TARGET = '  {name}: {{provider: openai, model: {name}, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}"}}\n'
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [{targets}]
+max_calls: {max_calls}
+graders: [{{name: judge, builtin: llm-judge, judge_target: {judge}, prompt: judge.md}}]
+"""
+
+
+@contextlib.asynccontextmanager
+async def limited_provider(settings: ProviderSettings) -> AsyncIterator[tuple[LimitedProvider, str]]:
+    """A provider on a port of its own, and its URL."""
+    provider = LimitedProvider(settings)
+    runner = web.AppRunner(provider.app(), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield provider, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@dataclass(frozen=True)
+class LimitFigures:
+    """What a run made of its limit. ``error_rows`` counts the rows that are errors by their code."""
+
+    result: CommandResult
+    rows: int
+    error_rows: Counter[str]
+    answered: Counter[int]
+    #: The same of what was answered after the first minute.
+    answered_later: Counter[int]
+    #: How long the command took, and from the provider's first answer to its last.
+    seconds: float
+    provider_seconds: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows, errors {dict(self.error_rows)}, {self.seconds:.0f} s, answers {dict(self.answered)},"
+            f" after the first minute {dict(self.answered_later)}"
+        )
+
+
+def write_limited_evaluation(folder: Path, url: str, *, cases: int, targets: tuple[str, ...] = ("small",)) -> None:
+    """Write an evaluation of so many cases, each with an answer and a judgement by the same key."""
+    evaluation = EVALUATION.format(targets=", ".join(targets), judge=targets[0], max_calls=cases * len(targets) * 4)
+    config = "targets:\n" + "".join(TARGET.format(name=name, url=url) for name in targets)
+    write_files(folder, cases=cases, quintain_yaml=config, eval_yaml=evaluation, judge_md="Is {{ output }} right?")
+
+
+async def run_limited(shell: CommandLine, provider: LimitedProvider) -> LimitFigures:
+    """Run the evaluation of the shell's folder, and count what its rows are and what its provider answered."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    provider.answered.clear()
+    running = shell.with_environment({"KEY": "k"}).start("run", "eval.yaml")
+    result = await asyncio.to_thread(running.wait, seconds=MAX_SECONDS)
+    seconds = loop.time() - began
+    last = {(row["caseId"], row["target"]): row for row in rows_of(shell.folder / OUTPUT)}
+    errors = Counter[str]()
+    for row in last.values():
+        if row["status"] == "error":
+            error = row["error"]
+            errors[str(error["code"]) if isinstance(error, dict) else "?"] += 1
+    answered, later = Counter[int](), Counter[int]()
+    times = [second for second, _ in provider.answered] or [0]
+    first = min(times)
+    for (second, status), count in provider.answered.items():
+        answered[status] += count
+        if second - first >= 60:
+            later[status] += count
+    return LimitFigures(result, len(last), errors, answered, later, seconds, max(times) - first)

@@ -1,0 +1,82 @@
+"""What the Fleet page and `quintain status` say of quotas, and what is wrong with their providers."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintain.contracts.fleet import QuotaCut, QuotaList, QuotaState
+from quintain.fleet.fleet_figures import FleetFigures, QuotaCondition, QuotaStatus
+from quintain.fleet.model import FleetModel
+from quintain.fleet.tables import fleet_tables, quota_table
+
+NOW_MS = 1_700_000_000_400
+
+
+def quota(**fields: object) -> QuotaState:
+    """A quota whose provider answers."""
+    return QuotaState(id="team", name="openai-team", targets=["small", "large"], limit=20).model_copy(update=fields)
+
+
+def figures_of(*states: QuotaState) -> FleetFigures:
+    """The figures of a model that was told these."""
+    model = FleetModel(0.0)
+    model.on_quotas(QuotaList(quotas=list(states), now=NOW_MS))
+    return model.figures(0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "condition"),
+    [
+        ({}, QuotaCondition.OPEN),
+        ({"out_targets": {"small": 5000}}, QuotaCondition.OPEN),
+        ({"paused_ms": 1000}, QuotaCondition.PAUSED),
+        ({"paused_ms": 1000, "out_ms": 10}, QuotaCondition.OUT),
+        ({"out_ms": 10, "refused": True}, QuotaCondition.REFUSED),
+    ],
+)
+def test_a_quota_has_the_worst_of_its_conditions(fields: dict[str, object], condition: QuotaCondition) -> None:
+    assert QuotaStatus.of(quota(**fields), NOW_MS).condition is condition
+
+
+def test_times_are_told_to_the_second_so_that_figures_of_the_same_state_are_equal() -> None:
+    before = QuotaStatus.of(quota(last_cut=QuotaCut(ago_ms=7_000, cause="rate"), out_ms=9_000), NOW_MS)
+    after = QuotaStatus.of(quota(last_cut=QuotaCut(ago_ms=7_050, cause="rate"), out_ms=9_050), NOW_MS + 50)
+    assert before == after
+    assert (before.last_cut_at, before.out_since) == (1_699_999_993_000, 1_699_999_991_000)
+
+
+def test_only_quotas_that_do_not_answer_are_warned_of() -> None:
+    (warning,) = figures_of(quota(), quota(id="b", name="b", paused_ms=5), quota(id="c", name="c", out_ms=5)).warnings
+    assert "quota c" in warning.lower()
+    (warning,) = figures_of(quota(refused=True)).warnings
+    assert "openai-team" in warning
+
+
+def test_a_row_tells_the_limits_who_waits_and_why() -> None:
+    state = quota(
+        in_flight=12,
+        waiting=412,
+        throttled=7,
+        requests_per_minute=600.04,
+        estimated_seconds=41.2,
+        out_ms=60_000,
+        out_targets={"small": 40_000, "large": 50_000},
+        last_cut=QuotaCut(ago_ms=120_000, cause="in_flight"),
+    )
+    (row,) = quota_table(figures_of(state).quotas).rows
+    texts = [cell.text for cell in row.cells]
+    assert (row.key, row.cells[0].under) == ("team", "large, small")
+    assert texts[:1] + texts[2:] == [
+        "openai-team",
+        "12 of 20",
+        "412, 41.2 s",
+        "600",
+        "-",
+        "7",
+        "calls in flight, 22:11:20 UTC",
+    ]
+    assert texts[1] == "no answer since 22:12:20 UTC, next try 22:14:00 UTC"
+
+
+def test_the_quotas_are_a_table_of_the_fleet() -> None:
+    assert "Quotas" in [table.title for table in fleet_tables(figures_of(quota()))]

@@ -1,0 +1,280 @@
+"""The governor: who may start when, within a limit that is given, and what each end of a call teaches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from governor import SCENES
+from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
+from quintain_metadata.fair_queue import Priority, Waiting
+from quintain_metadata.governor import REFUSED_TRY_SECONDS, Governor, QuotaFigures, smallest_terms
+from quintain_metadata.limits import MAX_PAUSE_SECONDS, CutCause
+from quintain_metadata.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
+
+ANSWERED = TryReport(outcome=TryOutcome.ANSWERED)
+FAILED = TryReport(outcome=TryOutcome.FAILED)
+
+
+def governor(**terms: object) -> Governor:
+    made = Governor()
+    made.configure(0, "key", [QuotaTerms.model_validate(terms)])
+    return made
+
+
+def throttled(retry_after_seconds: float | None = None) -> TryReport:
+    return TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=retry_after_seconds))
+
+
+def wait(on: Governor, *ids: str, target: str = "t", session: str = "s", **fields: object) -> None:
+    for attempt_id in ids:
+        on.wait(Waiting(attempt_id, "key", target, session, **fields))  # type: ignore[arg-type]
+
+
+def granted(on: Governor, now: float, **free: int) -> list[str]:
+    return [waiting.attempt_id for waiting in on.grant(now, free)]
+
+
+def figures(on: Governor, now: float) -> QuotaFigures:
+    (found,) = on.describe(now)
+    return found
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_each_scene_reaches_its_aims(scene: str) -> None:
+    assert [aim for aim in SCENES[scene](scene) if not aim.is_reached] == []
+
+
+def test_no_more_start_than_the_limit_allows_and_each_end_lets_one_more() -> None:
+    on = governor(start=2, adaptive=False)
+    wait(on, "a", "b", "c", "d")
+    assert granted(on, 0) == ["a", "b"]
+    assert granted(on, 100) == []
+    assert on.due_at(100) == math.inf
+    on.end(100, "a", ANSWERED)
+    assert granted(on, 100) == ["c"]
+    on.forget(101, "b")
+    assert granted(on, 101) == ["d"]
+    assert figures(on, 101).in_flight == 2
+
+
+def test_an_offered_call_starts_at_once_but_not_before_one_that_waits() -> None:
+    on = governor(start=2, adaptive=False)
+    assert on.offer(0, "a", "key", "t")
+    assert on.offer(0, "a", "key", "t"), "a repeated offer of a call that runs takes no second slot"
+    assert on.offer(0, "b", "key", "t")
+    assert not on.offer(0, "c", "key", "t")
+    wait(on, "d")
+    on.end(1, "a", ANSWERED)
+    assert not on.offer(1, "c", "key", "t")
+    assert granted(on, 1) == ["d"]
+
+
+def test_a_target_that_is_full_keeps_no_other_target_of_its_quota_waiting() -> None:
+    on = governor(start=10, adaptive=False)
+    wait(on, "a", "b", target="full")
+    wait(on, "c", target="free")
+    assert granted(on, 0, full=1, free=5) == ["a", "c"]
+    assert on.offer(0, "d", "key", "free", {"full": 0, "free": 4})
+
+
+def test_a_take_over_comes_first_and_a_call_that_runs_already_takes_its_slot() -> None:
+    on = governor(start=1, adaptive=False)
+    on.resume(0, "running", "key", "t")
+    wait(on, "a")
+    wait(on, "b", is_takeover=True)
+    assert granted(on, 0) == []
+    on.end(1, "running", ANSWERED)
+    assert granted(on, 1) == ["b"]
+
+
+def test_sessions_share_by_weight_and_one_call_does_not_wait_behind_thousands() -> None:
+    on = governor(start=1, adaptive=False)
+    for number in range(200):
+        wait(on, f"heavy{number}", session="heavy", weight=30)
+        wait(on, f"light{number}", session="light", weight=10)
+    order = list[str]()
+    for now in range(80):
+        order += granted(on, now)
+        on.end(now, order[-1], ANSWERED)
+        if now == 40:
+            wait(on, "late", session="late", weight=10)
+    assert order.index("late") <= 46
+    heavy = sum(name.startswith("heavy") for name in order)
+    assert 57 <= heavy <= 61
+
+
+def test_a_higher_priority_comes_first_and_each_lower_one_has_its_floor() -> None:
+    on = governor(start=1, adaptive=False)
+    for priority in Priority:
+        for number in range(100):
+            wait(on, f"{priority.name}{number}", session=priority.name, priority=priority)
+    order = list[str]()
+    for now in range(100):
+        order += granted(on, now)
+        on.end(now, order[-1], ANSWERED)
+    counts = [sum(name.startswith(priority.name) for name in order) for priority in Priority]
+    assert counts == [91, 4, 5]
+
+
+def test_a_configured_rate_is_paced_and_never_exceeded_in_a_minute() -> None:
+    on = governor(requests_per_minute=60, start=200, max=200)
+    wait(on, *(str(number) for number in range(200)))
+    starts, now = list[float](), 0.0
+    while now < 120:
+        starts += [now] * len(granted(on, now))
+        now = max(on.due_at(now), now + 1e-6)
+    for start in starts:
+        assert sum(start <= at < start + 60 for at in starts) <= 60
+    assert 115 <= len(starts) <= 120
+
+
+def test_tokens_are_taken_at_the_start_and_corrected_at_the_end() -> None:
+    on = governor(tokens_per_minute=60_000, start=200, max=200)
+    used = TryReport(outcome=TryOutcome.ANSWERED, tokens=5000)
+    wait(on, *(str(number) for number in range(200)))
+    now, count = 0.0, 0
+    while now < 120:
+        for attempt_id in granted(on, now):
+            count += 1
+            on.end(now, attempt_id, used)
+        now = max(on.due_at(now), now + 1e-6)
+    assert 21 <= count <= 26
+
+
+def test_calls_that_were_refused_together_cut_the_limit_once() -> None:
+    on = governor(start=20)
+    wait(on, *(str(number) for number in range(60)))
+    first = granted(on, 0)
+    for attempt_id in first[:10]:
+        on.end(1, attempt_id, throttled())
+    assert figures(on, 1).limit == 14
+    assert figures(on, 1).last_cut == (1, CutCause.IN_FLIGHT)
+    assert granted(on, 1) == [], "what was refused is not replaced at once"
+
+
+@pytest.mark.parametrize("seconds", [2.0, 30.0])
+def test_a_retry_after_holds_the_whole_key(seconds: float) -> None:
+    on = governor()
+    wait(on, *(str(number) for number in range(40)))
+    for attempt_id in granted(on, 0):
+        on.end(1, attempt_id, throttled(seconds))
+    assert on.due_at(1) == pytest.approx(1 + seconds)
+    assert granted(on, 0.9 + seconds) == []
+    assert len(granted(on, 1 + seconds)) == 1
+
+
+def test_no_retry_after_stops_a_key_for_a_day() -> None:
+    on = governor()
+    wait(on, "a", "b")
+    for attempt_id in granted(on, 0):
+        on.end(1, attempt_id, throttled(86_400))
+    wait(on, "c")
+    assert on.due_at(1) == 1 + MAX_PAUSE_SECONDS
+
+
+def test_headers_that_name_little_left_slow_down_before_the_first_refusal() -> None:
+    on = governor()
+    wait(on, *(str(number) for number in range(40)))
+    first = granted(on, 0)
+    left = RateFigures(limit=60, remaining=19, reset_seconds=59)
+    on.end(1, first[0], TryReport(outcome=TryOutcome.ANSWERED, rates=RateReport(requests=left)))
+    # Of the 19 that are left the 19 that were granted after this call have been taken.
+    assert granted(on, 1) == []
+    assert on.due_at(1) >= 50
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        RateFigures(limit=60, remaining=5000, reset_seconds=1),
+        RateFigures(limit=1, remaining=1, reset_seconds=1e9),
+        RateFigures(limit=200, remaining=150, reset_seconds=7 * 3600),
+    ],
+)
+def test_headers_that_contradict_themselves_or_speak_of_days_pace_nothing(lie: RateFigures) -> None:
+    on = governor()
+    wait(on, "a", *(str(number) for number in range(40)))
+    on.end(1, granted(on, 0)[0], TryReport(outcome=TryOutcome.ANSWERED, rates=RateReport(requests=lie)))
+    assert figures(on, 1).requests_per_minute is None
+    assert granted(on, 1) != []
+
+
+def test_failures_in_a_row_are_an_outage_and_probes_come_at_growing_intervals() -> None:
+    on = governor(start=8)
+    wait(on, *(str(number) for number in range(60)))
+    now = 1.0
+    for attempt_id in granted(on, 0):
+        on.end(now, attempt_id, FAILED)
+    assert figures(on, now).out_since == now
+    for seconds in (FIRST_PROBE_SECONDS, 10.0, 20.0, 40.0, 80.0, MAX_PROBE_SECONDS, MAX_PROBE_SECONDS):
+        assert on.due_at(now) == now + seconds
+        now += seconds
+        (probe,) = granted(on, now)
+        on.end(now, probe, FAILED)
+    now = on.due_at(now)
+    (probe,) = granted(on, now)
+    on.end(now, probe, ANSWERED)
+    assert figures(on, now).out_since is None
+    assert len(granted(on, now)) == 1, "the line opens at the lowest limit"
+
+
+def test_one_target_that_fails_alone_is_out_alone() -> None:
+    on = governor(start=30, adaptive=False)
+    wait(on, *(f"bad{number}" for number in range(FAILURES_BEFORE_OUTAGE + 1)), target="bad")
+    wait(on, *(f"good{number}" for number in range(20)), target="good")
+    for attempt_id in granted(on, 0, bad=FAILURES_BEFORE_OUTAGE, good=1):
+        on.end(1, attempt_id, FAILED if attempt_id.startswith("bad") else ANSWERED)
+    assert set(figures(on, 1).out_targets) == {"bad"}
+    assert figures(on, 1).out_since is None
+    assert granted(on, 1, bad=5, good=5) == [f"good{number}" for number in range(1, 6)]
+
+
+def test_a_key_that_is_refused_starts_one_call_in_two_minutes_until_it_is_answered_or_configured_again() -> None:
+    on = governor()
+    wait(on, "a", "b")
+    on.end(1, granted(on, 0)[0], TryReport(outcome=TryOutcome.REFUSED))
+    wait(on, "c", "d", "e", "f")
+    assert granted(on, 100) == []
+    assert on.due_at(100) == 1 + REFUSED_TRY_SECONDS
+    assert figures(on, 100).is_refused
+    assert granted(on, 200) == ["c"]
+    assert on.is_probe("c")
+    assert granted(on, 201) == []
+    on.end(202, "c", TryReport(outcome=TryOutcome.REFUSED))
+    assert granted(on, 203) == []
+    on.configure(204, "key", [QuotaTerms()])
+    assert granted(on, 204) == ["d", "e", "f"]
+    on.end(205, "d", TryReport(outcome=TryOutcome.REFUSED))
+    on.end(206, "e", ANSWERED)
+    assert not figures(on, 206).is_refused
+
+
+def test_a_call_that_waits_is_not_offered_a_place_and_a_full_target_has_none() -> None:
+    on = governor()
+    wait(on, "a")
+    assert not on.offer(0, "a", "key", "t")
+    assert not on.offer(0, "b", "key", "full", {"full": 0, "t": 0})
+    assert on.due_at(0, {"t": 0}) == math.inf
+    assert granted(on, 0) == ["a"]
+
+
+def test_other_terms_hold_at_once_and_drop_no_running_call() -> None:
+    on = governor(start=10, adaptive=False)
+    wait(on, *(str(number) for number in range(20)))
+    running = granted(on, 0)
+    on.configure(1, "key", [QuotaTerms(start=3, adaptive=False)])
+    assert figures(on, 1).in_flight == 10
+    for attempt_id in running[:7]:
+        on.end(1, attempt_id, ANSWERED)
+        assert granted(on, 1) == []
+    on.end(1, running[7], ANSWERED)
+    assert len(granted(on, 1)) == 1
+
+
+def test_of_different_terms_the_smallest_counts() -> None:
+    first = QuotaTerms(requests_per_minute=100, start=30, min=5, max=40)
+    second = QuotaTerms(requests_per_minute=50, tokens_per_minute=9, start=20, min=2, max=25)
+    smallest = QuotaTerms(requests_per_minute=50, tokens_per_minute=9, start=20, min=2, max=25)
+    assert smallest_terms([first, second]) == smallest_terms([second, first]) == smallest

@@ -1,0 +1,368 @@
+"""Calls of targets with a quota: which start, which wait, and that no place is lost or given twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintain.contracts.fleet import QuotaState, SetQuota
+from quintain.contracts.headers import PROTOCOL_VERSION
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, Settle, TargetCard
+from quintain.contracts.quota import QuotaCard, QuotaTerms, RateReport, TryOutcome, TryReport
+from quintain.contracts.session import SessionOpened
+from quintain.errors import BadRequest
+from quintain_metadata import leases, quotas
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.quota_admission import QuotaAdmission
+from quintain_metadata.store import execute
+from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
+from support.ledger_operations import alone
+
+ANSWERED = TryReport(outcome=TryOutcome.ANSWERED)
+
+
+@dataclass
+class QueueDriver:
+    """An admission queue over a ledger in memory, with a clock of its own for its quotas."""
+
+    driver: LedgerDriver
+    now: float = 1000.0
+    answers: dict[str, Admission] = field(default_factory=dict)
+    running: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
+    asked: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    queue: AdmissionQueue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        ledger = self.driver.ledger
+        self.queue = AdmissionQueue(ledger, quotas=QuotaAdmission(ledger, lambda: self.now))
+
+    async def register(
+        self, *targets: str, limit: int = 64, incarnation: str = "w1", without: bool = False, **terms: object
+    ) -> None:
+        fields = {"start": 2, "adaptive": False, **terms}
+        quota = None if without else QuotaCard(id="key", name="team", terms=QuotaTerms.model_validate(fields))
+        cards = [TargetCard(name=each, provider="mock", max_concurrency=limit, quota=quota) for each in targets]
+        request = Register(worker_id=incarnation, incarnation=incarnation, targets=cards, protocol=PROTOCOL_VERSION)
+        await self.driver.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
+        await self.queue.quotas.start()
+
+    async def admit(self, session: SessionOpened, *names: str, incarnation: str = "w1", **fields: object) -> list[str]:
+        admits = [admit_request(session, name, **fields) for name in names]
+        return await self.send(session, *admits, incarnation=incarnation)
+
+    async def send(self, session: SessionOpened, *admits: Admit, incarnation: str = "w1") -> list[str]:
+        for admit in admits:
+            self.asked[admit.attempt_id] = session, admit
+        await self.queue.admit(AdmitBatch(incarnation=incarnation, items=list(admits)), self.on_reply)
+        await self.queue.grant_quotas()
+        return [self.answer(admit.attempt_id) for admit in admits]
+
+    async def on_reply(self, items: list[Admission], _: list[str]) -> None:
+        for item in items:
+            self.answers[item.attempt_id] = item
+            if item.is_grant:
+                self.running[item.attempt_id] = self.asked[item.attempt_id]
+                self.order.append(self.asked[item.attempt_id][1].request_id)
+
+    def answer(self, attempt_id: str) -> str:
+        item = self.answers.get(attempt_id)
+        if item is None:
+            return "waits"
+        return item.fault.code if item.fault else "granted" if item.is_grant else "replayed"
+
+    async def settle(
+        self,
+        attempt_id: str,
+        outcome: AttemptOutcome = AttemptOutcome.RESULT,
+        report: TryReport | None = ANSWERED,
+    ) -> None:
+        session, admit = self.running.pop(attempt_id, None) or self.asked[attempt_id]
+        item: Settle = settle_request(session, admit, outcome).model_copy(update={"report": report})
+        call, _ = await self.driver.ledger.transact(alone(item))
+        self.queue.quotas.settled(item, call)
+        await self.queue.on_settled([], [attempt_id] if outcome is AttemptOutcome.NEVER_SENT else [])
+        await self.queue.grant_quotas()
+
+    async def sweep(self) -> None:
+        await self.queue.retry_waiting()
+        await self.queue.grant_quotas()
+
+    def attempt_of(self, name: str) -> str:
+        return next(key for key, (_, admit) in reversed(self.asked.items()) if admit.request_id == name)
+
+    def state(self) -> QuotaState:
+        return self.queue.quotas.states()[0]
+
+    async def count_running(self) -> int:
+        rows = await self.driver.ledger.transact(lambda _: execute("SELECT count(*) FROM call WHERE state = 'running'"))
+        return int(rows[0][0])
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[QueueDriver]:
+    async with memory_ledger_driver() as driver:
+        desk = QueueDriver(driver)
+        await desk.register("a", "b")
+        yield desk
+
+
+@pytest.fixture
+async def session(desk: QueueDriver) -> SessionOpened:
+    return await desk.driver.open_session(max_calls=1000)
+
+
+async def test_a_call_without_a_place_waits_and_starts_when_another_one_ends(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    assert await desk.admit(session, "r1", "r2", "r3", "r4") == ["granted", "granted", "waits", "waits"]
+    assert (desk.state().limit, desk.state().in_flight, desk.state().waiting) == (2, 2, 2)
+    await desk.settle(desk.attempt_of("r1"))
+    assert desk.order == ["r1", "r2", "r3"]
+    assert (desk.state().in_flight, desk.state().waiting, await desk.count_running()) == (2, 1, 2)
+
+
+async def test_what_the_ledger_refuses_or_replays_needs_no_place(desk: QueueDriver, session: SessionOpened) -> None:
+    small = await desk.driver.open_session(max_calls=1)
+    await desk.admit(small, "r0")
+    await desk.settle(desk.attempt_of("r0"))
+    await desk.admit(session, "r1", "r2")
+    assert await desk.admit(small, "r9") == ["budget_exhausted"]
+    assert await desk.admit(small, "r0") == ["replayed"]
+    assert await desk.admit(session, "r8", token="qs_none") == ["unauthorized"]
+    assert await desk.admit(session, "r1", body_sha256="other") == ["request_conflict"]
+    assert (desk.state().in_flight, desk.state().waiting) == (2, 0)
+
+
+async def test_a_place_that_the_ledger_does_not_grant_is_given_back(desk: QueueDriver, session: SessionOpened) -> None:
+    small = await desk.driver.open_session(max_calls=0)
+    assert await desk.admit(small, "r1") == ["budget_exhausted"]
+    assert desk.state().in_flight == 0
+    await desk.admit(session, "r1")
+    await desk.admit(session, "r1", incarnation="w1")  # it joins the first, and takes no place
+    assert (desk.state().in_flight, desk.state().waiting) == (1, 0)
+
+
+async def test_a_granted_admit_that_is_repeated_has_one_place(desk: QueueDriver, session: SessionOpened) -> None:
+    admit = admit_request(session, "r1")
+    for _ in range(3):
+        assert await desk.send(session, admit) == ["granted"]
+    assert desk.state().in_flight == 1
+
+
+async def test_a_new_service_counts_what_runs(desk: QueueDriver, session: SessionOpened) -> None:
+    admits = [admit_request(session, name) for name in ("r1", "r2")]
+    await desk.send(session, *admits)
+    desk.restart()
+    await desk.queue.quotas.start()
+    assert await desk.admit(session, "r3") == ["waits"]
+    assert await desk.send(session, *admits) == ["granted", "granted"]
+    assert desk.state().in_flight == 2
+    await desk.settle(admits[0].attempt_id)
+    assert desk.order[-1] == "r3"
+
+
+async def test_a_lost_workers_places_are_free_after_the_next_sweep(desk: QueueDriver, session: SessionOpened) -> None:
+    await desk.register("a", incarnation="w2")
+    await desk.admit(session, "r1", "r2", incarnation="w2")
+    assert await desk.admit(session, "r3") == ["waits"]
+    for _ in range(3):
+        await desk.sweep()
+    assert desk.order == ["r1", "r2"]
+    await desk.driver.expire_lease("w2")
+    await desk.sweep()
+    assert desk.order == ["r1", "r2", "r3"]
+    assert desk.state().in_flight == 1
+
+
+async def test_a_report_of_a_call_that_another_service_admitted_is_learned_from(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    admit = admit_request(session, "r1")
+    await desk.driver.admit(admit)
+    desk.asked[admit.attempt_id] = session, admit
+    await desk.settle(admit.attempt_id, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
+    assert (desk.state().in_flight, desk.state().throttled) == (0, 1)
+    await desk.settle(admit.attempt_id, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
+    assert desk.state().throttled == 1
+
+
+async def test_what_gave_up_waits_no_more(desk: QueueDriver, session: SessionOpened) -> None:
+    await desk.admit(session, "r1", "r2", "r3", "r4")
+    await desk.settle(desk.attempt_of("r3"), AttemptOutcome.NEVER_SENT, None)
+    assert desk.state().waiting == 1
+    await desk.settle(desk.attempt_of("r1"))
+    assert desk.order == ["r1", "r2", "r4"]
+
+
+async def test_a_throttled_call_waits_until_its_provider_takes_calls_again(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    await desk.admit(session, "r1")
+    report = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
+    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.THROTTLED, report)
+    assert await desk.admit(session, "r1") == ["waits"]
+    assert desk.state().throttled == 1
+    due = desk.queue.quotas.seconds_until_due()
+    assert due is not None
+    assert 0 < due <= 31
+    desk.now += due + 0.01
+    await desk.queue.grant_quotas()
+    assert desk.order == ["r1", "r1"]
+    info = await desk.driver.info(session)
+    assert info.call_count == 1
+
+
+async def test_a_paused_target_does_not_hold_its_neighbour(desk: QueueDriver, session: SessionOpened) -> None:
+    await desk.driver.pause("b", 60_000)
+    assert await desk.admit(session, "b1", "b2", "b3", target="b") == ["waits"] * 3
+    assert await desk.admit(session, "a1", "a2") == ["granted", "granted"]
+    assert (desk.state().in_flight, desk.state().waiting) == (2, 3)
+    await desk.driver.ledger.transact(lambda _: execute("UPDATE target SET paused_until = 0"))
+    await desk.settle(desk.attempt_of("a1"))
+    assert len(desk.running) == desk.state().in_flight == 2
+    assert desk.order[-1].startswith("b")
+
+
+async def test_a_targets_own_limit_bounds_its_calls_within_the_quota(desk: QueueDriver, session: SessionOpened) -> None:
+    await desk.register("a", limit=1, start=8)
+    await desk.register("b", start=8)
+    assert await desk.admit(session, "a1", "a2") == ["granted", "waits"]
+    assert await desk.admit(session, "b1", "b2", target="b") == ["granted", "granted"]
+    assert desk.queue.quotas.seconds_until_due() is None
+    await desk.settle(desk.attempt_of("a1"))
+    assert desk.order[-1] == "a2"
+
+
+async def test_a_target_that_has_no_quota_any_more_waits_for_none(desk: QueueDriver, session: SessionOpened) -> None:
+    await desk.admit(session, "r1", "r2", "r3")
+    await desk.register("a", "b", without=True)
+    await desk.sweep()
+    assert desk.queue.quotas.states() == []
+    assert desk.order == ["r1", "r2", "r3"]
+
+
+async def test_ten_calls_do_not_wait_behind_five_thousand(desk: QueueDriver, session: SessionOpened) -> None:
+    await desk.register("a", "b", start=8)
+    big = await desk.driver.open_session(max_calls=5_000)
+    names = [f"big{number}" for number in range(5_000)]
+    for start in range(0, len(names), 500):
+        await desk.admit(big, *names[start : start + 500])
+    await desk.admit(session, *(f"small{number}" for number in range(10)))
+    for _ in range(4):  # each round starts four calls of each session
+        for attempt_id in list(desk.running):
+            await desk.settle(attempt_id)
+    assert sum(name.startswith("small") for name in desk.order) == 10
+    assert desk.state().in_flight == 8
+
+
+async def set_quota(desk: QueueDriver, **fields: object) -> None:
+    request = SetQuota.model_validate({"quota": "team", "reason": "a test", **fields})
+    await desk.driver.ledger.transact(lambda moment: quotas.set_quota(moment, request))
+    await desk.queue.quotas.refresh()
+    await desk.queue.grant_quotas()
+
+
+async def test_what_an_administrator_sets_holds_at_once_and_after_a_restart(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    await desk.admit(session, "r1", "r2", "r3", "r4")
+    await set_quota(desk, concurrency=3)
+    assert (desk.state().limit, desk.order) == (3, ["r1", "r2", "r3"])
+    await set_quota(desk, concurrency=1, requests_per_minute=60)
+    assert (desk.state().limit, desk.state().in_flight) == (1, 3)
+    await set_quota(desk, quota="key", concurrency=5)
+    assert desk.state().limit == 5
+    assert 55 < (desk.state().requests_per_minute or 0) <= 60
+    desk.restart()
+    await desk.queue.quotas.start()
+    assert desk.state().limit == 5
+    await set_quota(desk, reset=True)
+    assert (desk.state().limit, desk.state().requests_per_minute) == (2, None)
+
+
+@pytest.mark.parametrize("fields", [{"quota": "other", "concurrency": 1}, {}])
+async def test_what_cannot_be_set_is_refused(desk: QueueDriver, fields: dict[str, object]) -> None:
+    with pytest.raises(BadRequest, match="team|nothing to set"):
+        await set_quota(desk, **fields)
+
+
+async def test_of_a_key_that_is_refused_a_probe_says_so(desk: QueueDriver, session: SessionOpened) -> None:
+    await desk.admit(session, "r1")
+    refused = TryReport(outcome=TryOutcome.REFUSED)
+    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.REFUND, refused)
+    assert await desk.admit(session, "r2") == ["waits"]
+    assert desk.state().refused
+    desk.now += 121
+    await desk.queue.grant_quotas()
+    assert desk.answers[desk.attempt_of("r2")].is_probe
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["admit", "answer", "throttle", "fail", "give up", "repeat", "sweep", "lose", "restart", "time"]
+        ),
+        st.integers(0, 7),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, limit=st.integers(1, 4))
+def test_no_place_is_lost_or_given_twice(steps: list[tuple[str, int]], limit: int) -> None:
+    asyncio.run(_run(steps, limit))
+
+
+async def _run(steps: list[tuple[str, int]], limit: int) -> None:
+    async with memory_ledger_driver() as driver:
+        desk, workers = QueueDriver(driver), itertools.count(1)
+        worker = f"w{next(workers)}"
+        await desk.register("a", start=limit, incarnation=worker)
+        session = await driver.open_session(max_calls=1000)
+        for step, number in steps:
+            running = sorted(desk.running)
+            chosen = running[number % len(running)] if running else None
+            match step:
+                case "admit":
+                    await desk.admit(session, f"r{number}", incarnation=worker)
+                case "answer" if chosen:
+                    await desk.settle(chosen)
+                case "throttle" if chosen:
+                    await desk.settle(chosen, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
+                case "fail" if chosen:
+                    await desk.settle(chosen, AttemptOutcome.IN_DOUBT, TryReport(outcome=TryOutcome.FAILED))
+                case "give up" if desk.asked:
+                    waiting = sorted(desk.asked.keys() - desk.answers.keys())
+                    if waiting:
+                        await desk.settle(waiting[number % len(waiting)], AttemptOutcome.NEVER_SENT, None)
+                case "repeat" if chosen:
+                    await desk.send(session, desk.running[chosen][1], incarnation=worker)
+                case "sweep":
+                    await desk.sweep()
+                case "lose":
+                    await driver.expire_lease(worker)
+                    worker = f"w{next(workers)}"
+                    desk.running.clear()
+                    await desk.register("a", start=limit, incarnation=worker)
+                    await desk.sweep()
+                case "restart":
+                    desk.restart()
+                    await desk.queue.quotas.start()
+                case "time":
+                    desk.now += number * 40
+                    await desk.queue.grant_quotas()
+            assert desk.state().in_flight <= limit
+            assert desk.state().in_flight == len(desk.running)
+        for attempt_id in list(desk.running):
+            await desk.settle(attempt_id, AttemptOutcome.NEVER_SENT, None)

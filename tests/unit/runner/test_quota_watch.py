@@ -1,0 +1,271 @@
+"""What a run does while its calls wait for the quota of their target, and when it gives a target up."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation
+
+from quintain.contracts.fleet import QuotaList, QuotaState
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ConfigError, Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
+from quintain_runner.engine import quota_watch
+from quintain_runner.engine.quota_watch import QuotaWatch
+from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.graders import base as retry
+from quintain_runner.report.progress import ProgressState
+from quintain_runner.report.progress_display import Lines, LiveTable
+from quintain_runner.report.quotas import MAX_CHANGES, QuotaHistory, wait_line
+from quintain_runner.report.summary import ExitCode, exit_line
+from quintain_runner.results.counts import ResumeState
+from support.fake_client import FakeClient, echo
+
+NOW = datetime(2026, 11, 26, 2, 30, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Retries without pauses, and a watch that looks often."""
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(quota_watch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(quota_watch, "FRESH_SECONDS", 0.0)
+    yield
+
+
+def quota(**fields: object) -> QuotaState:
+    """The quota of the target ``bot``."""
+    return QuotaState(id="team", name="openai-team", targets=["bot"], limit=20).model_copy(update=fields)
+
+
+def prepared(folder: Path, client: FakeClient, count: int = 3) -> EvaluationFolder:
+    write_evaluation(folder, cases(count), [EXACT])
+    return EvaluationFolder(folder, client)
+
+
+async def test_without_a_quota_the_metadata_service_is_asked_once(tmp_path: Path) -> None:
+    async def slow(request: InvokeRequest) -> str:
+        await asyncio.sleep(0.1)
+        return request.question or ""
+
+    client = FakeClient(slow)
+    client.quotas = [quota(targets=["another"])]
+    await prepared(tmp_path, client).run()
+    assert client.quotas_read <= 2
+
+
+@pytest.mark.parametrize("fault", [Throttled("slow down", retry_after_ms=1), Expired()])
+async def test_what_waits_for_its_quota_is_asked_until_it_answers(tmp_path: Path, fault: Fault) -> None:
+    left = 3 * (retry.MAX_RETRIES[Throttled] + 5)
+
+    async def answer(request: InvokeRequest) -> str:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            raise fault
+        return await echo(request)
+
+    client = FakeClient(answer)
+    client.quotas = [quota(waiting=3, in_flight=1)]
+    summary = await prepared(tmp_path, client).run()
+    assert (summary.exit_code, summary.total.errors) == (ExitCode.PASSED, 0)
+
+
+async def test_what_expires_without_a_call_in_the_quota_is_an_error(tmp_path: Path) -> None:
+    async def answer(_: InvokeRequest) -> str:
+        raise Expired
+
+    client = FakeClient(answer)
+    client.quotas = [quota()]
+    summary = await prepared(tmp_path, client).run()
+    assert summary.total.errors == 3
+
+
+async def test_errors_of_an_outage_park_nobody(tmp_path: Path) -> None:
+    client = FakeClient(echo)
+    client.quotas = [quota()]
+
+    async def answer(request: InvokeRequest) -> str:
+        if len(client.requests) <= 30:
+            client.quotas = [quota(out_ms=10, out_targets={"bot": 5000})]
+            raise ProviderFailed("HTTP 500", charged=True)
+        client.quotas = [quota()]
+        return await echo(request)
+
+    client.answer = answer
+    summary = await prepared(tmp_path, client, 100).run()
+    assert summary.parked_targets == {}
+    assert (summary.total.errors + summary.total.in_doubt, summary.total.passed) == (30, 70)
+
+
+async def test_errors_of_a_target_that_is_not_out_park_it(tmp_path: Path) -> None:
+    async def answer(_: InvokeRequest) -> str:
+        raise TargetUnavailable("no such model")
+
+    client = FakeClient(answer)
+    client.quotas = [quota()]
+    summary = await prepared(tmp_path, client, 100).run()
+    assert list(summary.parked_targets) == ["bot"]
+
+
+async def test_fail_fast_does_not_wait_out_an_outage(tmp_path: Path) -> None:
+    async def answer(_: InvokeRequest) -> str:
+        raise ProviderFailed("HTTP 500", charged=True)
+
+    client = FakeClient(answer)
+    client.quotas = [quota(out_ms=10, out_targets={"bot": 5000})]
+    summary = await prepared(tmp_path, client, 100).run(error_policy=ErrorPolicy(fail_fast=True))
+    assert list(summary.parked_targets) == ["bot"]
+
+
+async def test_a_provider_that_stays_away_is_given_up_and_the_same_command_asks_the_rest(tmp_path: Path) -> None:
+    client = FakeClient()
+    client.quotas = [quota()]
+    fault = ProviderFailed("openai failed (HTTP 503)", charged=False)
+    fault.provider_error = ProviderError(message="The engine is overloaded")
+
+    async def answer(request: InvokeRequest) -> str:
+        if request.eval_case_id == "case-0":
+            client.quotas = [quota(out_ms=3_000, out_targets={"bot": 5000})]
+            raise fault
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    client.answer = answer
+    folder = prepared(tmp_path, client, 30)
+    async with asyncio.timeout(30):
+        summary = await folder.run(give_up_seconds=2.0)
+    assert (summary.exit_code, summary.total.errors, summary.total.waiting) == (ExitCode.ERRORS, 1, 29)
+    line = exit_line(summary, "quintain run eval.yaml")
+    assert "The engine is overloaded" in line
+    assert "--give-up-after" in line
+    record = json.loads((folder.output / "run.json").read_text())
+    assert [change["state"] for change in record["quotas"]] == ["open", "out"]
+
+    client.answer, client.quotas = echo, [quota()]
+    summary = await folder.run()
+    assert (summary.exit_code, summary.total.passed) == (ExitCode.PASSED, 30)
+
+
+async def test_a_refused_key_parks_its_targets_at_once(tmp_path: Path) -> None:
+    async def answer(_: InvokeRequest) -> str:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    client = FakeClient(answer)
+    client.quotas = [quota(refused=True)]
+    async with asyncio.timeout(30):
+        summary = await prepared(tmp_path, client).run()
+    assert (list(summary.parked_targets), summary.total.waiting) == (["bot"], 3)
+
+
+class Told:
+    """What the metadata service says, and a clock."""
+
+    def __init__(self, *quotas: QuotaState) -> None:
+        self.quotas, self.now = quotas, 0.0
+
+    async def read(self) -> QuotaList:
+        return QuotaList(quotas=list(self.quotas), now=0)
+
+    def watch(self, **calls: frozenset[str]) -> QuotaWatch:
+        return QuotaWatch(self.read, calls, give_up_seconds=100.0, clock=lambda: self.now)
+
+
+async def test_only_refusals_for_as_long_as_a_run_waits_are_given_up() -> None:
+    told = Told(quota(paused_ms=1000, waiting=2))
+    watch = told.watch(bot=frozenset({"bot"}))
+    for told.now in (0.0, 60.0, 99.0):
+        await watch.refresh()
+        assert watch.to_give_up() == {}
+    # One look between two pauses, while one call is tried, is no answer; two are.
+    for told.now, state in ((99.5, quota()), (100.0, quota(paused_ms=1000))):
+        told.quotas = (state,)
+        await watch.refresh()
+    assert watch.to_give_up()["bot"].code == "throttled"
+    for told.now in (101.0, 102.0):
+        told.quotas = (quota(),)
+        await watch.refresh()
+    assert watch.to_give_up() == {}
+
+
+async def test_a_target_is_given_up_with_its_judge_and_not_with_its_neighbour() -> None:
+    told = Told(quota(targets=["bot", "judge"], out_targets={"judge": 5000}))
+    watch = told.watch(bot=frozenset({"bot"}), other=frozenset({"other", "judge"}))
+    for told.now in (0.0, 100.0):
+        await watch.refresh()
+    assert list(watch.to_give_up()) == ["other"]
+
+
+async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
+    watch = Told(quota()).watch(bot=frozenset({"bot", "judge"}))
+    await watch.refresh()
+    assert watch.line_seconds("bot") > 0
+    assert watch.line_seconds("judge") == 0
+
+
+async def test_a_transport_without_the_operation_is_not_asked_again() -> None:
+    async def read() -> QuotaList:
+        raise ConfigError("no such operation")
+
+    watch = QuotaWatch(read, {"bot": frozenset({"bot"})})
+    assert not await watch.refresh()
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        (quota(), None),
+        (quota(waiting=4, estimated_seconds=0.5), None),
+        (
+            quota(waiting=412, requests_per_minute=600.0, estimated_seconds=41.2),
+            "412 wait for openai-team: 600 requests a minute, about 41 s",
+        ),
+        (quota(waiting=40, estimated_seconds=300.0), "40 wait for openai-team: 20 in flight, about 5 min"),
+        (
+            quota(out_ms=960_000, out_targets={"bot": 40_000}),
+            "openai-team has not answered since 02:14, 83 trials wait, next probe in 40 s; --give-up-after 2h",
+        ),
+        (
+            quota(targets=["bot", "other"], out_targets={"bot": 40_000}),
+            "bot of openai-team has not answered, 83 trials wait, next probe in 40 s; --give-up-after 2h",
+        ),
+    ],
+)
+def test_a_line_says_what_calls_wait_for(state: QuotaState, line: str | None) -> None:
+    assert wait_line(state, trials=83, give_up_seconds=7200.0, now=NOW) == line
+
+
+def test_the_history_keeps_what_changed_much_and_not_all_of_it() -> None:
+    history = QuotaHistory()
+    for limit in (20, 21, 24, 25, 26):
+        history.record([quota(limit=limit)], NOW)
+    assert [change.limit for change in history.changes] == [20, 25]
+    for _ in range(MAX_CHANGES):
+        history.record([quota(out_ms=1)], NOW)
+        history.record([quota()], NOW)
+    assert len(history.changes) == MAX_CHANGES
+
+
+@pytest.mark.parametrize("kind", [Lines, LiveTable])
+def test_the_progress_says_what_calls_wait_for(kind: type[Lines | LiveTable]) -> None:
+    stream = io.StringIO()
+    now = 0.0
+    console = Console(file=stream, width=100, force_terminal=kind is LiveTable, color_system=None)
+    state, display = (
+        ProgressState(["bot"], cases=1, repeats=1, resume_state=ResumeState()),
+        kind(console, clock=lambda: now),
+    )
+    display.start(state)
+    state.waits = ("412 wait for openai-team",)
+    now = 10.0
+    display.tick()
+    display.stop()
+    assert "waits" in stream.getvalue()
+    assert "412 wait for openai-team" in stream.getvalue()

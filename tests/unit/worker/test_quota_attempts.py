@@ -1,0 +1,232 @@
+"""A target with a quota: each try is an attempt of its own, and the ledger says when the next one may begin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quintain.contracts.headers import ACCEPT_HEADER, TRACEPARENT_HEADER
+from quintain.contracts.invoke import Chunk, FaultReply, InvokeRequest, TokenUsage
+from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, CallKey, Settle
+from quintain.contracts.quota import QuotaCard, QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
+from quintain.errors import Expired, Fault, ProviderFailed, TargetUnavailable, Throttled
+from quintain.topology import target_queue
+from quintain_worker import attempt as attempts
+from quintain_worker.attempt import AttemptResult
+from quintain_worker.call_tries import CallTries
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
+from quintain_worker.target import WorkerTarget
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.running_worker import GatedProvider, has_unacknowledged, next_fault, next_result, running_worker
+
+QUOTA = QuotaCard(id="team", name="team", terms=QuotaTerms())
+
+RATES = RateReport(requests=RateFigures(limit=60, remaining=0, reset_seconds=30), retry_after_seconds=30)
+
+
+def throttled() -> ProviderFailure:
+    fault = Throttled("slow down", retry_after_ms=30_000)
+    return ProviderFailure(fault, Billing.UNBILLED, retryable=True, retry_after_seconds=30, rates=RATES)
+
+
+def failed(billing: Billing = Billing.BILLED) -> ProviderFailure:
+    fault = ProviderFailed("HTTP 500", charged=billing is not Billing.UNBILLED)
+    return ProviderFailure(fault, billing, retryable=True)
+
+
+class FailingProvider(GatedProvider):
+    """A gate whose first answers are these failures; each time it begins to stream before it fails."""
+
+    def __init__(self, *failures: ProviderFailure) -> None:
+        super().__init__()
+        self.failures = list(failures)
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        if not self.failures:
+            return await super().answer(request, timeout_seconds=timeout_seconds, on_text=on_text)
+        self.requests.put_nowait(request)
+        if on_text is not None:
+            on_text("half an ")
+            await asyncio.sleep(0.05)
+        raise self.failures.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "INITIAL_BACKOFF_SECONDS", 0.01)
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[FakeLedgerService]:
+    async with fake_ledger_service() as ledger:
+        yield ledger
+
+
+@pytest.fixture
+async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
+    evaluator = FakeEvaluator(ledger.bus, "a")
+    await evaluator.start()
+    return evaluator
+
+
+async def settles_until_end(ledger: FakeLedgerService) -> list[Settle]:
+    """All settles of a call, up to the one that ends it."""
+    settles = [await next_item(ledger.settles)]
+    while settles[-1].outcome is AttemptOutcome.THROTTLED:
+        settles.append(await next_item(ledger.settles))
+    return settles
+
+
+async def test_a_throttled_try_ends_its_attempt_and_the_call_asks_again_with_another_one(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    provider = FailingProvider(*(throttled() for _ in range(5)))
+    async with running_worker(ledger, provider, max_concurrency=1, max_tries=2, quota=QUOTA):
+        await evaluator.send_request()
+        result = await next_result(evaluator)
+        settles = await settles_until_end(ledger)
+        admits = [ledger.admits.get_nowait() for _ in range(6)]
+        assert ledger.admits.empty()
+        assert [admit.attempt_id for admit in admits] == [settle.attempt_id for settle in settles]
+        assert len({admit.attempt_id for admit in admits}) == 6
+        assert {admit.request_id for admit in admits} == {"r-c1"}
+        assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED] * 5 + [AttemptOutcome.RESULT]
+        assert settles[0].report == TryReport(outcome=TryOutcome.THROTTLED, rates=RATES)
+        assert (settles[0].unproven, settles[0].fault and settles[0].fault.code) == (None, "throttled")
+        assert settles[-1].report == TryReport(outcome=TryOutcome.ANSWERED, tokens=3)
+        assert (result.attempts, result.token_usage) == (6, TokenUsage(input=1, output=2))
+        # The governor paces the key: the target is not paused.
+        assert ledger.paused == {}
+
+
+@pytest.mark.parametrize(("billing", "unproven"), [(Billing.BILLED, True), (Billing.UNBILLED, None)])
+async def test_failing_tries_are_bounded_over_the_attempts_of_a_call(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, billing: Billing, unproven: bool | None
+) -> None:
+    provider = FailingProvider(failed(billing), throttled(), failed(billing), failed(billing))
+    async with running_worker(ledger, provider, max_tries=3, quota=QUOTA):
+        await evaluator.send_request()
+        fault = await next_fault(evaluator)
+        settles = await settles_until_end(ledger)
+    assert fault.code == "provider_error"
+    assert [settle.unproven for settle in settles] == [unproven, None, unproven, None]
+    assert settles[-1].outcome is (AttemptOutcome.CHARGED if unproven else AttemptOutcome.REFUND)
+    reports = [settle.report and settle.report.outcome for settle in settles]
+    assert reports == [TryOutcome.FAILED, TryOutcome.THROTTLED, TryOutcome.FAILED, TryOutcome.FAILED]
+
+
+async def test_a_failing_probe_does_not_count(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
+    provider = FailingProvider(*(failed(Billing.UNBILLED) for _ in range(9)))
+    ledger.admit_policy = lambda ask: grant(ask, is_probe=True)
+    async with running_worker(ledger, provider, max_tries=1, quota=QUOTA):
+        await evaluator.send_request()
+        assert (await next_result(evaluator)).attempts == 10
+
+
+async def test_a_refused_key_ends_the_call_and_the_ledger_is_told(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    refusal = ProviderFailure(TargetUnavailable("revoked"), Billing.UNBILLED, outcome=TryOutcome.REFUSED)
+    async with running_worker(ledger, FailingProvider(refusal), max_tries=3, quota=QUOTA):
+        await evaluator.send_request()
+        assert (await next_fault(evaluator)).code == "target_unavailable"
+        settle = await next_item(ledger.settles)
+        assert (settle.outcome, settle.report) == (AttemptOutcome.REFUND, TryReport(outcome=TryOutcome.REFUSED))
+
+
+def hold_later_attempts(ledger: FakeLedgerService) -> None:
+    """Grant the first admit; the others wait in the line."""
+    decisions: list[str] = []
+
+    def decide(ask: Admit) -> Admission | str:
+        decisions.append("held")
+        return "held" if len(decisions) > 1 else grant(ask)
+
+    ledger.admit_policy = decide
+
+
+async def waiting_admit(ledger: FakeLedgerService) -> Admit:
+    """Return the admit of the second attempt, once it waits in the line."""
+    settle = await next_item(ledger.settles)
+    first, second = await next_item(ledger.admits), await next_item(ledger.admits)
+    assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.THROTTLED, first.attempt_id)
+    return second
+
+
+@pytest.mark.parametrize("charged", [False, True])
+async def test_a_call_that_waited_until_its_deadline_ends_as_throttled_unless_it_may_have_been_billed(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, charged: bool
+) -> None:
+    async with running_worker(ledger, FailingProvider(throttled()), max_concurrency=1, quota=QUOTA):
+        hold_later_attempts(ledger)
+        await evaluator.send_request()
+        second = await waiting_admit(ledger)
+        assert (has_unacknowledged(ledger.memory), evaluator.replies.empty()) == (True, True)
+        expired = FaultReply.from_fault(Expired("The deadline passed", charged=charged))
+        await ledger.answer_last_admit(Admission(attempt_id=second.attempt_id, fault=expired))
+        fault = await next_fault(evaluator)
+    told = (fault.code, fault.charged, fault.retryable, fault.retry_after_ms)
+    assert told == (("expired", True, False, None) if charged else ("throttled", False, True, 30_000))
+
+
+async def test_a_call_in_the_line_is_taken_back(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
+    async with running_worker(ledger, FailingProvider(throttled()), max_concurrency=1, quota=QUOTA):
+        hold_later_attempts(ledger)
+        await evaluator.send_request()
+        second = await waiting_admit(ledger)
+        await ledger.broadcast_cancellation(CallKey(session_id=evaluator.token.split("_")[2], request_id="r-c1"))
+        assert (await next_fault(evaluator)).code == "cancelled"
+        settle = await next_item(ledger.settles)
+        assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.NEVER_SENT, second.attempt_id)
+
+
+async def test_a_worker_that_stops_gives_back_what_waits_in_the_line(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    async with running_worker(ledger, FailingProvider(throttled()), quota=QUOTA) as (worker, _):
+        hold_later_attempts(ledger)
+        await evaluator.send_request(headers={TRACEPARENT_HEADER: "t"})
+        second = await waiting_admit(ledger)
+        await worker.stop(grace_seconds=5)
+        settle = await next_item(ledger.settles)
+        assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.NEVER_SENT, second.attempt_id)
+        assert settle.fault is None
+    (copy,) = ledger.memory.queue(target_queue("a").name).ready
+    assert copy.envelope.correlation_id == "c1"
+    assert evaluator.replies.empty()
+
+
+async def test_the_chunks_of_a_later_attempt_void_those_of_the_earlier_ones(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    provider = FailingProvider(failed(), failed(), failed())
+    async with running_worker(ledger, provider, max_tries=9, quota=QUOTA):
+        await evaluator.send_request(headers={ACCEPT_HEADER: "chunk"})
+        numbers = []
+        while (reply := await next_item(evaluator.replies)).type != "result":
+            chunk = Chunk.from_wire(reply.body)
+            assert (chunk.seq, chunk.delta) == (0, "half an ")
+            numbers.append(chunk.attempt)
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == 3
+
+
+def ended(fault: Fault, taken: TryOutcome) -> AttemptResult:
+    return AttemptResult(1, None, fault, AttemptOutcome.THROTTLED, report=TryReport(outcome=taken))
+
+
+async def test_only_failing_tries_take_from_the_time_and_the_tries_of_a_target() -> None:
+    tries = CallTries()
+    target = WorkerTarget(name="a", provider=GatedProvider(), max_tries=3, timeout_seconds=60, has_quota=True)
+    given = Admission(attempt_id="x")
+    assert tries.add(ended(Throttled("slow down"), TryOutcome.THROTTLED), 5, is_probe=False) == 0
+    assert tries.policy(target, given, 0)[:3] == (3, 0, 60)
+    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, is_probe=False) > 0
+    assert tries.policy(target, given, 0)[:3] == (2, 0, 55)
+    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, is_probe=True) == 0
+    assert tries.policy(target, given, 0)[:3] == (2, 0, 50)
+    assert tries.count == 3
