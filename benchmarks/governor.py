@@ -118,6 +118,20 @@ def outage(name: str, is_down: Callable[[float, str], bool], outages: int, down_
     ]
 
 
+def outage_at_a_rate(name: str) -> list[Aim]:
+    """A key of 600 requests a minute whose provider is down for two minutes: the outage shows nothing of the rate."""
+    calls = 1200
+    scene = Scene(
+        [SessionLoad("run", calls)], TokenBucket(600, 10), service_seconds=0.1,
+        is_down=lambda now, _: 10 <= now < 130,
+    )  # fmt: skip
+    seen = Fleet(scene).run()
+    return [
+        Aim(name, "answers / calls", seen.count(TryOutcome.ANSWERED) / calls, 1, is_least=True),
+        Aim(name, "seconds longer than without", seen.ended_at - calls / 10, 120 + MAX_PROBE_SECONDS),
+    ]
+
+
 def one_target_down(name: str) -> list[Aim]:
     """Two targets on one key, of which one fails from the first minute on."""
     loads = [SessionLoad("good", 9000, targets=("good",)), SessionLoad("bad", 9000, targets=("bad",))]
@@ -163,6 +177,7 @@ SCENES: dict[str, Callable[[str], list[Aim]]] = {
     "four runs with weights": four_runs,
     "20 calls beside 5,000": small_beside_large,
     "an outage of two minutes": lambda name: outage(name, lambda now, _: 30 <= now < 150, 1, 120),
+    "an outage of two minutes at 600 a minute": outage_at_a_rate,
     "flapping, 30 s each": lambda name: outage(name, _flaps, 5, 30),
     "one of two targets down": one_target_down,
 }

@@ -94,7 +94,7 @@ class _Quota:
                 return
         self.next_try_at = None
         if self.outages.answered(now, target):
-            self.limits.reopen_at_lowest()
+            self.limits.reopen_at_lowest(now)
 
 
 class Governor:

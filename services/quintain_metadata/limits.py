@@ -178,8 +178,9 @@ class Limits:
             self.requests.level += 1
             self._learned.not_taken(grant.at)
 
-    def reopen_at_lowest(self) -> None:
-        """Begin again with the fewest calls in flight, as after an outage."""
+    def reopen_at_lowest(self, now: float) -> None:
+        """Begin again after an outage, with the fewest calls in flight; its time shows nothing of the rate."""
+        self._learned.begin_again(now)
         if self.terms.adaptive:
             self.window = float(self.terms.min)
 

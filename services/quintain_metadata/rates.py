@@ -164,6 +164,10 @@ class LearnedRate:
         """Begin a new measurement with a call that was taken, and started at this time."""
         self._opened_at, self._taken, self._is_first_opening = granted_at, 1, False
 
+    def begin_again(self, now: float) -> None:
+        """Begin a new measurement after a time that shows nothing; what was learned before is probed from now on."""
+        self._opened_at, self._taken, self._learned_at = now, 0, now
+
     def measure(self, granted_at: float, refused_since: float, refused_rate: float | None) -> bool:
         """Learn the rate when a call was taken again, which started at this time; returns whether the rate is certain.
 

@@ -12,6 +12,7 @@ from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result
 from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbeat, Register, Settle, TargetCard
+from quintain.contracts.quota import QuotaCard
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
 from quintain.errors import ProviderFailed
 from quintain_metadata import calls, leases, sessions
@@ -67,8 +68,10 @@ class LedgerClient:
 class LedgerDriver(LedgerClient):
     """The same, and what a worker says, with the messages that it sends."""
 
-    async def register(self, *targets: str, incarnation: str = "w1", limit: int = 64) -> None:
-        cards = [TargetCard(name=name, provider="mock", max_concurrency=limit) for name in targets]
+    async def register(
+        self, *targets: str, incarnation: str = "w1", limit: int = 64, quota: QuotaCard | None = None
+    ) -> None:
+        cards = [TargetCard(name=name, provider="mock", max_concurrency=limit, quota=quota) for name in targets]
         request = Register(
             worker_id=incarnation,
             incarnation=incarnation,

@@ -11,7 +11,17 @@ from datetime import UTC, datetime
 
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.values import TargetName
-from quintain.errors import BusError, ConfigError, Expired, Fault, NoAnswer, QuintainError, TargetUnavailable, Throttled
+from quintain.errors import (
+    BusError,
+    ConfigError,
+    Expired,
+    Fault,
+    NoAnswer,
+    ProviderFailed,
+    QuintainError,
+    TargetUnavailable,
+    Throttled,
+)
 from quintain_runner.graders.base import CallWaits
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.quotas import QuotaHistory, option_time, time_text, wait_line
@@ -142,8 +152,9 @@ class QuotaWatch(CallWaits):
         waits = self._of(target)
         if waits is None:
             return False
-        if isinstance(error, Throttled):
+        if isinstance(error, Fault) and error.provider_error is not None:
             waits.fault = error
+        if isinstance(error, Throttled):
             return True
         state = waits.state
         is_busy = bool(state.in_flight or state.waiting or state.paused_ms or state.out_targets)
@@ -186,7 +197,7 @@ class QuotaWatch(CallWaits):
         if out_since is not None and now - out_since >= self.give_up_seconds:
             who = target if quota.out_ms is None else quota.name
             reason = f"{time_text(now - out_since)} in which {who} did not answer"
-            return _parked(waits, reason, TargetUnavailable, longer)
+            return _parked(waits, reason, ProviderFailed, longer)
         since = waits.paused_since
         if since is not None and now - since >= self.give_up_seconds:
             reason = f"{time_text(now - since)} in which {quota.name} asked to slow down and answered nothing"
@@ -196,6 +207,8 @@ class QuotaWatch(CallWaits):
 
 def _parked(waits: _Waits, reason: str, kind: type[Fault], setting: str) -> ParkedTarget:
     """Why a target is given up, with the provider's own words where some are known."""
-    fault = waits.fault or kind()
-    said = None if fault.provider_error is None else fault.provider_error.message
-    return ParkedTarget(reason=reason, code=fault.code, error=said or fault.message, setting=setting or None)
+    if (fault := waits.fault) is None:
+        said = "none of its calls has ended, so the provider's own words are not known"
+        return ParkedTarget(reason=reason, code=kind.code, error=said, setting=setting or None)
+    words = None if fault.provider_error is None else fault.provider_error.message
+    return ParkedTarget(reason=reason, code=fault.code, error=words or fault.message, setting=setting or None)

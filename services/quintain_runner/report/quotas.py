@@ -60,7 +60,7 @@ def _line_text(quota: QuotaState) -> str | None:
         return None
     rate = quota.requests_per_minute
     limit = f"{quota.limit} in flight" if rate is None else f"{amount(round(rate, 1))} requests a minute"
-    paused = "" if quota.paused_ms is None else f", asked to wait {time_text(quota.paused_ms / 1000)}"
+    paused = "" if (quota.paused_ms or 0) < 1000 else f", asked to wait {time_text((quota.paused_ms or 0) / 1000)}"
     return f"{quota.waiting:,} wait for {quota.name}: {limit}{paused}, about {time_text(seconds)}"
 
 

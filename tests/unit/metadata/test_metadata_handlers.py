@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.credentials import SessionToken
+from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Fault, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
@@ -35,13 +36,16 @@ OPERATION_BODIES: dict[str, tuple[dict[str, object], set[str]]] = {
     "resume": ({"target": "a"}, {"admin"}),
     "workers": ({}, {"admin"}),
     "drain": ({"workerId": "w1"}, {"admin"}),
+    "quotas": ({}, {"session", "admin"}),
+    "set_quota": ({"quota": "team", "concurrency": 3, "reason": "a test"}, {"admin"}),
 }
 
 
 @pytest.fixture
 async def metadata() -> AsyncIterator[RunningMetadataService]:
     async with run_metadata_service() as alone:
-        await alone.ledger_driver.register("a", "b")
+        quota = QuotaCard(id="key", name="team", terms=QuotaTerms())
+        await alone.ledger_driver.register("a", "b", quota=quota)
         yield alone
 
 
@@ -109,15 +113,15 @@ async def test_a_question_nobody_can_read_is_a_bad_request(
 
 
 @pytest.mark.parametrize("operation", list(OPERATION_BODIES))
-async def test_open_and_amend_refuse_unknown_keys_and_other_operations_ignore_them(
+async def test_what_grants_refuses_unknown_keys_and_other_operations_ignore_them(
     metadata: RunningMetadataService, session: SessionOpened, operation: str
 ) -> None:
     token = session.token if "session" in OPERATION_BODIES[operation][1] else ADMIN_TOKEN
     body = {**operation_body(operation, session), "maxcalls": 5}
-    if operation not in {"open", "amend"}:
+    if operation not in {"open", "amend", "set_quota"}:
         assert await metadata.call_operation(operation, token, body)
         return
-    with pytest.raises(BadRequest, match="unknown key 'maxcalls'; did you mean 'maxCalls'"):
+    with pytest.raises(BadRequest, match="unknown key 'maxcalls'"):
         await metadata.call_operation(operation, token, body)
     assert (await metadata.call_operation("info", session.token))["maxCalls"] == 5
 
