@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.evaluation_folder import EXACT, EvaluationFolder, cases, write_evaluation
 
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest
@@ -25,6 +24,7 @@ from quintain_runner.report.progress_display import Lines, LiveTable
 from quintain_runner.report.quotas import MAX_CHANGES, QuotaHistory, wait_line
 from quintain_runner.report.summary import ExitCode, exit_line
 from quintain_runner.results.counts import ResumeState
+from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
 from support.fake_client import FakeClient, echo
 
 NOW = datetime(2026, 11, 26, 2, 30, tzinfo=UTC)
