@@ -23,9 +23,12 @@ TRIES = 3
 PAUSE_SECONDS = 10
 TIMEOUT_SECONDS = 6.0
 
+#: Each question has a manner of its own: a key that is refused at one would stop those of all others.
 CONFIG = """
 targets:
-  model: {{provider: openai, model: m, base_url: "{url}/v1", timeout_seconds: {timeout}, max_tries: {tries}}}
+  model:
+    {{provider: openai, model: m, base_url: "{url}/v1", adaptive: false,
+      timeout_seconds: {timeout}, max_tries: {tries}}}
 """
 
 
