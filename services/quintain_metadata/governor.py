@@ -17,7 +17,7 @@ from quintain_metadata.fair_queue import FairQueue, Waiting
 from quintain_metadata.limits import CutCause, Grant, Limits
 from quintain_metadata.outages import Outages
 
-#: How often one call tries whether a key is taken again that its provider refused, in seconds.
+#: How often one call tries whether a target's key is taken again that its provider refused, in seconds.
 REFUSED_TRY_SECONDS = 120.0
 
 _NO_BOUNDS: Mapping[str, int] = MappingProxyType({})
@@ -44,16 +44,28 @@ class QuotaFigures:
 
 @dataclass(slots=True)
 class _Quota:
-    """The state of one quota. ``next_try_at``: the provider refuses the key, and one call tries it then."""
+    """The state of one quota.
+
+    ``refused`` are the targets at which the provider refuses the key, each with the time of the next try.
+    ``answered_at`` is when a call to each target was answered last: a refusal of a call that was granted before is that
+    of its content or its model, and holds nothing. ``started`` are the targets that were ever tried.
+    """
 
     limits: Limits
     outages: Outages = field(default_factory=Outages)
     queue: FairQueue = field(default_factory=FairQueue)
-    next_try_at: float | None = None
+    refused: dict[str, float] = field(default_factory=dict)
+    answered_at: dict[str, float] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the key is refused at every target that was tried, or waits to be."""
+        return bool(self.refused) and self.started.union(self.queue.by_target) <= self.refused.keys()
 
     def wait_seconds(self, now: float, target: str) -> float:
         """How long until a call to this target may start; infinite where another one must end first."""
-        refused = 0.0 if self.next_try_at is None else self.next_try_at - now
+        refused = self.refused.get(target, now) - now
         return max(refused, self.outages.wait_seconds(now, target), self.limits.wait_seconds(now, target))
 
     def ready_targets(self, now: float, free_slots: Mapping[str, int]) -> set[str]:
@@ -66,8 +78,9 @@ class _Quota:
 
     def start(self, now: float, target: str) -> Grant:
         """Start a call."""
-        if self.next_try_at is not None:
-            self.next_try_at = now + REFUSED_TRY_SECONDS
+        if target in self.refused:
+            self.refused[target] = now + REFUSED_TRY_SECONDS
+        self.started.add(target)
         self.outages.started(now, target)
         return self.limits.start(now, target)
 
@@ -85,14 +98,16 @@ class _Quota:
                 return
             case TryOutcome.REFUSED:
                 self.limits.unknown(now, grant, is_sent=True)
-                self.next_try_at = now + REFUSED_TRY_SECONDS
+                if grant.at > self.answered_at.get(target, -math.inf):
+                    self.refused[target] = now + REFUSED_TRY_SECONDS
                 self.outages.ended(target)
                 return
             case TryOutcome.NOT_SENT | TryOutcome.UNKNOWN:
                 self.limits.unknown(now, grant, is_sent=report.outcome is TryOutcome.UNKNOWN)
                 self.outages.ended(target)
                 return
-        self.next_try_at = None
+        self.refused.pop(target, None)
+        self.answered_at[target] = now
         if self.outages.answered(now, target):
             self.limits.reopen_at_lowest(now)
 
@@ -116,7 +131,7 @@ class Governor:
             self._quotas[quota_id] = _Quota(Limits(smallest, now))
             return
         quota.limits.configure(smallest)
-        quota.next_try_at = None
+        quota.refused.clear()
 
     def offer(
         self, now: float, attempt_id: str, quota_id: str, target: str, free_slots: Mapping[str, int] = _NO_BOUNDS
@@ -182,9 +197,9 @@ class Governor:
         self.end(now, attempt_id, TryReport(outcome=TryOutcome.UNKNOWN))
 
     def is_probe(self, attempt_id: str) -> bool:
-        """Whether a granted call tries a target that is out, or a key that is refused."""
+        """Whether a granted call tries a target that is out, or at which its key is refused."""
         quota, grant = self._running[attempt_id]
-        return quota.next_try_at is not None or grant.target in quota.outages.out_targets()
+        return grant.target in quota.refused or grant.target in quota.outages.out_targets()
 
     def due_at(self, now: float, free_slots: Mapping[str, int] = _NO_BOUNDS) -> float:
         """When a waiting call may start by time alone; infinite where only the end of another one lets it start.
@@ -240,5 +255,5 @@ def _figures(now: float, quota_id: str, quota: _Quota) -> QuotaFigures:
         last_cut=limits.last_cut,
         out_targets=quota.outages.out_targets(),
         out_since=quota.outages.out_since,
-        is_refused=quota.next_try_at is not None,
+        is_refused=quota.is_refused,
     )

@@ -251,6 +251,22 @@ def test_a_key_that_is_refused_starts_one_call_in_two_minutes_until_it_is_answer
     assert not figures(on, 206).is_refused
 
 
+def test_a_refusal_of_one_model_or_one_call_holds_no_neighbour() -> None:
+    on, refused = governor(), TryReport(outcome=TryOutcome.REFUSED)
+    wait(on, "a", "b", target="forbidden")
+    wait(on, "c", "d", "e", target="t")
+    assert set(granted(on, 0)) == {"a", "b", "c", "d", "e"}
+    on.end(1, "a", refused)
+    on.end(2, "c", ANSWERED)
+    on.end(3, "d", refused)
+    wait(on, "f", target="forbidden")
+    wait(on, "g", target="t")
+    assert granted(on, 4) == ["g"]
+    assert not figures(on, 4).is_refused
+    on.end(5, "g", refused)
+    assert figures(on, 5).is_refused
+
+
 def test_a_call_that_waits_is_not_offered_a_place_and_a_full_target_has_none() -> None:
     on = governor()
     wait(on, "a")
