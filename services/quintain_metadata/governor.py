@@ -17,9 +17,6 @@ from quintain_metadata.fair_queue import FairQueue, Waiting
 from quintain_metadata.limits import CutCause, Grant, Limits
 from quintain_metadata.outages import Outages
 
-#: How often one call tries whether a target's key is taken again that its provider refused, in seconds.
-REFUSED_TRY_SECONDS = 120.0
-
 _NO_BOUNDS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -46,27 +43,26 @@ class QuotaFigures:
 class _Quota:
     """The state of one quota.
 
-    ``refused`` are the targets at which the provider refuses the key, each with the time of the next try.
+    ``refused`` are the targets at which the provider refuses the key. Nothing waits for that: each caller is told.
     ``answered_at`` is when a call to each target was answered last: a refusal of a call that was granted before is that
-    of its content or its model, and holds nothing. ``started`` are the targets that were ever tried.
+    of its content or its model. ``started`` are the targets that were ever tried.
     """
 
     limits: Limits
     outages: Outages = field(default_factory=Outages)
     queue: FairQueue = field(default_factory=FairQueue)
-    refused: dict[str, float] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     answered_at: dict[str, float] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
 
     @property
     def is_refused(self) -> bool:
         """Whether the key is refused at every target that was tried, or waits to be."""
-        return bool(self.refused) and self.started.union(self.queue.by_target) <= self.refused.keys()
+        return bool(self.refused) and self.started.union(self.queue.by_target) <= self.refused
 
     def wait_seconds(self, now: float, target: str) -> float:
         """How long until a call to this target may start; infinite where another one must end first."""
-        refused = self.refused.get(target, now) - now
-        return max(refused, self.outages.wait_seconds(now, target), self.limits.wait_seconds(now, target))
+        return max(self.outages.wait_seconds(now, target), self.limits.wait_seconds(now, target))
 
     def ready_targets(self, now: float, free_slots: Mapping[str, int]) -> set[str]:
         """The targets of which a waiting call may start now."""
@@ -78,8 +74,6 @@ class _Quota:
 
     def start(self, now: float, target: str) -> Grant:
         """Start a call."""
-        if target in self.refused:
-            self.refused[target] = now + REFUSED_TRY_SECONDS
         self.started.add(target)
         self.outages.started(now, target)
         return self.limits.start(now, target)
@@ -99,14 +93,14 @@ class _Quota:
             case TryOutcome.REFUSED:
                 self.limits.unknown(now, grant, is_sent=True)
                 if grant.at > self.answered_at.get(target, -math.inf):
-                    self.refused[target] = now + REFUSED_TRY_SECONDS
+                    self.refused.add(target)
                 self.outages.ended(target)
                 return
             case TryOutcome.NOT_SENT | TryOutcome.UNKNOWN:
                 self.limits.unknown(now, grant, is_sent=report.outcome is TryOutcome.UNKNOWN)
                 self.outages.ended(target)
                 return
-        self.refused.pop(target, None)
+        self.refused.discard(target)
         self.answered_at[target] = now
         if self.outages.answered(now, target):
             self.limits.reopen_at_lowest(now)
@@ -123,7 +117,7 @@ class Governor:
     def configure(self, now: float, quota_id: str, terms: Iterable[QuotaTerms]) -> None:
         """Take over a quota's terms; where several workers or an administrator name others, the smallest counts.
 
-        What runs goes on. A key that was refused is tried again.
+        What runs goes on. A key that was refused counts as one that was not tried.
         """
         smallest = smallest_terms(terms)
         quota = self._quotas.get(quota_id)
@@ -197,9 +191,9 @@ class Governor:
         self.end(now, attempt_id, TryReport(outcome=TryOutcome.UNKNOWN))
 
     def is_probe(self, attempt_id: str) -> bool:
-        """Whether a granted call tries a target that is out, or at which its key is refused."""
+        """Whether a granted call tries a target that is out."""
         quota, grant = self._running[attempt_id]
-        return grant.target in quota.refused or grant.target in quota.outages.out_targets()
+        return grant.target in quota.outages.out_targets()
 
     def due_at(self, now: float, free_slots: Mapping[str, int] = _NO_BOUNDS) -> float:
         """When a waiting call may start by time alone; infinite where only the end of another one lets it start.

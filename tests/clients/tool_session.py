@@ -30,12 +30,13 @@ CONFIG = """
 targets:
   judge:
     provider: openai
+    adaptive: false
     model: served
     base_url: "{url}/v1"
     max_tries: 1
     price: {input_per_million: 1000, output_per_million: 2000}
-  limited: {provider: openai, model: served, base_url: "{url}/v1", max_tries: 1}
-  claude: {provider: anthropic, model: served, base_url: "{url}", max_tries: 1}
+  limited: {provider: openai, model: served, base_url: "{url}/v1", max_tries: 1, adaptive: false}
+  claude: {provider: anthropic, model: served, base_url: "{url}", max_tries: 1, adaptive: false}
   forbidden: {provider: mock}
 """
 ALLOWED = ["judge", "limited", "claude"]

@@ -142,6 +142,7 @@ async def outcomes(folder: Path, failure: Failure | None, deadline_seconds: floa
         targets = {
             way.replace(" ", "_"): {
                 "provider": "anthropic" if wire is ANTHROPIC else "openai",
+                "adaptive": False,
                 "base_url": url if wire is ANTHROPIC else f"{url}/v1",
                 "model": way,
                 "max_tries": 2,

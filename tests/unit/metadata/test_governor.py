@@ -9,7 +9,7 @@ import pytest
 from governor import SCENES
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
 from quintain_metadata.fair_queue import Priority, Waiting
-from quintain_metadata.governor import REFUSED_TRY_SECONDS, Governor, QuotaFigures, smallest_terms
+from quintain_metadata.governor import Governor, QuotaFigures, smallest_terms
 from quintain_metadata.limits import MAX_PAUSE_SECONDS, CutCause
 from quintain_metadata.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
 
@@ -231,27 +231,23 @@ def test_one_target_that_fails_alone_is_out_alone() -> None:
     assert granted(on, 1, bad=5, good=5) == [f"good{number}" for number in range(1, 6)]
 
 
-def test_a_key_that_is_refused_starts_one_call_in_two_minutes_until_it_is_answered_or_configured_again() -> None:
-    on = governor()
+def test_a_refused_key_is_told_and_holds_no_call_until_it_is_answered_or_configured_again() -> None:
+    on, refused = governor(), TryReport(outcome=TryOutcome.REFUSED)
     wait(on, "a", "b")
-    on.end(1, granted(on, 0)[0], TryReport(outcome=TryOutcome.REFUSED))
-    wait(on, "c", "d", "e", "f")
-    assert granted(on, 100) == []
-    assert on.due_at(100) == 1 + REFUSED_TRY_SECONDS
-    assert figures(on, 100).is_refused
-    assert granted(on, 200) == ["c"]
-    assert on.is_probe("c")
-    assert granted(on, 201) == []
-    on.end(202, "c", TryReport(outcome=TryOutcome.REFUSED))
-    assert granted(on, 203) == []
-    on.configure(204, "key", [QuotaTerms()])
-    assert granted(on, 204) == ["d", "e", "f"]
-    on.end(205, "d", TryReport(outcome=TryOutcome.REFUSED))
-    on.end(206, "e", ANSWERED)
-    assert not figures(on, 206).is_refused
+    on.end(1, granted(on, 0)[0], refused)
+    assert figures(on, 1).is_refused
+    wait(on, "c")
+    assert granted(on, 2) == ["c"]
+    on.end(3, "c", ANSWERED)
+    assert not figures(on, 3).is_refused
+    wait(on, "d")
+    on.end(5, granted(on, 4)[0], refused)
+    assert figures(on, 5).is_refused
+    on.configure(6, "key", [QuotaTerms()])
+    assert not figures(on, 6).is_refused
 
 
-def test_a_refusal_of_one_model_or_one_call_holds_no_neighbour() -> None:
+def test_a_refusal_of_one_model_or_one_call_is_none_of_the_key() -> None:
     on, refused = governor(), TryReport(outcome=TryOutcome.REFUSED)
     wait(on, "a", "b", target="forbidden")
     wait(on, "c", "d", "e", target="t")
@@ -261,7 +257,7 @@ def test_a_refusal_of_one_model_or_one_call_holds_no_neighbour() -> None:
     on.end(3, "d", refused)
     wait(on, "f", target="forbidden")
     wait(on, "g", target="t")
-    assert granted(on, 4) == ["g"]
+    assert granted(on, 4) == ["f", "g"]
     assert not figures(on, 4).is_refused
     on.end(5, "g", refused)
     assert figures(on, 5).is_refused

@@ -296,15 +296,12 @@ async def test_what_cannot_be_set_is_refused(desk: QueueDriver, fields: dict[str
         await set_quota(desk, **fields)
 
 
-async def test_of_a_key_that_is_refused_a_probe_says_so(desk: QueueDriver, session: SessionOpened) -> None:
+async def test_a_refused_key_is_told_and_holds_no_call(desk: QueueDriver, session: SessionOpened) -> None:
     await desk.admit(session, "r1")
     refused = TryReport(outcome=TryOutcome.REFUSED)
     await desk.settle(desk.attempt_of("r1"), AttemptOutcome.REFUND, refused)
-    assert await desk.admit(session, "r2") == ["waits"]
     assert desk.state().refused
-    desk.now += 121
-    await desk.queue.grant_quotas()
-    assert desk.answers[desk.attempt_of("r2")].is_probe
+    assert await desk.admit(session, "r2") != ["waits"]
 
 
 STEPS = st.lists(
