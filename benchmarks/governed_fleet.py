@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quintain.contracts.quota import QuotaTerms, RateReport, TryOutcome, TryReport
-from quintain_metadata.fair_queue import DEFAULT_WEIGHT, Priority, Waiting
-from quintain_metadata.governor import Governor
+from quintain_metadata.quotas.fair_queue import DEFAULT_WEIGHT, Priority, Waiting
+from quintain_metadata.quotas.governor import Governor
 from simulated_providers import IsDown, Limiter, never_down
 
 #: Seconds from a grant to the provider, and from the provider's answer to the governor.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from governed_fleet import Fleet, Scene, SessionLoad
 from quintain.contracts.quota import QuotaTerms, TryOutcome
-from quintain_metadata.outages import MAX_PROBE_SECONDS
+from quintain_metadata.quotas.outages import MAX_PROBE_SECONDS
 from simulated_providers import EXACT, RETRY_AFTER_2, InFlight, Limiter, TokenBucket, Unlimited, Window
 
 #: What a rate's scene must reach after the first minute: the part of the limit, and the part of answers that are 429,

@@ -22,10 +22,10 @@ from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, Settle, TargetCard
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain_metadata import leases, sessions
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.store import Ledger
+from quintain_metadata.ledger import leases, sessions
+from quintain_metadata.store.base import Ledger
+from quintain_metadata.store.opening import open_ledger
 
 WORKER = "w1"
 ROUNDS, SETTLES_PER_ROUND = 10, 50

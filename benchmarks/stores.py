@@ -35,10 +35,10 @@ from quintain.contracts.ledger import (
     TargetCard,
 )
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain_metadata import leases, sessions
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.store import Ledger, Moment, SqlProgram
+from quintain_metadata.ledger import leases, sessions
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram
+from quintain_metadata.store.opening import open_ledger
 from servers import durable_postgres, fresh_database
 
 STORES = ("sqlite", "postgres")

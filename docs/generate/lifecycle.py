@@ -6,7 +6,7 @@ from collections import defaultdict
 from html import escape
 
 from generate.markdown import code, table
-from quintain_metadata.lifecycle import (
+from quintain_metadata.ledger.lifecycle import (
     COUNTED_STATES,
     MAX_ATTEMPTS,
     MAX_UNCOUNTED_ATTEMPTS,

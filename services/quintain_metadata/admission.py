@@ -30,14 +30,14 @@ from quintain.observe.semconv import ledger_admit_span
 from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_metadata.call_rows import CallKey, CallRow, read_capacities
-from quintain_metadata.calls import CallOperations
-from quintain_metadata.decisions import AdmitOperation, DeferReason, Deferred
-from quintain_metadata.fair_queue import Waiting
-from quintain_metadata.lifecycle import CallState
+from quintain_metadata.ledger.call_rows import CallKey, CallRow, read_capacities
+from quintain_metadata.ledger.calls import CallOperations
+from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
+from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.quota_admission import QuotaAdmission
-from quintain_metadata.store import Ledger, Operation, Returned
+from quintain_metadata.quotas.fair_queue import Waiting
+from quintain_metadata.quotas.quota_admission import QuotaAdmission
+from quintain_metadata.store.base import Ledger, Operation, Returned
 from quintain_metadata.waiting import SendAnswer, WaitingAdmit, WaitingAdmits, read_capacity, read_ready
 
 log = logging.getLogger(__name__)

@@ -29,11 +29,11 @@ from quintain.observe.semconv import process_span
 from quintain.rpc.server import delivery_context, delivery_credential, request_id_of, result_or_fault, send_reply
 from quintain.timings import Timings
 from quintain.topology import DEAD, DEAD_QUEUE, DELIVERY_LIMIT, POISON
-from quintain_metadata import calls, replies, sessions
-from quintain_metadata.call_rows import CallRow
-from quintain_metadata.lifecycle import CallState
+from quintain_metadata.ledger import calls, replies, sessions
+from quintain_metadata.ledger.call_rows import CallRow
+from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.routing import forwarded_headers
-from quintain_metadata.store import Ledger, Moment, SqlProgram
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram
 
 log = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain.errors import BudgetUnavailable, BusError, Fault, Unroutable
 from quintain.rpc.server import log_defect
 from quintain.topology import EVENTS, FLEET_KEY, target_queue
-from quintain_metadata import leases, targets
+from quintain_metadata.ledger import leases, targets
 from quintain_metadata.metrics import CallCounter
-from quintain_metadata.store import Ledger, SqlProgram, execute, fetch_one
+from quintain_metadata.store.base import Ledger, SqlProgram, execute, fetch_one
 
 #: What is told of a worker that reaches a drain state.
 _DRAIN_EVENTS = {DrainState.DRAINING: WorkerEvent.DRAINING, DrainState.DRAINED: WorkerEvent.DRAINED}

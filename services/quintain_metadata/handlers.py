@@ -59,12 +59,13 @@ from quintain.rpc.server import delivery_context, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
-from quintain_metadata import call_rows, calls, leases, quotas, sessions, targets
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.events import read_fleet
-from quintain_metadata.lifecycle import CallState
-from quintain_metadata.session_rows import SessionRow, load_session
-from quintain_metadata.store import Ledger, Lookup, Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.ledger import call_rows, calls, leases, sessions, targets
+from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.ledger.session_rows import SessionRow, load_session
+from quintain_metadata.quotas import quota_rows
+from quintain_metadata.store.base import Ledger, Lookup, Moment, SqlProgram, execute, fetch_one
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +289,7 @@ async def _set_quota(
     request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None
 ) -> Message:
     settings = await request_handler.run_operation(
-        SET_QUOTA, Role.ADMINISTRATOR, lambda moment, request, _: quotas.set_quota(moment, request), delivery, token
+        SET_QUOTA, Role.ADMINISTRATOR, lambda moment, request, _: quota_rows.set_quota(moment, request), delivery, token
     )
     await request_handler.admission_queue.quotas.refresh()
     return settings

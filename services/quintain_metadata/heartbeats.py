@@ -26,8 +26,8 @@ from quintain.rpc.server import result_or_fault, send_reply
 from quintain.runtime.concurrency import Batcher
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import admit_topology
-from quintain_metadata import leases
-from quintain_metadata.store import LeaseExpiry, Ledger, Moment, SqlProgram
+from quintain_metadata.ledger import leases
+from quintain_metadata.store.base import LeaseExpiry, Ledger, Moment, SqlProgram
 
 log = logging.getLogger(__name__)
 

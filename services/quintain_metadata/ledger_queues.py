@@ -15,10 +15,10 @@ from quintain.observe.spans import error_type_of, record_finished_span, valid_tr
 from quintain.rpc.server import log_defect, send_reply
 from quintain.timings import Timings
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.call_rows import CallRow
+from quintain_metadata.ledger.call_rows import CallRow
+from quintain_metadata.ledger.replies import AdmitReplySender, LargeReplays
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.replies import AdmitReplySender, LargeReplays
-from quintain_metadata.store import Ledger
+from quintain_metadata.store.base import Ledger
 
 log = logging.getLogger(__name__)
 

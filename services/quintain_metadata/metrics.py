@@ -25,10 +25,10 @@ from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable
 from quintain.observe.metrics import ServiceMetrics
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_metadata import targets
-from quintain_metadata.lifecycle import CallState
-from quintain_metadata.sessions import IS_NOT_COMMITTED
-from quintain_metadata.store import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one
+from quintain_metadata.ledger import targets
+from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.ledger.sessions import IS_NOT_COMMITTED
+from quintain_metadata.store.base import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one
 
 _LOG_BASE = math.log(BUCKET_BASE)
 

@@ -35,10 +35,10 @@ from quintain.rpc.server import (
 )
 from quintain.timings import Timings
 from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
-from quintain_metadata import call_rows, calls, sessions, targets
-from quintain_metadata.session_rows import SessionRow
-from quintain_metadata.store import Ledger, Moment, SqlProgram
-from quintain_metadata.targets import RouteRequest, unknown_target
+from quintain_metadata.ledger import call_rows, calls, sessions, targets
+from quintain_metadata.ledger.session_rows import SessionRow
+from quintain_metadata.ledger.targets import RouteRequest, unknown_target
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram
 
 log = logging.getLogger(__name__)
 

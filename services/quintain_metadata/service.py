@@ -33,16 +33,17 @@ from quintain.topology import (
     Queue,
     target_topology,
 )
-from quintain_metadata import calls, handlers, leases, retention, targets
+from quintain_metadata import handlers
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
 from quintain_metadata.events import FleetEvents
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
+from quintain_metadata.ledger import calls, leases, retention, targets
 from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
 from quintain_metadata.routing import Router
-from quintain_metadata.store import Ledger
+from quintain_metadata.store.base import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionState
-from quintain_metadata.call_rows import CallKey, read_capacities
-from quintain_metadata.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
-from quintain_metadata.store import AdvisoryLock, Lookup, Moment, SqlProgram
+from quintain_metadata.ledger.call_rows import CallKey, read_capacities
+from quintain_metadata.ledger.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
+from quintain_metadata.store.base import AdvisoryLock, Lookup, Moment, SqlProgram
 
 
 @dataclass(frozen=True, slots=True)

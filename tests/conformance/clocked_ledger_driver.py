@@ -20,9 +20,9 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.session import Info, SessionOpened
 from quintain.errors import Fault, ProviderFailed
-from quintain_metadata import audit, calls, leases, sessions
-from quintain_metadata.decisions import AdmitOperation, Deferred
-from quintain_metadata.store import Moment, SqlProgram
+from quintain_metadata.ledger import audit, calls, leases, sessions
+from quintain_metadata.ledger.decisions import AdmitOperation, Deferred
+from quintain_metadata.store.base import Moment, SqlProgram
 from support.ledger_driver import LedgerClient, result
 from support.ledger_operations import alone
 

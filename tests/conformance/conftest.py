@@ -11,7 +11,7 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from conformance.transports import Transport, open_transport
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
-from quintain_metadata.opening import open_ledger
+from quintain_metadata.store.opening import open_ledger
 from support.thread_host import ThreadHost, thread_host
 
 

@@ -9,7 +9,8 @@ from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, OpenChild
 from quintain.contracts.session import Info, SessionOpened, SessionState
 from quintain.errors import ForbiddenTarget, Unauthorized
-from quintain_metadata import handlers, sessions
+from quintain_metadata import handlers
+from quintain_metadata.ledger import sessions
 
 
 async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **altered: object) -> SessionOpened:

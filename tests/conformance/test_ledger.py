@@ -28,12 +28,12 @@ from quintain.errors import (
     TimedOut,
     Unauthorized,
 )
-from quintain_metadata import calls, sessions
-from quintain_metadata.calls import LOST_SETTLE_MS
-from quintain_metadata.decisions import Deferred
-from quintain_metadata.lifecycle import LOSSES_BEFORE_ALONE
-from quintain_metadata.replies import LargeReplay, read_replay
-from quintain_metadata.store import Moment, SqlProgram
+from quintain_metadata.ledger import calls, sessions
+from quintain_metadata.ledger.calls import LOST_SETTLE_MS
+from quintain_metadata.ledger.decisions import Deferred
+from quintain_metadata.ledger.lifecycle import LOSSES_BEFORE_ALONE
+from quintain_metadata.ledger.replies import LargeReplay, read_replay
+from quintain_metadata.store.base import Moment, SqlProgram
 
 
 async def test_a_call_is_charged_once_from_its_admit_to_its_result(ledger_driver: ClockedLedgerDriver) -> None:

@@ -9,8 +9,8 @@ from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import AttemptOutcome, DrainState, Heartbeat, LeaseRenewed, Register, TargetCard
 from quintain.contracts.session import PauseTarget, ResumeTarget, TargetPause, WorkerList
 from quintain.errors import BadRequest, UnknownTarget
-from quintain_metadata import leases, targets
-from quintain_metadata.decisions import Deferred
+from quintain_metadata.ledger import leases, targets
+from quintain_metadata.ledger.decisions import Deferred
 
 
 async def pause(ledger_driver: ClockedLedgerDriver, seconds: float, target: str = "a") -> TargetPause:

@@ -10,11 +10,11 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import BudgetExhausted, Unauthorized
-from quintain_metadata import replies
-from quintain_metadata.call_rows import CallRow
-from quintain_metadata.calls import CallOperations
-from quintain_metadata.decisions import DeferReason, Deferred
-from quintain_metadata.store import Moment, Operation, SqlProgram, SqlValue, execute
+from quintain_metadata.ledger import replies
+from quintain_metadata.ledger.call_rows import CallRow
+from quintain_metadata.ledger.calls import CallOperations
+from quintain_metadata.ledger.decisions import DeferReason, Deferred
+from quintain_metadata.store.base import Moment, Operation, SqlProgram, SqlValue, execute
 from support.ledger_operations import (
     admit_operation,
     assert_ledger_consistent,

@@ -10,9 +10,9 @@ from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome, CallKey
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Cancelled, ForbiddenTarget, RequestConflict, Throttled, Unauthorized
-from quintain_metadata.calls import CancelResult
-from quintain_metadata.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
-from quintain_metadata.targets import MAX_PAUSE_MS
+from quintain_metadata.ledger.calls import CancelResult
+from quintain_metadata.ledger.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
+from quintain_metadata.ledger.targets import MAX_PAUSE_MS
 
 REFUSED = ("cancelled", False)
 KEPT = ("cancelled", True)

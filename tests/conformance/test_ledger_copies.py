@@ -8,8 +8,8 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BadRequest
-from quintain_metadata.calls import CancelResult
-from quintain_metadata.decisions import CLOCK_TOLERANCE_SECONDS, DeferReason, Deferred
+from quintain_metadata.ledger.calls import CancelResult
+from quintain_metadata.ledger.decisions import CLOCK_TOLERANCE_SECONDS, DeferReason, Deferred
 
 LEASE_MS = 16_000
 

@@ -9,10 +9,10 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionState
-from quintain_metadata import sessions, targets
+from quintain_metadata.ledger import sessions, targets
 from quintain_metadata.metrics import read_gauges
-from quintain_metadata.opening import open_ledger, open_snapshot
-from quintain_metadata.schema import SCHEMA_VERSION
+from quintain_metadata.store.opening import open_ledger, open_snapshot
+from quintain_metadata.store.schema import SCHEMA_VERSION
 
 
 async def test_the_figures_count_what_is_open(ledger_driver: ClockedLedgerDriver) -> None:

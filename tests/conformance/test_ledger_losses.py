@@ -7,9 +7,9 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
-from quintain_metadata import calls
-from quintain_metadata.decisions import AdmitOperation
-from quintain_metadata.lifecycle import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
+from quintain_metadata.ledger import calls
+from quintain_metadata.ledger.decisions import AdmitOperation
+from quintain_metadata.ledger.lifecycle import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
 
 LEASE_MS = 16_000
 

@@ -38,19 +38,19 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import AmendSession, OpenSession, SessionOpened, SessionState
 from quintain.errors import Cancelled, Fault, ProviderFailed, Throttled
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata import audit, calls, leases, sessions
-from quintain_metadata.calls import LOST_SETTLE_MS, CancelResult
-from quintain_metadata.decisions import DUPLICATE_WAIT_MS, AdmitOperation, Deferred
-from quintain_metadata.lifecycle import (
+from quintain_metadata.ledger import audit, calls, leases, sessions
+from quintain_metadata.ledger.calls import LOST_SETTLE_MS, CancelResult
+from quintain_metadata.ledger.decisions import DUPLICATE_WAIT_MS, AdmitOperation, Deferred
+from quintain_metadata.ledger.lifecycle import (
     COUNTED_STATES,
     LOSSES_BEFORE_ALONE,
     MAX_ATTEMPTS,
     MAX_UNCOUNTED_ATTEMPTS,
     CallState,
 )
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.session_rows import SessionRow
-from quintain_metadata.store import Ledger, Moment, SqlProgram, execute
+from quintain_metadata.ledger.session_rows import SessionRow
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram, execute
+from quintain_metadata.store.opening import open_ledger
 from support.ledger_operations import alone
 from support.servers.postgres_sql import run_sql
 

@@ -11,8 +11,8 @@ from quintain.contracts.credentials import digest, make_proof
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Fault, Unauthorized
-from quintain_metadata.calls import CallOperations
-from quintain_metadata.decisions import AdmitOperation
+from quintain_metadata.ledger.calls import CallOperations
+from quintain_metadata.ledger.decisions import AdmitOperation
 from support.ledger_operations import alone
 
 DEADLINE = int(time.time() * 1000) + 3_600_000

@@ -7,7 +7,8 @@ from quintain.contracts.fleet import SetQuota
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import Register, TargetCard
 from quintain.contracts.quota import QuotaCard, QuotaTerms
-from quintain_metadata import leases, quotas
+from quintain_metadata.ledger import leases
+from quintain_metadata.quotas import quota_rows
 
 
 async def register(driver: ClockedLedgerDriver, incarnation: str, **terms: object) -> None:
@@ -17,8 +18,8 @@ async def register(driver: ClockedLedgerDriver, incarnation: str, **terms: objec
     await driver.ledger.transact(lambda moment: leases.register_worker(driver.with_clock(moment).now, request))
 
 
-async def read(driver: ClockedLedgerDriver) -> quotas.QuotaRegistration:
-    found, _ = await driver.ledger.transact(lambda moment: quotas.read_quotas(driver.with_clock(moment)))
+async def read(driver: ClockedLedgerDriver) -> quota_rows.QuotaRegistration:
+    found, _ = await driver.ledger.transact(lambda moment: quota_rows.read_quotas(driver.with_clock(moment)))
     return found["key"]
 
 
@@ -33,7 +34,7 @@ async def test_the_smallest_numbers_of_live_workers_count_and_what_is_set_goes_b
     for fields in ({"requests_per_minute": 200.5}, {"concurrency": 90}):
         request = SetQuota.model_validate({"quota": "team", "reason": "more was bought", **fields})
         settings = await ledger_driver.ledger.transact(
-            lambda moment, request=request: quotas.set_quota(moment, request)  # type: ignore[misc]
+            lambda moment, request=request: quota_rows.set_quota(moment, request)  # type: ignore[misc]
         )
     assert (settings.requests_per_minute, settings.concurrency) == (200.5, 90)
     terms = (await read(ledger_driver)).terms
@@ -43,14 +44,14 @@ async def test_the_smallest_numbers_of_live_workers_count_and_what_is_set_goes_b
 async def test_attempts_of_lost_workers_and_ended_calls_run_no_more(ledger_driver: ClockedLedgerDriver) -> None:
     session = await ledger_driver.open_session()
     granted = [await ledger_driver.admit_granted(session, name) for name in ("r1", "r2")]
-    running = await ledger_driver.ledger.transact(quotas.read_running)
+    running = await ledger_driver.ledger.transact(quota_rows.read_running)
     assert {call.attempt_id for call in running} == {each.attempt_id for each in granted}
     asked = [(call.session_id, call.request_id, call.attempt_id) for call in running]
     asked.append((session.session_id, "r1", "another"))
 
     async def lost() -> set[str]:
         return await ledger_driver.ledger.transact(
-            lambda moment: quotas.read_lost(ledger_driver.with_clock(moment), asked)
+            lambda moment: quota_rows.read_lost(ledger_driver.with_clock(moment), asked)
         )
 
     assert await lost() == {"another"}

@@ -11,8 +11,8 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionOpened, SessionState
 from quintain.errors import BadRequest, BudgetExhausted, Unauthorized
-from quintain_metadata import calls, sessions
-from quintain_metadata.store import Moment, SqlProgram
+from quintain_metadata.ledger import calls, sessions
+from quintain_metadata.store.base import Moment, SqlProgram
 
 
 @pytest.fixture(autouse=True)

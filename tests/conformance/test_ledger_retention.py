@@ -11,11 +11,11 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionOpened, SessionState
 from quintain.errors import ConfigError, Unauthorized
-from quintain_metadata import replies, retention, sessions
-from quintain_metadata import retention as rules
-from quintain_metadata.audit import export_page, verify_counters
-from quintain_metadata.replies import REPLY_RETENTION_MS as DAY
-from quintain_metadata.store import SqlProgram
+from quintain_metadata.ledger import replies, retention, sessions
+from quintain_metadata.ledger import retention as rules
+from quintain_metadata.ledger.audit import export_page, verify_counters
+from quintain_metadata.ledger.replies import REPLY_RETENTION_MS as DAY
+from quintain_metadata.store.base import SqlProgram
 
 
 async def called(driver: ClockedLedgerDriver, session: SessionOpened, *request_ids: str) -> None:

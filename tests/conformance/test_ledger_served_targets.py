@@ -7,7 +7,7 @@ from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import DrainState, Heartbeat, Register, TargetCard
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata import leases, targets
+from quintain_metadata.ledger import leases, targets
 
 LEASE_MS = DEFAULT_TIMINGS.lease_ms
 

@@ -8,8 +8,8 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.contracts.session import SessionOpened
-from quintain_metadata import calls, sessions
-from quintain_metadata.store import Moment, SqlProgram
+from quintain_metadata.ledger import calls, sessions
+from quintain_metadata.store.base import Moment, SqlProgram
 from support.ledger_operations import alone
 
 

@@ -7,7 +7,7 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import SessionOpened, TargetUsage
 from quintain.errors import ProviderFailed
-from quintain_metadata import audit, sessions
+from quintain_metadata.ledger import audit, sessions
 
 USED = TokenUsage(input=3, output=2)
 

@@ -13,7 +13,7 @@ import pytest
 
 from faults.ledger_calls import LedgerCall
 from faults.scenario import CallOutcome, ScenarioReport, ScenarioResult
-from quintain_metadata.lifecycle import CallState
+from quintain_metadata.ledger.lifecycle import CallState
 from support.process_fleet import ProcessFleet
 from support.servers.rabbitmq_admin import BrokerAdmin
 

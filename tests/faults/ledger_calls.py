@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from quintain_metadata.audit import FaultCode
-from quintain_metadata.lifecycle import COUNTED_STATES, CallState
-from quintain_metadata.opening import open_snapshot
-from quintain_metadata.store import execute
+from quintain_metadata.ledger.audit import FaultCode
+from quintain_metadata.ledger.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.store.base import execute
+from quintain_metadata.store.opening import open_snapshot
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from faults.scenario import (
     wait_until_idle,
 )
 from quintain.contracts.invoke import InvokeRequest
-from quintain_metadata.lifecycle import CallState
+from quintain_metadata.ledger.lifecycle import CallState
 from support.process_fleet import ProcessFleet
 from support.recording_bus import recording_client
 from support.serve_with_faults import CLOCK_AHEAD_VARIABLE

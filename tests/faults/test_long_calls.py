@@ -13,7 +13,7 @@ import pytest
 from faults.ledger_calls import read_calls
 from faults.load import is_long
 from quintain.contracts.invoke import InvokeRequest
-from quintain_metadata.lifecycle import CallState
+from quintain_metadata.ledger.lifecycle import CallState
 from support.process_fleet import ProcessFleet
 from support.quick import lease_variable
 from support.recording_bus import recording_client

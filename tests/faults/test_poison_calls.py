@@ -11,7 +11,7 @@ import pytest
 from faults.invariants import InvariantChecker
 from faults.scenario import FaultScenario, config_with_limit, no_fault
 from quintain.errors import WorkerLost
-from quintain_metadata.lifecycle import MAX_ATTEMPTS, CallState
+from quintain_metadata.ledger.lifecycle import MAX_ATTEMPTS, CallState
 from support.process_fleet import ProcessFleet
 from support.quick import lease_variable
 

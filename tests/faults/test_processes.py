@@ -15,7 +15,7 @@ from faults.load import BATCH_AND_LOAD, LOAD_LEASE_SECONDS, TAKEOVER_SECONDS, Lo
 from faults.scenario import MAX_CONCURRENCY, FaultScenario, no_fault
 from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.lifecycle import MAX_ATTEMPTS
+from quintain_metadata.ledger.lifecycle import MAX_ATTEMPTS
 from support.crashing_bus import CrashPoint
 from support.process_fleet import Process, ProcessFleet
 from support.quick import lease_variable

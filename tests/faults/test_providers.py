@@ -13,7 +13,7 @@ from faults.invariants import InvariantChecker
 from faults.load import is_long
 from faults.scenario import FaultScenario, ScenarioResult, no_fault
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.lifecycle import CallState
+from quintain_metadata.ledger.lifecycle import CallState
 from support.model_server import ModelServer, ReceivedRequest, ScriptedResponse, model_server
 from support.model_wires import CHAT
 from support.process_fleet import ProcessFleet, process_fleet

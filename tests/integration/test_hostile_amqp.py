@@ -36,10 +36,10 @@ from quintain.topology import (
     Exchange,
     exclusive_reply_topology,
 )
-from quintain_metadata import sessions
-from quintain_metadata.opening import open_ledger
+from quintain_metadata.ledger import sessions
 from quintain_metadata.service import MetadataService
-from quintain_metadata.store import Ledger
+from quintain_metadata.store.base import Ledger
+from quintain_metadata.store.opening import open_ledger
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
 from support.observed_fleet import CARD, StubProvider

@@ -6,8 +6,8 @@ import asyncio
 import random
 
 from quintain.contracts.ledger import AttemptOutcome
-from quintain_metadata.calls import CallOperations
-from quintain_metadata.store import Ledger
+from quintain_metadata.ledger.calls import CallOperations
+from quintain_metadata.store.base import Ledger
 from support.ledger_operations import (
     WORKER,
     assert_ledger_consistent,

@@ -20,9 +20,9 @@ from quintain.contracts.ledger import Admission, AttemptOutcome, Heartbeat
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Cancelled, Fault
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata import calls, leases
-from quintain_metadata.calls import CancelResult
-from quintain_metadata.store import (
+from quintain_metadata.ledger import calls, leases
+from quintain_metadata.ledger.calls import CancelResult
+from quintain_metadata.store.base import (
     AdvisoryLock,
     ForEach,
     Ledger,

@@ -14,15 +14,16 @@ from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome, Register, TargetCard
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata import leases, postgres, targets
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.decisions import Deferred
-from quintain_metadata.lifecycle import CallState
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.postgres import MAX_TRIES
-from quintain_metadata.postgres_connection import number_placeholders
-from quintain_metadata.schema import SCHEMA_VERSION
-from quintain_metadata.store import AdvisoryLock, Ledger, Moment, SqlProgram, execute, fetch_one, redacted_url
+from quintain_metadata.ledger import leases, targets
+from quintain_metadata.ledger.decisions import Deferred
+from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.store import postgres
+from quintain_metadata.store.base import AdvisoryLock, Ledger, Moment, SqlProgram, execute, fetch_one, redacted_url
+from quintain_metadata.store.opening import open_ledger
+from quintain_metadata.store.postgres import MAX_TRIES
+from quintain_metadata.store.postgres_connection import number_placeholders
+from quintain_metadata.store.schema import SCHEMA_VERSION
 from support.ledger_driver import admit_request, settle_request
 from support.ledger_operations import (
     WORKER,

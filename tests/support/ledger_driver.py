@@ -15,11 +15,11 @@ from quintain.contracts.ledger import Admit, AttemptOutcome, DrainState, Heartbe
 from quintain.contracts.quota import QuotaCard
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
 from quintain.errors import ProviderFailed
-from quintain_metadata import calls, leases, sessions
-from quintain_metadata.calls import CancelResult
-from quintain_metadata.decisions import AdmitOperation
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.store import Ledger, Moment, SqlProgram
+from quintain_metadata.ledger import calls, leases, sessions
+from quintain_metadata.ledger.calls import CancelResult
+from quintain_metadata.ledger.decisions import AdmitOperation
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_operations import alone
 
 

@@ -11,11 +11,11 @@ from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import OutputMessage, Result, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Register, Settle, TargetCard
 from quintain.contracts.session import Info, OpenSession, SessionOpened
-from quintain_metadata import audit, calls, leases, sessions
-from quintain_metadata.calls import CallOperation, CancelResult
-from quintain_metadata.decisions import AdmitOperation, Deferred
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.store import Ledger, Moment, Operation, SqlProgram
+from quintain_metadata.ledger import audit, calls, leases, sessions
+from quintain_metadata.ledger.calls import CallOperation, CancelResult
+from quintain_metadata.ledger.decisions import AdmitOperation, Deferred
+from quintain_metadata.store.base import Ledger, Moment, Operation, SqlProgram
+from quintain_metadata.store.opening import open_ledger
 
 WORKER = "w1"
 

@@ -17,7 +17,7 @@ from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue
 from quintain_metadata.service import MetadataService
-from quintain_metadata.store import Ledger
+from quintain_metadata.store.base import Ledger
 from support.ledger_driver import LedgerDriver, memory_ledger_driver
 
 ADMIN_TOKEN = "the admin token of a test"

@@ -26,8 +26,8 @@ from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import Info, SessionOpened
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.topology import INVOKE, METADATA, POISON_QUEUE, REPLY, Exchange, Queue, reply_topology
-from quintain_metadata.opening import open_ledger
 from quintain_metadata.service import MetadataService
+from quintain_metadata.store.opening import open_ledger
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker

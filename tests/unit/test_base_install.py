@@ -23,7 +23,7 @@ MODULES = [
     *sorted({f"quintain_cli.commands.{reference.partition(':')[0]}" for reference in COMMANDS.values()}),
     "quintain.client.http_transport",
     "quintain_gateway.app",
-    "quintain_metadata.sqlite",
+    "quintain_metadata.store.sqlite",
     "quintain_runner.graders.builtin",
     "quintain_worker.providers.model_api",
     "quintain_runner.report.report_files",

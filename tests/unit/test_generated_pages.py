@@ -17,7 +17,7 @@ import pytest
 
 from generate import environment, lifecycle, site
 from quintain.settings import environment as environment_variables
-from quintain_metadata.lifecycle import CallState
+from quintain_metadata.ledger.lifecycle import CallState
 from support.snapshots import RECORD_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]

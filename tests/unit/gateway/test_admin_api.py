@@ -12,7 +12,7 @@ from quintain.client.http_transport import open_http_transport
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import OpenSession, SessionState
 from quintain.errors import BudgetExhausted, Unauthorized
-from quintain_metadata.sessions import PAGE_SIZE
+from quintain_metadata.ledger.sessions import PAGE_SIZE
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 

@@ -23,8 +23,8 @@ from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serve_app
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.metrics import OUTAGE_MESSAGE
-from quintain_metadata.opening import open_ledger
 from quintain_metadata.service import MetadataService, running_metadata
+from quintain_metadata.store.opening import open_ledger
 from quintain_runner import services
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet

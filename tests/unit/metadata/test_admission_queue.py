@@ -11,8 +11,8 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BrokerUnavailable
 from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.store import execute
+from quintain_metadata.store.base import execute
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
 from support.ledger_operations import alone
 from support.quick import timings

@@ -12,10 +12,10 @@ from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Heartbeat, Settle
 from quintain.contracts.session import OpenSession
 from quintain.errors import ConfigError
-from quintain_metadata import audit, leases, sessions
-from quintain_metadata.decisions import AdmitOperation
-from quintain_metadata.opening import open_snapshot
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.ledger import audit, leases, sessions
+from quintain_metadata.ledger.decisions import AdmitOperation
+from quintain_metadata.store.opening import open_snapshot
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_operations import alone
 
 

@@ -13,10 +13,11 @@ from quintain.contracts.ledger import CallKey, CancelBroadcast, Heartbeat, Lease
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable
 from quintain.topology import CANCEL, Exchange, cancel_topology
-from quintain_metadata import calls, handlers, leases, sessions
+from quintain_metadata import handlers
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.handlers import MetadataRequestHandler
-from quintain_metadata.store import Moment
+from quintain_metadata.ledger import calls, leases, sessions
+from quintain_metadata.store.base import Moment
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 

@@ -43,7 +43,7 @@ from quintain.topology import (
     target_topology,
 )
 from quintain_metadata.dead_letters import poison_handler
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import admit_request
 from support.metadata_service import (
     RunningMetadataService,

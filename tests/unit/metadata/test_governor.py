@@ -8,10 +8,10 @@ import pytest
 
 from governor import SCENES
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
-from quintain_metadata.fair_queue import Priority, Waiting
-from quintain_metadata.governor import Governor, QuotaFigures, smallest_terms
-from quintain_metadata.limits import MAX_PAUSE_SECONDS, CutCause
-from quintain_metadata.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
+from quintain_metadata.quotas.fair_queue import Priority, Waiting
+from quintain_metadata.quotas.governor import Governor, QuotaFigures, smallest_terms
+from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS, CutCause
+from quintain_metadata.quotas.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
 
 ANSWERED = TryReport(outcome=TryOutcome.ANSWERED)
 FAILED = TryReport(outcome=TryOutcome.FAILED)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
-from quintain_metadata.fair_queue import Priority, Waiting
-from quintain_metadata.governor import Governor
-from quintain_metadata.limits import MAX_PAUSE_SECONDS
-from quintain_metadata.outages import MAX_PROBE_SECONDS
+from quintain_metadata.quotas.fair_queue import Priority, Waiting
+from quintain_metadata.quotas.governor import Governor
+from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS
+from quintain_metadata.quotas.outages import MAX_PROBE_SECONDS
 
 MAX_IN_FLIGHT, MAX_CONCURRENCY = 6, 4
 

@@ -12,11 +12,11 @@ from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
 from quintain.contracts.session import SessionOpened
 from quintain.routes import HEARTBEAT_PROBE
 from quintain.topology import HEARTBEAT_QUEUE, LEDGER
-from quintain_metadata import leases
-from quintain_metadata.decisions import Deferred
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.store import Operation
+from quintain_metadata.ledger import leases
+from quintain_metadata.ledger.decisions import Deferred
+from quintain_metadata.store.base import Operation
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import LedgerDriver, admit_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import QUICK, timings

@@ -10,9 +10,9 @@ import pytest
 
 from quintain.errors import BadRequest, BudgetUnavailable
 from quintain_metadata.metrics import InstrumentedLedger
-from quintain_metadata.postgres_connection import translate_error
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.store import Moment, SqlProgram, execute
+from quintain_metadata.store.base import Moment, SqlProgram, execute
+from quintain_metadata.store.postgres_connection import translate_error
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.quick import timings
 
 OUTAGE, RECOVERY = "The ledger is out of reach", "The ledger answers again"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.store import redacted_url, sqlite_path
+from quintain_metadata.store.base import redacted_url, sqlite_path
+from quintain_metadata.store.opening import open_ledger
+from quintain_metadata.store.sqlite import SqliteLedger
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_a_ledger_is_opened_by_its_url(tmp_path: Path) -> None:
 
 async def test_without_its_extra_a_postgresql_ledger_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    for module in [name for name in sys.modules if name.startswith("quintain_metadata.postgres")]:
+    for module in [name for name in sys.modules if name.startswith("quintain_metadata.store.postgres")]:
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(ConfigError, match=r"pip install 'quintain\[postgres\]'"):
         await open_ledger("postgresql://me@db/ledger")

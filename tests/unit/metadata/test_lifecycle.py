@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from quintain_metadata.lifecycle import (
+from quintain_metadata.ledger.lifecycle import (
     COUNTED_STATES,
     TRANSITIONS,
     CallState,

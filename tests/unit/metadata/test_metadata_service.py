@@ -27,7 +27,7 @@ from quintain.contracts.session import SessionOpened
 from quintain.errors import Unroutable
 from quintain.routes import HEARTBEAT
 from quintain.topology import LEDGER, target_queue
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import admit_request, result, settle_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings

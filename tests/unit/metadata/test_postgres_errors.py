@@ -6,7 +6,12 @@ import asyncpg
 import pytest
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata.postgres_connection import is_retryable, problem_of, translate_error, translate_startup_error
+from quintain_metadata.store.postgres_connection import (
+    is_retryable,
+    problem_of,
+    translate_error,
+    translate_startup_error,
+)
 
 PLACE = "postgresql://me@db/ledger"
 

@@ -17,10 +17,11 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.quota import QuotaCard, QuotaTerms, RateReport, TryOutcome, TryReport
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest
-from quintain_metadata import leases, quotas
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.quota_admission import QuotaAdmission
-from quintain_metadata.store import execute
+from quintain_metadata.ledger import leases
+from quintain_metadata.quotas import quota_rows
+from quintain_metadata.quotas.quota_admission import QuotaAdmission
+from quintain_metadata.store.base import execute
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
 from support.ledger_operations import alone
 
@@ -267,7 +268,7 @@ async def test_ten_calls_do_not_wait_behind_five_thousand(desk: QueueDriver, ses
 
 async def set_quota(desk: QueueDriver, **fields: object) -> None:
     request = SetQuota.model_validate({"quota": "team", "reason": "a test", **fields})
-    await desk.driver.ledger.transact(lambda moment: quotas.set_quota(moment, request))
+    await desk.driver.ledger.transact(lambda moment: quota_rows.set_quota(moment, request))
     await desk.queue.quotas.refresh()
     await desk.queue.grant_quotas()
 

@@ -18,7 +18,7 @@ from quintain.topology import INVOKE, UNROUTED_QUEUE, target_queue, target_topol
 from quintain_metadata import routing
 from quintain_metadata.routing import WAIT_ENDS_HEADER
 from quintain_metadata.service import MetadataService
-from quintain_metadata.store import Ledger
+from quintain_metadata.store.base import Ledger
 from support.ledger_driver import memory_ledger_driver
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings

@@ -17,16 +17,16 @@ import pytest
 
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import BudgetExhausted, BudgetUnavailable, ConfigError
-from quintain_metadata.opening import open_snapshot
-from quintain_metadata.schema import SCHEMA_VERSION
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.store import Moment, SqlProgram, execute
+from quintain_metadata.store.base import Moment, SqlProgram, execute
+from quintain_metadata.store.opening import open_snapshot
+from quintain_metadata.store.schema import SCHEMA_VERSION
+from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import LedgerDriver, admit_request
 
 SECOND_PROCESS = """
 import asyncio, sys
 from quintain.errors import ConfigError
-from quintain_metadata.sqlite import SqliteLedger
+from quintain_metadata.store.sqlite import SqliteLedger
 try:
     SqliteLedger(sys.argv[1], asyncio.new_event_loop())
 except ConfigError as refusal:

@@ -34,8 +34,8 @@ from quintain_cli.commands.schema import asyncapi_document
 from quintain_gateway import errors as http_errors
 from quintain_gateway.app import OPERATIONS
 from quintain_gateway.openapi import build_document as openapi_document
-from quintain_metadata.opening import open_ledger
-from quintain_metadata.schema import MIGRATIONS
+from quintain_metadata.store.opening import open_ledger
+from quintain_metadata.store.schema import MIGRATIONS
 from quintain_runner.engine.preflight import CheckReport
 from quintain_runner.report.comparison import Comparison
 from quintain_runner.report.summary import ExitCode

@@ -20,7 +20,8 @@ from asyncpg.pool import PoolConnectionProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.postgres_connection import (
+from quintain_metadata.store.base import LeaseExpiry, Operation, Returned, redacted_url
+from quintain_metadata.store.postgres_connection import (
     Connection,
     is_retryable,
     problem_of,
@@ -28,8 +29,7 @@ from quintain_metadata.postgres_connection import (
     translate_error,
     translate_startup_error,
 )
-from quintain_metadata.schema import MIGRATIONS, POSTGRES_STATEMENTS
-from quintain_metadata.store import LeaseExpiry, Operation, Returned, redacted_url
+from quintain_metadata.store.schema import MIGRATIONS, POSTGRES_STATEMENTS
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
-from quintain_metadata.schema import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
-from quintain_metadata.store import (
+from quintain_metadata.store.base import (
     AdvisoryLock,
     ForEach,
     LeaseExpiry,
@@ -38,6 +37,7 @@ from quintain_metadata.store import (
     no_ledger,
     require_not_empty,
 )
+from quintain_metadata.store.schema import MIGRATIONS, SCHEMA_VERSION, SQLITE_STATEMENTS
 
 log = logging.getLogger(__name__)
 

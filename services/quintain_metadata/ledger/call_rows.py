@@ -12,9 +12,9 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from quintain.contracts.values import sanitize_request_id
-from quintain_metadata.lifecycle import CallState
-from quintain_metadata.session_rows import SessionRow, lock_sessions
-from quintain_metadata.store import AdvisoryLock, Lookup, Moment, Row, SqlProgram, fetch_one
+from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.ledger.session_rows import SessionRow, lock_sessions
+from quintain_metadata.store.base import AdvisoryLock, Lookup, Moment, Row, SqlProgram, fetch_one
 
 #: The session id and the request id of a call.
 CallKey = tuple[str, str]

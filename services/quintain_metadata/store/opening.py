@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.sqlite import SqliteLedger
-from quintain_metadata.store import (
+from quintain_metadata.store.base import (
     POSTGRES_SCHEMES,
     Ledger,
     Row,
@@ -27,6 +26,7 @@ from quintain_metadata.store import (
     require_not_empty,
     sqlite_path,
 )
+from quintain_metadata.store.sqlite import SqliteLedger
 
 
 async def open_ledger(url: str) -> Ledger:
@@ -42,7 +42,7 @@ async def open_ledger(url: str) -> Ledger:
 
 async def _open_postgres(url: str) -> Ledger:
     try:
-        module = importlib.import_module("quintain_metadata.postgres")
+        module = importlib.import_module("quintain_metadata.store.postgres")
     except ModuleNotFoundError as missing:
         if missing.name != "asyncpg":
             raise
@@ -160,7 +160,7 @@ async def _sqlite_query(path: str) -> AsyncIterator[Query]:
 @contextlib.asynccontextmanager
 async def _postgres_query(url: str) -> AsyncIterator[Query]:
     asyncpg = importlib.import_module("asyncpg")
-    number_placeholders = importlib.import_module("quintain_metadata.postgres_connection").number_placeholders
+    number_placeholders = importlib.import_module("quintain_metadata.store.postgres_connection").number_placeholders
     try:
         connection = await asyncpg.connect(url, timeout=10)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:

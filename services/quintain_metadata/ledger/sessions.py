@@ -20,9 +20,9 @@ from quintain.contracts.session import (
     TargetUsage,
 )
 from quintain.errors import BadRequest, ForbiddenTarget, Rejected, ReplyTooLarge, Unauthorized
-from quintain_metadata.call_rows import HOLDER_WITHOUT_ROW, resolved_target
-from quintain_metadata.lifecycle import CallState
-from quintain_metadata.session_rows import (
+from quintain_metadata.ledger.call_rows import HOLDER_WITHOUT_ROW, resolved_target
+from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.ledger.session_rows import (
     Counters,
     SessionRow,
     load_session,
@@ -30,14 +30,14 @@ from quintain_metadata.session_rows import (
     require_authorized,
     require_authorized_for,
 )
-from quintain_metadata.store import SqlProgram, execute
-from quintain_metadata.targets import (
+from quintain_metadata.ledger.targets import (
     current_fingerprints,
     differences,
     group_slots,
     live_served_targets,
     target_timeouts,
 )
+from quintain_metadata.store.base import SqlProgram, execute
 
 DEFAULT_DEADLINE_MS = 600_000
 PAGE_SIZE = 100

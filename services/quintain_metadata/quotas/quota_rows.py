@@ -10,8 +10,8 @@ from quintain.contracts.fleet import QuotaSettings, SetQuota
 from quintain.contracts.quota import QuotaTerms
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
-from quintain_metadata.governor import smallest_terms
-from quintain_metadata.store import Lookup, Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.quotas.governor import smallest_terms
+from quintain_metadata.store.base import Lookup, Moment, SqlProgram, execute, fetch_one
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from quintain.contracts.ledger import DrainState, Register
 from quintain.contracts.session import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
 from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
-from quintain_metadata.store import Lookup, SqlProgram, execute, fetch_one
+from quintain_metadata.store.base import Lookup, SqlProgram, execute, fetch_one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ from quintain.contracts.credentials import public_id
 from quintain.contracts.fleet import QuotaCut, QuotaState
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
-from quintain_metadata.call_rows import CallRow
-from quintain_metadata.decisions import DeferReason, Deferred
-from quintain_metadata.fair_queue import Waiting
-from quintain_metadata.governor import Governor, QuotaFigures
-from quintain_metadata.lifecycle import CallState
-from quintain_metadata.quotas import QuotaRegistration, read_lost, read_quotas, read_running
-from quintain_metadata.store import Ledger
+from quintain_metadata.ledger.call_rows import CallRow
+from quintain_metadata.ledger.decisions import DeferReason, Deferred
+from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.quotas.fair_queue import Waiting
+from quintain_metadata.quotas.governor import Governor, QuotaFigures
+from quintain_metadata.quotas.quota_rows import QuotaRegistration, read_lost, read_quotas, read_running
+from quintain_metadata.store.base import Ledger
 
 #: How a provider took an attempt whose settle says nothing of it.
 _DEFAULT_OUTCOMES = {

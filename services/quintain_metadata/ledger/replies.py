@@ -12,10 +12,10 @@ from quintain.contracts.ledger import Admission, AdmitReply, AttemptOutcome, Set
 from quintain.contracts.message import LARGE_REPLY_BYTES, MAX_BODY_BYTES, MAX_STORED_REPLY_BYTES
 from quintain.errors import Cancelled, ProviderFailed, ReplyExpired
 from quintain.rpc.server import send_reply
-from quintain_metadata.call_rows import CallRow
-from quintain_metadata.lifecycle import COUNTED_STATES, Transition
-from quintain_metadata.session_rows import SessionRow
-from quintain_metadata.store import Ledger, Moment, SqlProgram, SqlValue, execute, fetch_one
+from quintain_metadata.ledger.call_rows import CallRow
+from quintain_metadata.ledger.lifecycle import COUNTED_STATES, Transition
+from quintain_metadata.ledger.session_rows import SessionRow
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram, SqlValue, execute, fetch_one
 
 #: How long replies are stored, in milliseconds.
 REPLY_RETENTION_MS = 24 * 60 * 60_000

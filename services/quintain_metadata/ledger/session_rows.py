@@ -13,7 +13,7 @@ from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetExhausted, Overloaded, Unauthorized
-from quintain_metadata.store import ForEach, Lookup, Row, SqlProgram
+from quintain_metadata.store.base import ForEach, Lookup, Row, SqlProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
-from quintain_metadata.fair_queue import FairQueue, Waiting
-from quintain_metadata.limits import CutCause, Grant, Limits
-from quintain_metadata.outages import Outages
+from quintain_metadata.quotas.fair_queue import FairQueue, Waiting
+from quintain_metadata.quotas.limits import CutCause, Grant, Limits
+from quintain_metadata.quotas.outages import Outages
 
 _NO_BOUNDS: Mapping[str, int] = MappingProxyType({})
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quintain.contracts.quota import QuotaTerms, RateReport
-from quintain_metadata.rates import MAX_PAUSE_SECONDS, MINUTE_SECONDS, Bucket, LearnedRate
+from quintain_metadata.quotas.rates import MAX_PAUSE_SECONDS, MINUTE_SECONDS, Bucket, LearnedRate
 
 #: What is left of the limit in flight after a cut, and how long it does not grow then.
 CUT_FACTOR, COOL_DOWN_SECONDS = 0.7, 2.0

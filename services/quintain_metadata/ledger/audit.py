@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import SessionState
-from quintain_metadata.call_rows import HOLDER_WITHOUT_ROW
-from quintain_metadata.lifecycle import COUNTED_STATES, CallState
-from quintain_metadata.replies import REPLY_RETENTION_MS
-from quintain_metadata.sessions import FAMILY_CTE
-from quintain_metadata.store import Row, SqlProgram, execute
+from quintain_metadata.ledger.call_rows import HOLDER_WITHOUT_ROW
+from quintain_metadata.ledger.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.ledger.replies import REPLY_RETENTION_MS
+from quintain_metadata.ledger.sessions import FAMILY_CTE
+from quintain_metadata.store.base import Row, SqlProgram, execute
 
 #: The number of calls on one page of an export.
 PAGE_SIZE = 1000

@@ -15,7 +15,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata.store import AdvisoryLock, ForEach, Lookup, Returned, Row, SqlProgram, Statement, Step
+from quintain_metadata.store.base import AdvisoryLock, ForEach, Lookup, Returned, Row, SqlProgram, Statement, Step
 
 #: Errors after which the whole operation is rolled back and run again: a deadlock, a conflict or an outdated plan.
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)

@@ -10,8 +10,8 @@ from quintain.contracts.session import RegisteredWorker, WorkerList
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.store import ForEach, Lookup, SqlProgram, execute
-from quintain_metadata.targets import extend_pause, free_slots_of_others, paused_targets, record_served_targets
+from quintain_metadata.ledger.targets import extend_pause, free_slots_of_others, paused_targets, record_served_targets
+from quintain_metadata.store.base import ForEach, Lookup, SqlProgram, execute
 
 #: The rank of each drain state in the ledger: a late message never lowers it.
 DRAIN_RANKS = {drain: rank for rank, drain in enumerate(DrainState)}

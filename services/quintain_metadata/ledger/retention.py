@@ -17,10 +17,10 @@ from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable, ConfigError, Fault
 from quintain.rpc.server import log_defect
 from quintain.topology import DAY_MS
-from quintain_metadata import replies
-from quintain_metadata.lifecycle import COUNTED_STATES, CallState
-from quintain_metadata.sessions import FAMILY_CTE
-from quintain_metadata.store import Ledger, SqlProgram, execute, fetch_one
+from quintain_metadata.ledger import replies
+from quintain_metadata.ledger.lifecycle import COUNTED_STATES, CallState
+from quintain_metadata.ledger.sessions import FAMILY_CTE
+from quintain_metadata.store.base import Ledger, SqlProgram, execute, fetch_one
 
 #: How many calls one step reads or deletes at most.
 CALLS_PER_STEP = 500

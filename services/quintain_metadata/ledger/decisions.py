@@ -20,10 +20,10 @@ from quintain.errors import (
     TimedOut,
     Unauthorized,
 )
-from quintain_metadata import call_rows, replies
-from quintain_metadata.call_rows import CallKey, CallRow
-from quintain_metadata.changes import Changes, with_loss
-from quintain_metadata.lifecycle import (
+from quintain_metadata.ledger import call_rows, replies
+from quintain_metadata.ledger.call_rows import CallKey, CallRow
+from quintain_metadata.ledger.changes import Changes, with_loss
+from quintain_metadata.ledger.lifecycle import (
     LOSSES_BEFORE_ALONE,
     MAX_ATTEMPTS,
     CallState,
@@ -34,7 +34,7 @@ from quintain_metadata.lifecycle import (
     refund_event,
     transition,
 )
-from quintain_metadata.session_rows import SessionRow, require_authorized, require_authorized_for
+from quintain_metadata.ledger.session_rows import SessionRow, require_authorized, require_authorized_for
 
 
 class DeferReason(Enum):

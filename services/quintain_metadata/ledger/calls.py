@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import BudgetExhausted, BudgetUnavailable, Fault, TimedOut
 from quintain.runtime.concurrency import BatchSender
-from quintain_metadata import decisions, leases, replies
-from quintain_metadata.call_rows import (
+from quintain_metadata.ledger import decisions, leases, replies
+from quintain_metadata.ledger.call_rows import (
     CallKey,
     CallRow,
     Rows,
@@ -29,12 +29,12 @@ from quintain_metadata.call_rows import (
     read_throttled,
     read_workers,
 )
-from quintain_metadata.changes import Changes
-from quintain_metadata.decisions import AdmitOperation, Replay
-from quintain_metadata.lifecycle import CallState, TransitionEffect
-from quintain_metadata.session_rows import SessionRow
-from quintain_metadata.sessions import IS_NOT_COMMITTED
-from quintain_metadata.store import Ledger, Lookup, Moment, SqlProgram, execute
+from quintain_metadata.ledger.changes import Changes
+from quintain_metadata.ledger.decisions import AdmitOperation, Replay
+from quintain_metadata.ledger.lifecycle import CallState, TransitionEffect
+from quintain_metadata.ledger.session_rows import SessionRow
+from quintain_metadata.ledger.sessions import IS_NOT_COMMITTED
+from quintain_metadata.store.base import Ledger, Lookup, Moment, SqlProgram, execute
 
 log = logging.getLogger(__name__)
 

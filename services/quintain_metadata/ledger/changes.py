@@ -10,9 +10,9 @@ from collections import Counter
 
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
-from quintain_metadata import call_rows
-from quintain_metadata.call_rows import CallKey, CallRow, Rows, WorkerRow
-from quintain_metadata.lifecycle import (
+from quintain_metadata.ledger import call_rows
+from quintain_metadata.ledger.call_rows import CallKey, CallRow, Rows, WorkerRow
+from quintain_metadata.ledger.lifecycle import (
     MAX_ATTEMPTS,
     MAX_UNCOUNTED_ATTEMPTS,
     CallState,
@@ -23,8 +23,8 @@ from quintain_metadata.lifecycle import (
     release_event,
     transition,
 )
-from quintain_metadata.session_rows import Counters, clamp_token_counts
-from quintain_metadata.store import ForEach, Moment, SqlProgram, SqlValue
+from quintain_metadata.ledger.session_rows import Counters, clamp_token_counts
+from quintain_metadata.store.base import ForEach, Moment, SqlProgram, SqlValue
 
 _GONE = WorkerRow(is_alive=False, lost_calls=0)
 

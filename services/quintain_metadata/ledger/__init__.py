@@ -1,0 +1,1 @@
+"""What the ledger keeps and decides: sessions, calls, workers, targets, replies."""

@@ -1,0 +1,1 @@
+"""The ledger's store: its interface, SQLite, PostgreSQL, the tables, and what opens one."""
