@@ -12,18 +12,8 @@ from typing import Any, Final
 
 from pydantic_ai import direct, exceptions, messages, models, output, providers, tools
 
-from quintain.apis.translation import (
-    FILE_TYPES,
-    IMAGE_TYPES,
-    Json,
-    Translation,
-    check_data_url,
-    chosen_function,
-    function_of,
-    invalid,
-    parse_object,
-    tool_call,
-)
+from quintain.apis.media import FILE_TYPES, IMAGE_TYPES, check_data_url
+from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, parse_object, tool_call
 from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.contracts.quota import TryOutcome

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from quintain.apis.translation import (
-    Json,
-    Translation,
-    chosen_function,
-    document_of,
-    function_of,
-    image_part,
-    image_source,
-    invalid,
-    objects,
-    parse_object,
-)
+from quintain.apis.media import document_of, image_part, image_source
+from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, objects, parse_object
 
 #: Chat fields that Anthropic's API has under the same name.
 _SAME = ("temperature", "top_p", "top_k", "thinking", "cache_control")

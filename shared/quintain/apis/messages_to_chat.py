@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+from quintain.apis.media import file_part
 from quintain.apis.messages import reasoning_text
 from quintain.apis.messages_from_chat import TOOL_CHOICES
-from quintain.apis.translation import Json, Translation, all_objects, file_part, invalid, named, object_of, tool_call
+from quintain.apis.translation import Json, Translation, all_objects, invalid, named, object_of, tool_call
 
 #: Fields that the chat API has under the same name.
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "thinking")

@@ -1,7 +1,7 @@
 """What a caller's request may ask of a provider: Quintain's key, address and account are lent to strangers. No I/O.
 
 Refused by name: what Quintain decides itself, what names another model, address or key, what is stored at the provider,
-and what runs there on Quintain's account, unless the target allows that tool. At the vendors' own hosts, a field that
+and what runs there on Quintain's account, unless the target allows it. At the vendors' own hosts, a field that
 their published lists do not have is refused too: a misspelled one must not cost a call.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from quintain.apis.translation import IMAGE_TYPES, Json, check_data_url, check_url, invalid
+from quintain.apis.media import IMAGE_TYPES, check_data_url, check_url
+from quintain.apis.translation import Json, invalid
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.values import shorten
 from quintain.errors import UnsupportedParameter
@@ -67,12 +68,12 @@ REFUSED_FIELDS: Mapping[str, str] = {
         ("route", "router", "provider", "providers", "preset", "plugins", "engine", "deployment", "deployment_id",
          "custom_llm_provider", "api_type", "api_version", "endpoint", "region", "organization", "project", "headers",
          "proxies", "user_config", "mock_response", "callbacks", "success_callback", "failure_callback", "guardrails",
-         "kv_transfer_params", "webhook", "workspace_id"),
+         "webhook", "workspace_id", "adapter", "adapters", "lora", "loras", "host", "hostname", "upstream", "backend"),
         _ELSEWHERE,
     ),
     **dict.fromkeys(
         ("previous_response_id", "conversation", "prompt", "container", "thread", "vector_store_ids", "file_ids",
-         "file_id"),
+         "file_id", "session_params"),
         _STORED,
     ),
     # What one API's requests are made of means nothing in another one's.
@@ -90,23 +91,40 @@ _OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {
 
 #: Names that models, secrets and addresses have in requests to proxies, clouds and servers, and what stands in them.
 _ELSEWHERE_NAMES = re.compile(
-    r"^(aws|azure|vertex|watsonx|bedrock|litellm|lora|adapter|bootstrap)_|"
-    r"(^|_)models?(_(id|name|list|alias|overrides?))?$|"
-    r"(^|_)(api_key|api_base|api_token|url|secret|access_token|auth_token|hf_token|proxy|authorization|credentials?|"
-    r"password|fallbacks?)$"
+    r"^(aws|azure|vertex|watsonx|bedrock|litellm|lora|adapter|bootstrap|remote)_|_transfer_params$|"
+    r"(^|_)models?(_?(id|name|list|alias|path|overrides?))?$|"
+    r"(^|_)(api_?(key|base|token|secret)|(base|endpoint)?_?ur[il]s?|secret(_key)?|(private|access|account|master)_key|"
+    r"(access|auth|bearer|client|hf|id|refresh|sas|security|session)_token|prox(y|ies)|authorization|credentials?|"
+    r"passwo?r?d|fallbacks?)$"
 )
 
-#: Fields that let the provider run a tool on its own side → the name by which a target may allow it.
-_TOOL_FIELDS = {"web_search_options": "web_search", "mcp_servers": "mcp", "image": "image_generation"}
+#: Of these, what has no other meaning at any depth of a request.
+_ELSEWHERE_NESTED = re.compile(r"api_?(key|base|token|secret)|base_?url|(.*_)?fallbacks?|models")
 
-#: Types of tools whose calls the caller answers itself.
+#: Fields that let the provider do more than answer on its own side, or load code or tensors of the caller's → the name
+#: by which a target may allow it.
+_ALLOWABLE_FIELDS = {
+    "web_search_options": "web_search",
+    "mcp_servers": "mcp",
+    "image": "image_generation",
+    "logits_processors": "logits_processors",
+    "custom_logit_processor": "custom_logit_processor",
+}
+
+#: The same at any depth. A tool that is allowed, a moderation, or an edit of the context may name a model of its own.
+_ALLOWABLE_KEYS = frozenset({"model", "prompt_embeds", "image_embeds", "audio_embeds", "video_embeds"})
+
+#: Types of tools whose calls the caller answers itself, and of choices that name none.
 _CALLERS_TOOLS = re.compile(
     r"(function|custom|namespace|apply_patch|local_shell|computer|computer_use_preview|bash|text_editor|memory|"
-    r"computer_toolset|browser_toolset)(_\d{8})?"
+    r"computer_toolset|browser_toolset|auto|any|none|tool|allowed_tools)(_\d{8})?"
 )
 
 #: Where tools stand in a request, at any depth: some are added in the middle of a conversation.
-_TOOL_KEYS = frozenset({"tools", "definition"})
+_TOOL_KEYS = frozenset({"tools", "definition", "tool_choice"})
+
+#: Who may call a tool besides the model → the tool that the provider runs for it.
+_CALLERS = {"programmatic": "programmatic_tool_calling"}
 
 #: Keys of messages and parts that refer to what is stored at a provider.
 _REFERENCES = frozenset(
@@ -117,7 +135,7 @@ _REFERENCES = frozenset(
 #: Parts of a request that are a caller's own words or schemas, in which any key may stand.
 _OPAQUE = frozenset(
     {"parameters", "input_schema", "output_schema", "input_examples", "schema", "arguments", "metadata",
-     "chat_template_kwargs", "logit_bias", "guided_json", "structured_outputs", "env", "attributes"}
+     "chat_template_kwargs", "logit_bias", "svg_usage", "guided_json", "structured_outputs", "env", "attributes"}
 )  # fmt: skip
 
 #: Keys whose values are URLs that a provider fetches.
@@ -132,7 +150,10 @@ _DATA_KEYS = frozenset({"data", "file_data"})
 _URL = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 #: Types of objects that refer to what is stored at a provider.
-_STORED_TYPES = ("item_reference", "container_upload", "file_search_call", "mcp_list_tools")
+_STORED_TYPES = ("item_reference", "container_upload", "file_search_call")
+
+#: Types of objects with which a tool of the provider's own goes on: its list, its calls and what they are allowed.
+_MCP_TYPES = ("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "mcp_tool_use")
 
 
 class Policy(NamedTuple):
@@ -146,13 +167,12 @@ class Policy(NamedTuple):
 def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: str = "") -> None:
     """Check a request of this API, or the part of one at this path. Raises `BadRequest`, which names the field."""
     for name, value in body.items():
-        # A field that is switched off asks for nothing.
         if value is not None and value is not False:
             _check_field(api, path, name, policy)
     for field, key, value in _nested(body, path):
-        # A container that a tool asks for is a new one.
-        if key in _REFERENCES and value is not None and not (key == "container" and isinstance(value, dict)):
-            raise invalid(field, _STORED)
+        # A field that is switched off asks for nothing.
+        if value is not None and value is not False:
+            _check_member(field, key, value, policy)
         if isinstance(value, dict):
             if key in _TOOL_KEYS:
                 _check_tool(field, value, policy)
@@ -163,11 +183,15 @@ def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: s
 _CAMEL_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
+def _snake(name: str) -> str:
+    return _CAMEL_HUMP.sub("_", name).lower().replace("-", "_")
+
+
 def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
-    if name in _TOOL_FIELDS and (name != "image" or api == "responses"):
-        _check_allowed(f"{path}{name}", _TOOL_FIELDS[name], policy)
+    if name in _ALLOWABLE_FIELDS and (name != "image" or api == "responses"):
+        _check_allowed(f"{path}{name}", _ALLOWABLE_FIELDS[name], policy)
         return
-    known = _CAMEL_HUMP.sub("_", name).lower().replace("-", "_")
+    known = _snake(name)
     if known in REFUSED_FIELDS and (path or name not in _OWN_FIELDS[api]):
         raise invalid(f"{path}{name}", REFUSED_FIELDS[known])
     if _ELSEWHERE_NAMES.search(known):
@@ -180,6 +204,19 @@ def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
         raise fault
 
 
+def _check_member(field: str, key: str, value: object, policy: Policy) -> None:
+    """Check what a name means wherever it stands."""
+    # A container that a tool asks for is a new one.
+    if key in _REFERENCES and not (key == "container" and isinstance(value, dict)):
+        raise invalid(field, _STORED)
+    if key in _ALLOWABLE_KEYS:
+        _check_allowed(field, key, policy)
+    elif key == "allowed_callers" and isinstance(value, str) and value != "direct":
+        _check_allowed(field, _CALLERS.get(value, value), policy)
+    elif _ELSEWHERE_NESTED.fullmatch(_snake(key)):
+        raise invalid(field, _ELSEWHERE)
+
+
 def _check_tool(field: str, tool: Json, policy: Policy) -> None:
     kind = str(tool.get("type") or "function")
     if _CALLERS_TOOLS.fullmatch(kind) is None:
@@ -189,14 +226,16 @@ def _check_tool(field: str, tool: Json, policy: Policy) -> None:
 
 
 def _check_allowed(field: str, tool: str, policy: Policy) -> None:
-    """Check that the target allows a tool; ``web_search`` allows each version of it, such as web_search_20260318."""
+    """Check that the target allows this; ``web_search`` allows each version of it, such as web_search_20260318."""
     if not any(tool == allowed or tool.startswith(f"{allowed}_") for allowed in policy.allow):
         name = re.sub(r"(_preview)?(_\d{4}_?\d{2}_?\d{2})?$", "", tool)
-        raise invalid(field, f"the provider runs this tool itself; the target must say allow: [{shorten(name)}]")
+        raise invalid(field, f"the provider runs or loads it itself; the target must say allow: [{shorten(name)}]")
 
 
 def _check_object(field: str, value: Json, policy: Policy) -> None:
     kind = value.get("type")
+    if kind in _MCP_TYPES:
+        _check_allowed(f"{field}.type", "mcp", policy)
     if kind in _STORED_TYPES or (kind == "image_generation_call" and value.get("result") is None):
         raise invalid(f"{field}.type", _STORED)
     if kind is None and value.get("id") is not None and value.keys() <= {"type", "id"}:

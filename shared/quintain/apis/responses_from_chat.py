@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from quintain.apis.translation import (
-    FILE_TYPES,
-    Json,
-    Translation,
-    check_data_url,
-    chosen_function,
-    file_of,
-    function_of,
-    image_part,
-    invalid,
-    objects,
-    text_of,
-)
+from quintain.apis.media import FILE_TYPES, check_data_url, file_of, image_part
+from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, objects, text_of
 
 #: Fields that both APIs have under the same name.
 SAME: Final = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from quintain.apis.media import file_part
 from quintain.apis.responses_from_chat import LOGPROBS, SAME
 from quintain.apis.translation import (
     Json,
     Translation,
     all_objects,
-    file_part,
     invalid,
     named,
     object_of,

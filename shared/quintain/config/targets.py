@@ -193,7 +193,7 @@ class _ApiTarget(ModelTarget, _WatchedTarget):
     image_urls: Literal["pass", "any", "refuse"] = "pass"
     """Whether the provider gets the URLs of images, which it then fetches: those of public hosts, any, or none."""
     allow: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Tools that the provider may run itself, such as web_search. If absent, calls that ask for them are refused."""
+    """What the provider may run or load itself, such as web_search. If absent, calls that ask for it are refused."""
 
 
 #: The endpoints of OpenAI's API.

@@ -84,6 +84,19 @@ HOSTILE: list[tuple[ApiName, dict[str, object], str]] = [
     ("responses", {"model_id": "o3-pro"}, "model_id"),
     ("completions", {"engine": "davinci"}, "engine"),
     ("messages", {"fallbacks": ["claude-opus-4-8"]}, "fallbacks"),
+    ("chat", {"modelName": "o3-pro"}, "modelName"),
+    ("chat", {"modelname": "o3-pro"}, "modelname"),
+    ("chat", {"lora": [{"id": 1}]}, "lora"),
+    ("chat", {"merged_models": ["x"]}, "merged_models"),
+    ("chat", {"moderation": {"model": "omni-moderation-latest"}}, "moderation.model"),
+    ("responses", {"moderation": {"model": "omni-moderation-latest"}}, "moderation.model"),
+    ("responses", {"extra": {"routing": {"models": ["o3-pro"]}}}, "extra.routing.models"),
+    (
+        "messages",
+        {"context_management": {"edits": [{"type": "compact_20260112", "model": "claude-opus-4-8"}]}},
+        "context_management.edits[0].model",
+    ),
+    ("messages", {"compaction": {"model": "claude-opus-4-8"}}, "compaction.model"),
     # Other keys, addresses and accounts.
     ("chat", {"api_key": "sk-mine"}, "api_key"),
     ("chat", {"api-key": "sk-mine"}, "api-key"),
@@ -112,6 +125,17 @@ HOSTILE: list[tuple[ApiName, dict[str, object], str]] = [
     ("chat", {"lora_path": "another"}, "lora_path"),
     ("chat", {"adapter_id": "another"}, "adapter_id"),
     ("chat", {"bootstrap_host": "10.0.0.1"}, "bootstrap_host"),
+    ("chat", {"apikey": "sk-mine"}, "apikey"),
+    ("chat", {"baseurl": "https://evil.example"}, "baseurl"),
+    ("chat", {"endpoint_url": "https://evil.example"}, "endpoint_url"),
+    ("chat", {"upstream": "evil.example"}, "upstream"),
+    ("chat", {"host": "evil.example"}, "host"),
+    ("chat", {"access_key": "x"}, "access_key"),
+    ("chat", {"session_token": "x"}, "session_token"),
+    ("chat", {"remote_engine_id": "x"}, "remote_engine_id"),
+    ("chat", {"ec_transfer_params": {"peer_host": "10.0.0.1"}}, "ec_transfer_params"),
+    ("chat", {"options": {"apiKey": "sk-mine"}}, "options.apiKey"),
+    ("chat", {"vllm_xargs": [{"base_url": "https://evil.example"}]}, "vllm_xargs[0].base_url"),
     ("messages", {"workspace_id": "wrkspc_1"}, "workspace_id"),
     ("messages", {"user_profile_id": "p_1"}, "user_profile_id"),
     # What Quintain decides.
@@ -151,7 +175,36 @@ HOSTILE: list[tuple[ApiName, dict[str, object], str]] = [
     ),
     ("chat", {"audio": {"format": "wav", "voice": {"id": "voice_1"}}}, "audio.voice.id"),
     ("messages", {"diagnostics": {"previous_message_id": "msg_1"}}, "diagnostics.previous_message_id"),
+    ("chat", {"session_params": {"id": "another caller's"}}, "session_params"),
     # What runs at the provider.
+    ("chat", {"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+    ("responses", {"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+    ("responses", {"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice.type"),
+    (
+        "responses",
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "x"}]}},
+        "tool_choice.tools[0].type",
+    ),
+    (
+        "chat",
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{"type": "code_interpreter"}]}}},
+        "tool_choice.allowed_tools.tools[0].type",
+    ),
+    ("responses", item(type="mcp_call", id="mcp_1", server_label="x", name="f", arguments="{}"), "input[0].type"),
+    ("responses", item(type="mcp_approval_response", approval_request_id="a", approve=True), "input[0].type"),
+    ("responses", item(type="mcp_approval_request", id="a", server_label="x", name="f"), "input[0].type"),
+    ("responses", item(type="mcp_list_tools", id="m", server_label="x", tools=[]), "input[0].type"),
+    ("messages", part(type="mcp_tool_use", id="m", name="f", server_name="x", input={}), "messages[0].content[0].type"),
+    (
+        "messages",
+        {"tools": [{"name": "f", "input_schema": {}, "allowed_callers": ["direct", "code_execution_20250825"]}]},
+        "tools[0].allowed_callers[1]",
+    ),
+    ("responses", tool("function", name="f", allowed_callers=["programmatic"]), "tools[0].allowed_callers[0]"),
+    ("completions", {"prompt_embeds": "gASV"}, "prompt_embeds"),
+    ("chat", part(type="image_embeds", image_embeds="gASV"), "messages[0].content[0].image_embeds"),
+    ("chat", {"logits_processors": [{"qualname": "os.system"}]}, "logits_processors"),
+    ("chat", {"custom_logit_processor": "gASV"}, "custom_logit_processor"),
     ("chat", {"web_search_options": {}}, "web_search_options"),
     ("chat", tool("web_search_preview"), "tools[0].type"),
     ("responses", tool("web_search"), "tools[0].type"),
@@ -194,6 +247,13 @@ HOSTILE: list[tuple[ApiName, dict[str, object], str]] = [
     ("chat", image("https://10.1.2.3/x.png"), "messages[0].content[0].image_url.url"),
     ("chat", image("https://metadata.google.internal/x"), "messages[0].content[0].image_url.url"),
     ("chat", image("https://redis/x"), "messages[0].content[0].image_url.url"),
+    ("chat", image("https://127.0.0.1.nip.io/x"), "messages[0].content[0].image_url.url"),
+    ("chat", image("https://app-10-0-0-1.nip.io/x"), "messages[0].content[0].image_url.url"),
+    ("chat", image("https://7f000001.nip.io/x"), "messages[0].content[0].image_url.url"),
+    ("chat", image("https://--1.sslip.io/x"), "messages[0].content[0].image_url.url"),
+    ("chat", image("https://localtest.me/x"), "messages[0].content[0].image_url.url"),
+    ("chat", image("https://a.192.168.1.1.example.org/x"), "messages[0].content[0].image_url.url"),
+    ("chat", image("https://ip-172-31-0-9.example.org/x"), "messages[0].content[0].image_url.url"),
     ("chat", image("https://example.org@127.0.0.1/x"), "messages[0].content[0].image_url.url"),
     ("chat", image("https://127.0.0.1\\@example.org/x"), "messages[0].content[0].image_url.url"),
     ("chat", image("http://example.org/x.png"), "messages[0].content[0].image_url.url"),
@@ -291,6 +351,11 @@ async def test_a_name_that_stands_twice_is_refused_before_it_is_a_request(field:
         ("responses", "web_search", tool("web_search_2025_08_26")),
         ("responses", "code_interpreter", tool("code_interpreter", container={"type": "auto"})),
         ("responses", "mcp", tool("mcp", server_label="x", server_url="https://example.org/mcp", authorization="t")),
+        ("responses", "mcp", item(type="mcp_approval_response", approval_request_id="a", approve=True)),
+        ("responses", "mcp", {"tool_choice": {"type": "mcp", "server_label": "x"}}),
+        ("responses", "programmatic_tool_calling", tool("custom", name="f", allowed_callers=["programmatic"])),
+        ("responses", "model", {"moderation": {"model": "omni-moderation-latest"}}),
+        ("completions", "prompt_embeds", {"prompt_embeds": "gASV"}),
         ("chat", "web_search", tool("web_search")),
     ],
 )
@@ -312,6 +377,10 @@ async def test_a_tool_that_the_target_allows_reaches_the_provider(
         {"metadata": {"api_key": "a word", "file_id": "another"}, "user": "u", "seed": None},
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"file_id": {"type": "string"}}}}]},
         image("https://example.org/a.png?next=https://127.0.0.1/"),
+        image("https://v1-1-1-1.cdn.example.org/a.png"),
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"model": {}, "apiKey": {}}}}]},
+        part(type="text", text="the model of api_key"),
         image("https://xn--mnchen-3ya.de/a.png"),
         image("https://münchen.de/a.png"),
         image("https://1.1.1.1/a.png"),
@@ -322,6 +391,15 @@ async def test_a_tool_that_the_target_allows_reaches_the_provider(
 async def test_what_only_looks_hostile_is_carried(server: ModelServer, fields: dict[str, object]) -> None:
     await ask(provider_of(server, "chat"), "chat", QUESTIONS["chat"] | fields)
     assert fields.items() <= server.requests[0].body.items()
+
+
+async def test_the_source_of_a_search_result_is_a_text_that_nobody_fetches(server: ModelServer) -> None:
+    server.set_responses(ScriptedResponse(body=ANTHROPIC.answer("Fine.")))
+    result = part(
+        type="search_result", source="https://10.0.0.1/wiki", title="t", content=[{"type": "text", "text": "x"}]
+    )
+    await ask(provider_of(server, "messages"), "messages", QUESTIONS["messages"] | result)
+    assert result.items() <= server.requests[0].body.items()
 
 
 @pytest.mark.parametrize(
