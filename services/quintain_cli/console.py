@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import importlib
 import json
 import logging
 import math
@@ -19,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quintain import observe
 from quintain.contracts.credentials import SessionToken, mask_tokens
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
@@ -174,8 +174,13 @@ def run_command(coroutine: Coroutine[Any, Any, ResultT], *, as_json: bool = Fals
 
 def _traced(service: str) -> contextlib.AbstractContextManager[None]:
     settings = read_trace_settings(environment())
-    # The exporter's library is imported only if traces are exported.
-    return observe.export_spans(service, settings) if settings.export else contextlib.nullcontext()
+    if not settings.export:
+        return contextlib.nullcontext()
+    # Imported on demand, because the exporter's library is large.
+    traced: contextlib.AbstractContextManager[None] = importlib.import_module("quintain.observe.export").export_spans(
+        service, settings
+    )
+    return traced
 
 
 def exit_with_error(error: QuintainError, *, as_json: bool) -> NoReturn:

@@ -30,7 +30,7 @@ from quintain.topology import (
     target_queue,
 )
 from quintain_cli.broker_management import USER_LIMITS, Management
-from quintain_metadata import DatabaseServer
+from quintain_metadata.store.opening import DatabaseServer
 
 #: Below this the ledger may lose what it is told, in bytes.
 MIN_FREE_BYTES = 1024**3

@@ -9,9 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import quintain_gateway
-import quintain_metadata
-import quintain_worker
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
 from quintain.bus.memory import MemoryBroker
@@ -26,6 +23,15 @@ from quintain.errors import BudgetUnavailable, ConfigError
 from quintain.fleet.announce import announce
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL, Settings, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_gateway.server import run_gateway
+from quintain_gateway.settings import BindAddress, GatewayLimits
+from quintain_metadata.service import running_metadata
+from quintain_metadata.store.base import Ledger
+from quintain_metadata.store.opening import open_ledger
+from quintain_worker.providers.factory import build_provider
+from quintain_worker.providers.provider import ProviderContext
+from quintain_worker.target import WorkerMetrics, WorkerTarget
+from quintain_worker.worker import Worker
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
@@ -47,29 +53,25 @@ async def open_bus(
 
 
 @contextlib.asynccontextmanager
-async def open_ledger_or_wait(
-    url: str, *, on_waiting: Callable[[str], None] | None = None
-) -> AsyncIterator[quintain_metadata.Ledger]:
+async def open_ledger_or_wait(url: str, *, on_waiting: Callable[[str], None] | None = None) -> AsyncIterator[Ledger]:
     """Open the ledger at this URL.
 
     With ``on_waiting``, an unavailable ledger is tried again until it can be opened; the function is called once with
     the reason. Raises `ConfigError` if the URL or the ledger cannot be used, and `BudgetUnavailable` if it is
     unavailable and there is no ``on_waiting``.
     """
-    ledger = await (
-        quintain_metadata.open_ledger(url) if on_waiting is None else _open_ledger_with_retry(url, on_waiting)
-    )
+    ledger = await (open_ledger(url) if on_waiting is None else _open_ledger_with_retry(url, on_waiting))
     try:
         yield ledger
     finally:
         await ledger.close()
 
 
-async def _open_ledger_with_retry(url: str, on_waiting: Callable[[str], None]) -> quintain_metadata.Ledger:
+async def _open_ledger_with_retry(url: str, on_waiting: Callable[[str], None]) -> Ledger:
     delay_seconds = INITIAL_RETRY_SECONDS
     while True:
         try:
-            return await quintain_metadata.open_ledger(url)
+            return await open_ledger(url)
         except BudgetUnavailable as error:
             if delay_seconds == INITIAL_RETRY_SECONDS:
                 on_waiting(error.message)
@@ -85,12 +87,12 @@ async def run_worker(
     *,
     only_targets: Iterable[str] | None = None,
     grace_seconds: float = 30.0,
-    metrics: quintain_worker.WorkerMetrics | None = None,
+    metrics: WorkerMetrics | None = None,
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
     timings: Timings = DEFAULT_TIMINGS,
     consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
-) -> AsyncIterator[quintain_worker.Worker]:
+) -> AsyncIterator[Worker]:
     """Run a worker for the targets of a configuration, or for ``only_targets`` of them.
 
     ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
@@ -101,14 +103,14 @@ async def run_worker(
     names = list(resolved.targets) if only_targets is None else list(only_targets)
     # Commands of the configuration get the worker's environment, without what gives access to the ledger.
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
-    provider_context = quintain_worker.ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
+    provider_context = ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
     cards = [card_of(name, resolved.targets[name], config.quotas) for name in names]
     trace_content = read_trace_settings(env).include_content
     served_targets = {
-        name: quintain_worker.WorkerTarget(
+        name: WorkerTarget(
             name=name,
-            provider=quintain_worker.build_provider(name, resolved.targets[name], provider_context),
+            provider=build_provider(name, resolved.targets[name], provider_context),
             max_tries=resolved.targets[name].max_tries,
             timeout_seconds=resolved.targets[name].timeout_seconds,
             trace_content=trace_content,
@@ -118,7 +120,7 @@ async def run_worker(
         )
         for name in names
     }
-    worker = quintain_worker.Worker(
+    worker = Worker(
         bus,
         served_targets,
         cards,
@@ -168,7 +170,7 @@ class FleetPlan:
     admin_token: str
     port: int = 0
     allowed_hosts: tuple[str, ...] = ()
-    limits: quintain_gateway.GatewayLimits | None = None
+    limits: GatewayLimits | None = None
     exclusive_path: str | None = None
     timings: Timings = DEFAULT_TIMINGS
     consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS
@@ -187,7 +189,7 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         # Errors in the configuration are raised before any service is started.
         plan.config.resolve(plan.env)
         ledger = await stack.enter_async_context(open_ledger_or_wait(plan.ledger_url))
-        metadata = quintain_metadata.running_metadata(
+        metadata = running_metadata(
             await open_named_bus("metadata"),
             ledger,
             plan.admin_token,
@@ -198,16 +200,14 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         await stack.enter_async_context(metadata)
         await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
         gateway_bus = await open_named_bus("gateway")
-        address = quintain_gateway.BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
-        gateway_url = await stack.enter_async_context(
-            quintain_gateway.run_gateway(gateway_bus, address, plan.limits or quintain_gateway.GatewayLimits())
-        )
+        address = BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
+        gateway_url = await stack.enter_async_context(run_gateway(gateway_bus, address, plan.limits or GatewayLimits()))
         yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
     if memory is not None:
         memory.close()
 
 
-def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[quintain_worker.Worker]:
+def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[Worker]:
     # The worker id is derived from machine and path; hashed, because ids are visible to the whole fleet.
     sole_id = (
         None

@@ -37,7 +37,7 @@ from quintain.topology import (
     run_topology,
     target_topology,
 )
-from quintain_gateway import run_gateway
+from quintain_gateway.server import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory

@@ -21,7 +21,7 @@ from quintain.topology import INVOKE, METADATA_TOPOLOGY, Binding, Queue, Topolog
 from quintain_cli.broker_management import Management, open_management
 from quintain_cli.commands.doctor import run_checks
 from quintain_cli.doctor_checks import database_checks, management_checks
-from quintain_metadata import open_snapshot
+from quintain_metadata.store.opening import open_snapshot
 from support.servers.ports import free_port
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 

@@ -18,8 +18,16 @@ from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.ledger.decisions import Deferred
 from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.store import postgres
-from quintain_metadata.store.base import AdvisoryLock, Ledger, Moment, SqlProgram, execute, fetch_one, redacted_url
+from quintain_metadata.store.base import (
+    AdvisoryLock,
+    Ledger,
+    Moment,
+    SqlProgram,
+    execute,
+    fetch_one,
+    postgres,
+    redacted_url,
+)
 from quintain_metadata.store.opening import open_ledger
 from quintain_metadata.store.postgres import MAX_TRIES
 from quintain_metadata.store.postgres_connection import number_placeholders

@@ -16,7 +16,7 @@ from quintain.client.client import connect
 from quintain.config.fingerprint import hosted_fingerprint, target_fingerprints
 from quintain.config.loader import Config, load_config
 from quintain.contracts.session import OpenSession
-from quintain_gateway import GatewayLimits
+from quintain_gateway.settings import GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import factory_fingerprint
 from quintain_runner.engine.execution import execute_run

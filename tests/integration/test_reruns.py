@@ -17,8 +17,9 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.config.loader import load_config
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_gateway import BindAddress, GatewayLimits, run_gateway
-from quintain_metadata import running_metadata
+from quintain_gateway.server import run_gateway
+from quintain_gateway.settings import BindAddress, GatewayLimits
+from quintain_metadata.service import running_metadata
 from quintain_runner import services
 from quintain_runner.engine.execution import execute_run
 from quintain_runner.engine.run_settings import RunOptions

@@ -41,8 +41,10 @@ from quintain_cli.doctor_checks import (
     management_checks,
 )
 from quintain_cli.running_fleet import fleet_broker_url, has_stored_ledger, ledger_url
-from quintain_metadata import SCHEMA_VERSION, open_snapshot, target_names
-from quintain_metadata import redacted_url as shown_ledger
+from quintain_metadata.ledger.targets import target_names
+from quintain_metadata.store.base import redacted_url as shown_ledger
+from quintain_metadata.store.opening import open_snapshot
+from quintain_metadata.store.schema import SCHEMA_VERSION
 
 
 def doctor(

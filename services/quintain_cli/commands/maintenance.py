@@ -30,16 +30,10 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.running_fleet import ledger_url, open_fleet_admin
-from quintain_metadata import (
-    AuditReport,
-    PruneReport,
-    export_page,
-    find_old,
-    open_ledger,
-    open_snapshot,
-    verify_counters,
-)
-from quintain_metadata import prune as delete_old
+from quintain_metadata.ledger.audit import AuditReport, export_page, verify_counters
+from quintain_metadata.ledger.retention import PruneReport, find_old
+from quintain_metadata.ledger.retention import prune as delete_old
+from quintain_metadata.store.opening import open_ledger, open_snapshot
 
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-import quintain_gateway
 from quintain.bus.base import Bus
 from quintain.bus.broker_url import without_password
 from quintain.bus.connect import connect_bus
@@ -23,11 +22,15 @@ from quintain.runtime.process_memory import exempt_existing_objects, map_large_b
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.console import handle_stop_signals, print_json, print_stderr, run_command, set_up_logging
 from quintain_cli.running_fleet import ledger_url
-from quintain_gateway import BindAddress, GatewayLimits, GatewayMetrics
-from quintain_metadata import MetadataMetrics, redacted_url, running_metadata
+from quintain_gateway.metrics import GatewayMetrics
+from quintain_gateway.server import run_gateway
+from quintain_gateway.settings import BindAddress, GatewayLimits
+from quintain_metadata.metrics import MetadataMetrics
+from quintain_metadata.service import running_metadata
+from quintain_metadata.store.base import redacted_url
 from quintain_runner import services
 from quintain_runner.services import load_configuration
-from quintain_worker import WorkerMetrics
+from quintain_worker.target import WorkerMetrics
 
 #: The timeout of one attempt to connect to the broker, in seconds.
 BROKER_RETRY_SECONDS = 5.0
@@ -281,7 +284,7 @@ async def _run_gateway(address: BindAddress, limits: GatewayLimits, ops_options:
         handle_stop_signals() as stop,
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         connect_when_available(settings, "gateway", endpoints.set_not_ready) as bus,
-        quintain_gateway.run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
+        run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
     ):
         exempt_existing_objects()
         print_ready("gateway", {"url": gateway_url, "broker": without_password(url)}, as_json=as_json)

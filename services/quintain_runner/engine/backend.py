@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-import quintain_gateway
 from quintain.bus.broker_url import without_password
 from quintain.bus.memory import MemoryBroker
 from quintain.client.admin import Admin
@@ -19,7 +18,8 @@ from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import ConfigError
 from quintain.rpc.requests import RpcClient
 from quintain.settings import MEMORY_URL, Settings
-from quintain_gateway import BindAddress, GatewayLimits
+from quintain_gateway.server import run_gateway
+from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_runner import services
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.services import FleetPlan, run_fleet
@@ -110,9 +110,7 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             services.open_bus(url, "run", memory, timeout_seconds=BROKER_TIMEOUT_SECONDS)
         )
         if gateway_url is None:
-            gateway_url = await stack.enter_async_context(
-                quintain_gateway.run_gateway(bus, BindAddress(), GatewayLimits())
-            )
+            gateway_url = await stack.enter_async_context(run_gateway(bus, BindAddress(), GatewayLimits()))
         rpc_client = RpcClient(bus)
         await rpc_client.start()
         stack.push_async_callback(rpc_client.close)

@@ -18,7 +18,7 @@ from quintain.contracts.message import Message
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
 from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
-from quintain_metadata import IN_MEMORY_URL
+from quintain_metadata.store.base import IN_MEMORY_URL
 from quintain_runner.engine.backend import connect_backend
 from quintain_runner.engine.requirements import EstimateInput, RunEstimate, estimate_run
 from quintain_runner.engine.run_settings import (

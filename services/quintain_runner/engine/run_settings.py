@@ -33,7 +33,8 @@ from quintain_runner.plan.trials import TrialSelection, check_targets_available,
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.services import find_configuration, load_configuration
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
-from quintain_worker import ProviderContext, check_program, check_provider
+from quintain_worker.providers.factory import check_program, check_provider
+from quintain_worker.providers.provider import ProviderContext
 
 #: Default number of trials of each target that run at the same time.
 DEFAULT_CONCURRENCY = 64

@@ -16,7 +16,8 @@ from quintain.client.client import Client
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
-from quintain_metadata import CallRecord, export_page, open_snapshot
+from quintain_metadata.ledger.audit import CallRecord, export_page
+from quintain_metadata.store.opening import open_snapshot
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.files import atomic_write

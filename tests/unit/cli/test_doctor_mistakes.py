@@ -21,7 +21,7 @@ from quintain_cli.doctor_checks import (
     database_checks,
     management_checks,
 )
-from quintain_metadata import DatabaseServer
+from quintain_metadata.store.opening import DatabaseServer
 
 QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]
 

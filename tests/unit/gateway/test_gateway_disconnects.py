@@ -13,7 +13,7 @@ from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.session import CallsCancelled, CancelCalls
 from quintain.routes import ReplyT, RequestT, Route
-from quintain_gateway import run_gateway
+from quintain_gateway.server import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet

@@ -13,9 +13,8 @@ import pytest
 
 from quintain.contracts.credentials import SessionToken
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
-from quintain_gateway import run_gateway
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.server import LINGER_SECONDS, MAX_LINGERING, READ_BYTES, LimitedH11Protocol
+from quintain_gateway.server import LINGER_SECONDS, MAX_LINGERING, READ_BYTES, LimitedH11Protocol, run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet
