@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from pathlib import Path
 
 import pytest
 
 from quintain.contracts.credentials import SessionToken
 from support.command_line import CommandLine
-from support.evaluations import rows_of, write_files
+from support.evaluations import write_files
 
 CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: same, builtin: exact}]\n"
@@ -21,66 +20,6 @@ def evaluation_shell(shell: CommandLine) -> CommandLine:
     """A shell in a folder with an evaluation in which nothing is wrong yet."""
     write_files(shell.folder, quintain_yaml=CONFIG, eval_yaml=EVALUATION)
     return shell
-
-
-def usage_error(shell: CommandLine, *args: str) -> list[str]:
-    """The lines of an error of usage; nothing was run, and with ``--json`` the same is one object."""
-    refused = shell.run(*args, code=2)
-    assert refused.stdout == ""
-    assert refused.stderr.startswith("error  ")
-    as_json = shell.run(*args, "--json", code=2)
-    assert as_json.json["code"] == "config_error"
-    assert refused.stderr == f"error  {as_json.json['error']}\n"
-    assert rows_of(shell.folder / "runs" / "eval") == []
-    return refused.stderr.removeprefix("error  ").splitlines()
-
-
-def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
-
-
-#: What was mistyped: in which file, what is there, what is written instead, and what is said of it.
-MISTAKES = {
-    "a key of a target": (
-        "quintain.yaml",
-        ("{provider: mock}, j", "{provider: mock, respnse: x}, j"),
-        "targets.bot: unknown key 'respnse'; did you mean 'response'?",
-    ),
-    "a key of a grader": (
-        "eval.yaml",
-        ("builtin: exact", "command: [judge], timeout: 3"),
-        "graders[0]: unknown key 'timeout'; did you mean 'timeout_seconds'?",
-    ),
-    "what is no YAML": ("eval.yaml", ("[bot]", "[bot"), "line 3, column "),
-}
-
-
-@pytest.mark.parametrize(("file", "change", "sentence"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_in_a_file_is_told_with_its_place_and_the_nearest_known_word(
-    evaluation_shell: CommandLine, file: str, change: tuple[str, str], sentence: str
-) -> None:
-    replace(evaluation_shell.folder / file, *change)
-    told = usage_error(evaluation_shell, "run", "eval.yaml")
-    assert any(file in line.partition(": ")[0] and sentence in line for line in told), told
-
-
-#: What is missing: the files that are written or (None) taken away, what is run, and what is said.
-MISSING: dict[str, tuple[dict[str, str | None], str, str]] = {
-    "the evaluation": ({"eval.yaml": None}, "run eval.yaml", "eval.yaml: there is no such file"),
-    "the configuration": ({"quintain.yaml": None}, "run eval.yaml", "there is no quintain.yaml"),
-    "a place for results": ({"taken": "a file"}, "run eval.yaml --output taken/results", "taken/results"),
-}
-
-
-@pytest.mark.parametrize(("prepare", "command", "says"), MISSING.values(), ids=MISSING)
-def test_what_is_not_there_is_named(
-    evaluation_shell: CommandLine, prepare: dict[str, str | None], command: str, says: str
-) -> None:
-    for name, text in prepare.items():
-        (evaluation_shell.folder / name).unlink() if text is None else (evaluation_shell.folder / name).write_text(text)
-    assert says in usage_error(evaluation_shell, *command.split())[0]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.command_line import CommandLine, command_line
+from support.command_line import CommandLine, command_line, ready
 from support.evaluations import Json, rows_of, write_files
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 
@@ -68,7 +68,7 @@ def test_a_program_that_changes_beneath_its_worker_is_asked_again_and_another_wo
         shutil.copyfile(shell.folder / name, other / name)
     (other / "bot.sh").write_text(BOT.format(answer="three"))
     second = CommandLine(other, shell.env, shell._started).start("serve", "worker")
-    second.wait_for(lambda one: "ready  " in one.stderr)
+    second.wait_for(ready)
     told = shell.run("status", "--json").json
     warnings = told["warnings"]
     assert isinstance(warnings, list)

@@ -50,20 +50,6 @@ def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(evaluation
     )  # type: ignore[attr-defined]
 
 
-def test_a_check_and_a_run_plan_the_same_calls_where_a_function_takes_no_session(evaluation_shell: CommandLine) -> None:
-    (evaluation_shell.folder / "judges.py").write_text(
-        "import quintain\n\n@quintain.grader\ndef short(output):\n    return len(output) < 9\n"
-    )
-    with (evaluation_shell.folder / "eval.yaml").open("a") as file:
-        file.write("  - {name: short, function: 'judges:short'}\n")
-    checked = evaluation_shell.run("check", "eval.yaml", "--json").json["estimate"]
-    assert isinstance(checked, dict)
-    assert checked["calls"] == {"answers": 3, "most": 6, "typical": 6}
-    ended = evaluation_shell.run("run", "eval.yaml", "--max-calls", "0", code=4)
-    assert "calls    3 to 6\n" in ended.stderr
-    assert "It takes 6 calls more" in ended.stdout
-
-
 def test_a_check_calls_nothing_and_leaves_nothing(evaluation_shell: CommandLine) -> None:
     before = sorted(evaluation_shell.folder.iterdir())
     evaluation_shell.run("check", "eval.yaml")
@@ -85,18 +71,6 @@ def test_a_probe_asks_each_target_once_and_says_what_it_cost(evaluation_shell: C
     assert "probe     bot answered in " in shown
     assert "answers as long as in the probe" in shown
     assert shown.splitlines()[-1] == "exit 0: ready. To run it: quintain run eval.yaml"
-
-
-def test_a_target_that_does_not_answer_its_probe_has_an_exit_code_of_its_own(evaluation_shell: CommandLine) -> None:
-    (evaluation_shell.folder / "quintain.yaml").write_text(
-        CONFIG.replace("judge: {", "judge: {fail_rate: 1, max_tries: 1, ")
-    )
-    told = evaluation_shell.run("check", "eval.yaml", "--probe", code=1)
-    assert "probe     bot answered in " in told.stdout
-    assert "probe     judge failed" in told.stdout
-    assert told.stdout.splitlines()[-1] == (
-        "exit 1: judge did not answer. When that is fixed: quintain check eval.yaml --probe"
-    )
 
 
 def test_every_mistake_of_every_file_is_told_at_once(evaluation_shell: CommandLine) -> None:

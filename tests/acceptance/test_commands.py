@@ -85,13 +85,6 @@ def test_session_open_with_json_prints_the_answer_and_nothing_else(shell: Comman
     assert opened.stderr == ""
 
 
-def test_session_open_shows_the_token_and_the_next_step(shell: CommandLine) -> None:
-    opened = shell.run("session", "open", "--default-target", "not-registered-yet", "--expires-in", "60")
-    facts = dict(line.split() for line in opened.stdout.splitlines())
-    assert facts["token"].startswith(f"qtn_ses_{facts['session']}_")
-    assert "QUINTAIN_SESSION_TOKEN" in opened.stderr
-
-
 def test_where_one_target_is_configured_none_needs_a_name(shell: CommandLine) -> None:
     alone = shell.folder / "alone.yaml"
     alone.write_text("targets: {echo: {provider: mock}}\n")
@@ -215,12 +208,6 @@ def test_a_variable_that_is_needed_and_not_set_is_named_with_the_mend(
     assert mend in refused.stderr
     told = caller.run(*words, "--json", code=2, env={unset: ""})
     assert (told.json["code"], told.stderr) == ("config_error", "")
-
-
-def test_the_wrong_admin_token_opens_nothing(shell: CommandLine) -> None:
-    refused = shell.run("session", "list", code=1, env={"QUINTAIN_ADMIN_TOKEN": "not the one of this fleet"})
-    assert "Unauthorized" in refused.stderr
-    assert "QUINTAIN_ADMIN_TOKEN" in refused.stderr
 
 
 def test_what_a_model_wrote_never_steers_the_terminal(caller: CommandLine) -> None:

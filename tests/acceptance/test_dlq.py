@@ -119,17 +119,6 @@ def test_what_nobody_can_read_is_listed_shown_and_dropped(empty_dlq_shell: Comma
     assert listed(empty_dlq_shell) == []
 
 
-def test_a_body_of_text_is_shown_as_text_and_never_steers_the_terminal(empty_dlq_shell: CommandLine) -> None:
-    (message,) = send(empty_dlq_shell, b"ein T\xc3\xa4xt\n" + HOSTILE)
-    shown = empty_dlq_shell.run("dlq", "show", str(message["id"]))
-    assert r"ein Täxt" in shown.stdout
-    assert r"\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]" in shown.stdout
-    assert control_characters(shown.stdout) == []
-    assert (
-        empty_dlq_shell.run("dlq", "show", str(message["id"]), "--json").json["text"] == "ein Täxt\n" + HOSTILE.decode()
-    )
-
-
 def test_a_message_is_sent_again_under_the_operators_session(empty_dlq_shell: CommandLine) -> None:
     (message,) = send(empty_dlq_shell, b'{"question": "six times seven?"}')
     poison_id = str(message["id"])
@@ -158,15 +147,6 @@ def test_a_call_that_failed_and_was_charged_is_an_answer_too(empty_dlq_shell: Co
     failed = empty_dlq_shell.run("dlq", "replay", str(message["id"]), "--json", code=1)
     assert (failed.json["code"], failed.json["charged"]) == ("provider_error", True)
     assert listed(empty_dlq_shell) == []
-
-
-def test_what_is_no_request_is_not_sent_and_stays(empty_dlq_shell: CommandLine) -> None:
-    (message,) = send(empty_dlq_shell, b"\xff")
-    refused = empty_dlq_shell.run("dlq", "replay", str(message["id"]), code=1)
-    assert "not an invoke request" in refused.stderr
-    assert f"quintain dlq drop {message['id']}" in refused.stderr
-    assert empty_dlq_shell.run("dlq", "replay", str(message["id"]), "--json", code=1).json["code"] == "bad_request"
-    assert len(listed(empty_dlq_shell)) == 1
 
 
 def test_an_id_that_is_not_there_is_said_with_where_to_look(empty_dlq_shell: CommandLine) -> None:
@@ -212,9 +192,3 @@ def test_on_a_terminal_somebody_is_asked_first(empty_dlq_shell: CommandLine, ans
     assert "permanently?" in done.stderr
     assert (done.returncode, done.stdout) == ((0, "dropped  2 messages\n") if left == 0 else (1, ""))
     assert len(listed(empty_dlq_shell)) == left
-
-
-def test_without_a_broker_it_is_said_what_to_set(shell: CommandLine) -> None:
-    for words in (("list",), ("replay", "x")):
-        refused = shell.run("dlq", *words, code=2, env={"QUINTAIN_BROKER_URL": ""})
-        assert "QUINTAIN_BROKER_URL" in refused.stderr

@@ -8,8 +8,8 @@ from typing import Any
 import pika
 import pytest
 
-from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, CommandResult, ready
+from support.process_fleet import fleet_shell
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
 
@@ -17,14 +17,8 @@ CONFIG = "targets: {echo: {provider: mock}}\n"
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
-
-
-def ready(running: RunningCommand) -> bool:
-    return "ready  " in running.stderr
+    with fleet_shell(broker_url, CONFIG, targets=["echo"]) as shell:
+        yield shell
 
 
 def verdicts(ended: CommandResult) -> dict[str, Any]:

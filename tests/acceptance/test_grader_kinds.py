@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from support.command_line import CommandLine, command_line
 from support.evaluations import rows_by_trial, rows_of, totals_of, write_files
 from support.process_fleet import ADMIN_TOKEN, process_fleet
@@ -110,30 +108,6 @@ def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
     assert totals_of(shell.folder / "runs" / "eval")["calls"] == 4 * 6
 
 
-def test_a_function_that_kills_its_process_or_hangs_takes_one_row_along(shell: CommandLine) -> None:
-    source = """
-import os, time
-import quintain
-
-@quintain.grader
-def fatal(output):
-    if output == "q3":
-        os.abort()
-    if output == "q5":
-        time.sleep(600)
-    return True
-"""
-    evaluation = (
-        "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: f, function: 'fatal:fatal', timeout_seconds: 5}]\n"
-    )
-    write(shell.folder, cases=12, evaluation=evaluation)
-    (shell.folder / "fatal.py").write_text(source)
-    shell.run("run", "eval.yaml", "--graders", "2", code=1)
-    statuses = {row["output"]: row["status"] for row in rows_of(shell.folder / "runs" / "eval")}
-    assert [output for output, status in statuses.items() if status == "error"] in (["q3", "q5"], ["q5", "q3"])
-    assert len(statuses) == 12
-
-
 def test_a_judge_is_asked_once_per_row_also_when_the_run_is_killed(broker_url: str) -> None:
     evaluation = "dataset: cases.jsonl\ntargets: [bot]\ngraders:" + EVALUATION.rpartition("graders:")[2]
     with process_fleet(broker_url, CONFIG, targets=["bot", "judge", "sage"]) as fleet:
@@ -156,26 +130,3 @@ def test_a_judge_is_asked_once_per_row_also_when_the_run_is_killed(broker_url: s
             # What was judged and not yet written is answered from the ledger.
             assert {answer: times for answer, times in judged.items() if times > 1 and answer != "q3"} == {}
             assert rows["case-2", "bot"]["score"] == 7 / 8
-
-
-@pytest.mark.parametrize(
-    ("dataset", "asked"),
-    [
-        ("{file: cases.csv, where: {lang: de}}", ["1", "3"]),
-        ("{command: [python, cases.py], where: {n: [1, 2]}, limit: 1}", ["b"]),
-    ],
-)
-def test_a_dataset_is_a_file_or_what_a_program_prints_and_a_part_of_it(
-    shell: CommandLine, dataset: str, asked: list[str]
-) -> None:
-    write(shell.folder, evaluation=f"dataset: {dataset}\ntargets: [bot]\ngraders: [{{name: same, builtin: exact}}]\n")
-    (shell.folder / "cases.csv").write_text("id,question,expected,lang\n1,q,q,de\n2,q,q,en\n3,q,q,de\n")
-    (shell.folder / "cases.py").write_text(
-        "import json\n"
-        "for n, i in enumerate('abcd'): print(json.dumps({'id': i, 'question': 'q', 'expected': 'q', 'n': n}))\n"
-    )
-    shell.run("run", "eval.yaml")
-    assert sorted(str(row["caseId"]) for row in rows_of(shell.folder / "runs" / "eval")) == asked
-    again = shell.run("run", "eval.yaml", "--json").json["totals"]
-    assert isinstance(again, dict)
-    assert (again["calls"], again["graded"]) == (len(asked), len(asked))

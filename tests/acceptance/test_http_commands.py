@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from support.command_line import CommandLine
-from support.evaluations import write_files
-from support.running_gateway import RunningGateway
+from support.evaluations import copy_capitals, totals_of, write_files
+from support.running_gateway import RunningGateway, run_gateway
 
 #: Nothing listens there.
 NOBODY = "http://127.0.0.1:9"
@@ -74,3 +77,16 @@ def test_a_run_takes_what_its_users_session_has_and_is_refused_more(gateway: Run
     totals = shell.run(*words, code=4).json["totals"]
     assert isinstance(totals, dict)
     assert (totals["graded"], totals["calls"]) == (2, 2)
+
+
+def test_a_run_over_http_alone_ends_as_one_over_a_bus(tmp_path: Path) -> None:
+    copy_capitals(tmp_path)
+    with run_gateway(tmp_path, (tmp_path / "quintain.yaml").read_text()) as gateway:
+        ended = gateway.shell.run("run", "eval.yaml", "--json")
+        totals = totals_of(tmp_path / "runs" / "eval")
+        assert ended.json["totals"] == totals
+        assert (totals["graded"], totals["errors"], totals["meanScore"], totals["calls"]) == (24, 0, 0.8125, 48)
+        session_id = json.loads((tmp_path / "runs" / "eval" / "run.json").read_text())["sessionId"]
+        session = gateway.shell.run("session", "show", session_id, "--json").json
+        # Nothing is left to do, so its session is closed.
+        assert (session["callCount"], session["state"]) == (48, "closed")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand
+from support.process_fleet import fleet_shell
 
 #: A program that leaves its process id where the test finds it, and takes its time.
 CONFIG = """
@@ -28,12 +28,10 @@ def pid_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def shell(broker_url: str, pid_file: Path) -> Iterator[CommandLine]:
     """A shell before a fleet whose only target takes its time."""
-    with process_fleet(broker_url, CONFIG.format(pid=pid_file), targets=["slow"]) as fleet:
-        fleet.start_service("metadata")
-        fleet.start_service("worker")
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
+    with fleet_shell(
+        broker_url, CONFIG.format(pid=pid_file), targets=["slow"], services=["metadata", "worker"]
+    ) as shell:
+        yield shell
 
 
 def wait_until(condition: Callable[[], bool], description: str, *, seconds: float = 15) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.command_line import CommandLine, command_line
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, command_line, ready
+from support.process_fleet import fleet_shell
 
 CONFIG = """quotas: {team: {requests_per_minute: 600, concurrency: {start: 5}}}
 targets: {echo: {provider: mock}, paced: {provider: mock, quota: team}}
@@ -19,11 +19,9 @@ targets: {echo: {provider: mock}, paced: {provider: mock, quota: team}}
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with a metadata service on it."""
-    with process_fleet(broker_url, CONFIG, targets=["echo", "paced"]) as fleet:
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            shell.start("serve", "metadata").wait_for(lambda one: "ready  " in one.stderr)
-            yield shell
+    with fleet_shell(broker_url, CONFIG, targets=["echo", "paced"]) as shell:
+        shell.start("serve", "metadata").wait_for(ready)
+        yield shell
 
 
 def quotas(shell: CommandLine, *words: str) -> list[dict[str, Any]]:
@@ -42,7 +40,7 @@ def test_without_a_quota_the_commands_say_so(shell: CommandLine) -> None:
 
 
 def test_a_quota_is_shown_and_set_while_its_worker_runs(shell: CommandLine) -> None:
-    shell.start("serve", "worker").wait_for(lambda one: "ready  " in one.stderr)
+    shell.start("serve", "worker").wait_for(ready)
     (listed,) = quotas(shell, "quota", "list", "--json")
     assert (listed["name"], listed["targets"], listed["limit"]) == ("team", ["paced"], 5)
     assert 540 <= listed["requestsPerMinute"] <= 600

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import shlex
 import shutil
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, CommandResult, RunningCommand, command_line, quintain_command
+from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
 from support.evaluations import CAPITALS, copy_capitals, rows_by_trial, rows_of, totals_of, write_files
 from support.pages import shell_blocks
 from support.process_fleet import ADMIN_TOKEN, process_fleet
@@ -31,8 +28,6 @@ async def answer(request):
     await asyncio.sleep(0.3)
     return request.question
 """
-
-ROW = {"schemaVersion", "caseId", "target", "repeat", "status", "output", "score", "graders", "calls", "tokenUsage"}
 
 
 @pytest.fixture
@@ -85,28 +80,6 @@ def test_the_pages_show_this_very_output(undisturbed: tuple[CommandResult, Path]
     assert (table, last) == (printed[: printed.index("by grader")], printed[-1])
 
 
-def test_where_nobody_watches_a_terminal_the_progress_is_plain_lines(undisturbed: tuple[CommandResult, Path]) -> None:
-    ended, _ = undisturbed
-    assert "\x1b" not in ended.stdout + ended.stderr
-    assert "24 trials: 12 cases for scholar, guesser" in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("24/24 ")
-
-
-def test_every_row_is_what_the_protocol_says(undisturbed: tuple[CommandResult, Path]) -> None:
-    rows = rows_of(undisturbed[1])
-    assert Counter(row["target"] for row in rows) == {"scholar": 12, "guesser": 12}
-    for row in rows:
-        assert row.keys() == ROW | {"durationMs", "fingerprints", "answer", "case"}
-        assert (row["schemaVersion"], row["repeat"], row["status"], row["calls"]) == (2, 1, "graded", 2)
-        assert isinstance(row["graders"], dict)
-        assert row["graders"].keys() == {"same", "judged"}
-        for name, verdict in row["graders"].items():
-            of_program = {"sessionId"} if name == "judged" else set()
-            assert verdict.keys() == {"score", "pass", "reason", "checks", "calls", "fingerprint"} | of_program
-    italy = rows_by_trial(undisturbed[1])["it", "guesser"]
-    assert (italy["output"], italy["score"]) == ("I think it is Rome.", 0.5)
-
-
 def test_the_same_command_again_asks_nothing_and_with_json_prints_the_totals_alone(
     shell: CommandLine, undisturbed: tuple[CommandResult, Path]
 ) -> None:
@@ -117,11 +90,6 @@ def test_the_same_command_again_asks_nothing_and_with_json_prints_the_totals_alo
     assert again.stderr == ""
     assert totals_of(shell.folder / "runs" / "eval")["calls"] == 48
     assert (shell.folder / "runs" / "eval" / "results.jsonl").read_bytes() == before
-
-
-def test_a_mean_below_the_threshold_has_an_exit_code_of_its_own(capitals: CommandLine) -> None:
-    ended = capitals.run("run", "eval.yaml", "--target", "guesser", code=3)
-    assert ended.stdout.splitlines()[-1].startswith("exit 3: mean score 0.625 is below the threshold 0.7.")
 
 
 def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_it(
@@ -191,35 +159,6 @@ def start_slow_run(shell: CommandLine) -> RunningCommand:
     running = shell.start("run", "eval.yaml", "--concurrency", "2")
     running.wait_for(lambda _: len(rows_of(shell.folder / "runs" / "eval")) >= 4)
     return running
-
-
-def test_on_a_terminal_the_progress_is_a_live_table(capitals: CommandLine) -> None:
-    master, slave = pty.openpty()
-    env = {**capitals.env, "TERM": "xterm", "COLUMNS": "100"}
-    words = ("run", "eval.yaml", "--limit", "3", "--target", "scholar")
-    with subprocess.Popen(
-        quintain_command(words), env=env, cwd=capitals.folder, stdout=subprocess.PIPE, stderr=slave
-    ) as running:
-        os.close(slave)
-        drawn = b"".join(read_to_the_end(master))
-        assert running.stdout is not None
-        table = running.stdout.read().decode()
-    assert running.returncode == 0
-    assert b"per min" in drawn
-    assert b"budget" in drawn
-    assert b"\x1b[" in drawn
-    assert "3/3" in table
-    assert "\x1b" not in table
-
-
-def read_to_the_end(terminal: int) -> Iterator[bytes]:
-    """What is written to a terminal until its last writer has gone, which the kernel tells as an error."""
-    with os.fdopen(terminal, "rb", buffering=0) as screen:
-        try:
-            while text := screen.read(65536):
-                yield text
-        except OSError:
-            return
 
 
 def test_a_fleets_results_are_those_of_a_laptop(broker_url: str, undisturbed: tuple[CommandResult, Path]) -> None:

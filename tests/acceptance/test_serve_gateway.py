@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand, ready
+from support.process_fleet import ADMIN_TOKEN, fleet_shell
 
 CONFIG = "targets: {slow: {provider: mock, delay_ms: 1500}}\n"
 
@@ -25,10 +25,8 @@ CONFIG = "targets: {slow: {provider: mock, delay_ms: 1500}}\n"
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with process_fleet(broker_url, CONFIG, targets=["slow"]) as fleet:
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
+    with fleet_shell(broker_url, CONFIG, targets=["slow"]) as shell:
+        yield shell
 
 
 def request(url: str, token: str = "", body: object = None, tls: ssl.SSLContext | None = None) -> tuple[int, Any]:
@@ -60,13 +58,13 @@ def test_a_gateway_waits_for_the_others_and_answers_what_runs_when_it_is_stopped
     assert request(f"{url}/health/live") == (200, {"status": "live"})
     assert request(f"{url}/health/ready")[0] == 503
     for name in ("metadata", "worker"):
-        shell.start("serve", name).wait_for(lambda one: "ready  " in one.stderr)
+        shell.start("serve", name).wait_for(ready)
     opened = request(f"{url}/sessions", ADMIN_TOKEN, {"defaultTarget": "slow", "maxCalls": 3})
     assert opened[0] == 201
     ends = time.monotonic() + 10
-    while (ready := request(f"{url}/health/ready"))[0] != 200:  # the last result is kept for a second
-        assert time.monotonic() < ends, ready
-    assert ready == (200, {"status": "ready"})
+    while (health := request(f"{url}/health/ready"))[0] != 200:  # the last result is kept for a second
+        assert time.monotonic() < ends, health
+    assert health == (200, {"status": "ready"})
     with ThreadPoolExecutor() as pool:
         running = pool.submit(request, f"{url}/invoke", opened[1]["token"], {"question": "still there?"})
         while request(f"{url}/info", opened[1]["token"])[1]["callCount"] == 0:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line, quintain_command
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, command_line, quintain_command, ready
+from support.process_fleet import ADMIN_TOKEN, fleet_shell
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = "targets: {echo: {provider: mock}}\n"
@@ -23,10 +23,8 @@ CONFIG = "targets: {echo: {provider: mock}}\n"
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
+    with fleet_shell(broker_url, CONFIG, targets=["echo"]) as shell:
+        yield shell
 
 
 @pytest.fixture
@@ -35,10 +33,6 @@ def refused_shell(broker_url: str, tmp_path: Path) -> Iterator[CommandLine]:
     (tmp_path / "quintain.yaml").write_text(CONFIG)
     with command_line(tmp_path, {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}) as shell:
         yield shell
-
-
-def ready(running: RunningCommand) -> bool:
-    return "ready  " in running.stderr
 
 
 def test_a_worker_started_first_waits_for_the_metadata_service_and_says_so(shell: CommandLine) -> None:
@@ -128,17 +122,6 @@ def test_an_idle_metadata_service_stops_when_told(shell: CommandLine, how: signa
     assert re.fullmatch(r"\S+ INFO \S+ This is a new ledger\b.*\nready  metadata  ledger sqlite://\S+\n", ended.stderr)
 
 
-def test_a_second_metadata_service_on_the_same_ledger_is_refused(shell: CommandLine) -> None:
-    first = shell.start("serve", "metadata")
-    first.wait_for(ready)
-    refused = shell.run("serve", "metadata", code=2)
-    assert "is open in another process" in refused.stderr
-    assert "QUINTAIN_LEDGER_URL" in refused.stderr
-    assert str(shell.folder / "state" / "ledger.sqlite3") in refused.stderr
-    # The first one still answers.
-    assert shell.run("session", "list", "--json").json == {"sessions": []}
-
-
 @pytest.mark.parametrize(
     ("words", "unset", "mend"),
     [
@@ -152,24 +135,3 @@ def test_a_service_names_the_variable_it_needs(
     refused = refused_shell.run(*words, code=2, env={unset: ""})
     assert unset in refused.stderr
     assert mend in refused.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("serve", "metadata"),
-        ("serve", "worker"),
-        ("up",),
-    ],
-    ids=" ".join,
-)
-def test_an_admin_token_that_is_too_short_is_refused(refused_shell: CommandLine, words: tuple[str, ...]) -> None:
-    refused = refused_shell.run(*words, code=2, env={"QUINTAIN_ADMIN_TOKEN": "too short"})
-    assert "QUINTAIN_ADMIN_TOKEN is too short" in refused.stderr
-    assert "16 characters" in refused.stderr
-
-
-def test_a_ledger_of_another_kind_is_refused(refused_shell: CommandLine) -> None:
-    refused = refused_shell.run("serve", "metadata", code=2, env={"QUINTAIN_LEDGER_URL": "mysql://somewhere"})
-    assert "QUINTAIN_LEDGER_URL" in refused.stderr
-    assert "sqlite://" in refused.stderr

@@ -16,8 +16,8 @@ from typing import Any
 import pika
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line, quintain_command
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, command_line, quintain_command, ready
+from support.process_fleet import ADMIN_TOKEN, fleet_shell, process_fleet
 from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -27,14 +27,8 @@ CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
-
-
-def ready(running: RunningCommand) -> bool:
-    return "ready  " in running.stderr
+    with fleet_shell(broker_url, CONFIG, targets=["echo"]) as shell:
+        yield shell
 
 
 def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: CommandLine) -> None:

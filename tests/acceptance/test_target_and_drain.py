@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from quintain_cli.console import parse_duration_seconds
-from support.command_line import CommandLine, RunningCommand, command_line
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand, ready
+from support.process_fleet import fleet_shell
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, response: done, delay_ms: 4000}}\n"
 
@@ -19,14 +19,8 @@ CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, response: don
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with process_fleet(broker_url, CONFIG, targets=["echo", "slow"]) as fleet:
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
-
-
-def ready(running: RunningCommand) -> bool:
-    return "ready  " in running.stderr
+    with fleet_shell(broker_url, CONFIG, targets=["echo", "slow"]) as shell:
+        yield shell
 
 
 def serve(shell: CommandLine, *services: str) -> list[RunningCommand]:

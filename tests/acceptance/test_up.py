@@ -103,34 +103,12 @@ def test_a_port_that_is_taken_is_said_with_the_mend(configured_shell: CommandLin
     assert configured_shell.run("up", "--port", str(taken_port), "--json", code=2).json["code"] == "config_error"
 
 
-def test_every_variable_that_is_missing_is_named_at_once(shell: CommandLine) -> None:
-    (shell.folder / "quintain.yaml").write_text(
-        "targets:\n"
-        "  first: {provider: mock, response: '${{ FIRST_OF_THEM }}'}\n"
-        "  second: {provider: mock, response: '${{ SECOND_OF_THEM }} ${{ HAS_A_DEFAULT:-x }}'}\n"
-        "  third: {provider: mock, response: '${{ THIRD_IS_EMPTY }}'}\n"
-    )
-    refused = shell.run("up", code=2, env={"THIRD_IS_EMPTY": ""})
-    for line, name in zip(
-        refused.stderr.splitlines(), ("FIRST_OF_THEM", "SECOND_OF_THEM", "THIRD_IS_EMPTY"), strict=True
-    ):
-        assert name in line
-        assert f"{shell.folder / 'quintain.yaml'}: targets." in line
-    assert refused.stdout == ""
-
-
 def test_without_a_configuration_it_says_what_to_write(shell: CommandLine) -> None:
     refused = shell.run("up", code=2)
     assert "there is no quintain.yaml" in refused.stderr
     assert "QUINTAIN_CONFIG" in refused.stderr
     missing = shell.run("up", code=2, env={"QUINTAIN_CONFIG": "elsewhere.yaml"})
     assert "elsewhere.yaml" in missing.stderr
-
-
-def test_a_second_up_beside_the_first_is_refused(configured_shell: CommandLine) -> None:
-    up = configured_shell.start("up", "--port", "0")
-    up.wait_for(is_started)
-    assert "is open in another process" in configured_shell.run("up", "--port", "0", code=2).stderr
 
 
 def test_sessions_that_ended_long_ago_are_deleted_where_the_environment_says_so(configured_shell: CommandLine) -> None:

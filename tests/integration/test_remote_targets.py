@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,24 +13,21 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from quintain.bus.base import Bus, Envelope
 from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.contracts.remote_target import REMOTE_TARGET_VERSION, LeaseOpened, OpenLease
-from quintain.errors import BadRequest, ConfigError, NoAnswer, RemoteTargetError
+from quintain.errors import ConfigError, NoAnswer, RemoteTargetError
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.remote.lease import TargetTimeouts
 from quintain.remote.lease_request import acquire_lease
 from quintain.remote.target import ChildSessionPolicy
-from quintain.routes import LEASE, RENEW, WATCH_PROCESS
-from quintain.rpc.requests import RpcRequest, parse_reply
+from quintain.routes import RENEW, WATCH_PROCESS
+from quintain.rpc.requests import RpcRequest
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import HOST, Exchange
+from quintain.topology import HOST
 from quintain_view.trajectory_files import read_trajectory, trajectory_names
 from quintain_view.trajectory_page import RunState
-from support.command_line import clean_environment
 from support.target_placements import Controller, scripted_target_class
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
 from support.thread_host import LoopThread, ThreadHost, thread_host
@@ -156,15 +151,6 @@ def test_what_is_no_target_is_an_error_that_says_what_it_lacks(host: ThreadHost,
     host.serve(object)
     with pytest.raises(RemoteTargetError, match=r"object, which is not a Target: it lacks config_specs"):
         remote.create()
-
-
-def test_a_controller_of_another_version_is_told_both(host: ThreadHost, connection_thread: ConnectionThread) -> None:
-    asked = OpenLease(controller_id="c", version=REMOTE_TARGET_VERSION + 1).to_wire()
-    question = RpcRequest(exchange=HOST, key=host.name, type=LEASE.key, body=asked, headers={}, deadline_seconds=20)
-    with pytest.raises(BadRequest, match=r"version 3 of hosting, the controller 4: install the same release"):
-        parse_reply(connection_thread.run_blocking(connection_thread.rpc_client.call(question)), LeaseOpened)
-    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread) as factory:
-        assert factory.create().get_controllables()
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -324,58 +310,6 @@ async def test_what_is_larger_than_the_broker_takes_is_refused_with_its_size_on_
 # Leases.
 
 
-async def test_two_controllers_share_a_hosts_slots(
-    host: ThreadHost, connection_thread: ConnectionThread, broker_url: str
-) -> None:
-    with (
-        RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread) as first,
-        remote_factory(host.name, tags=TAGS, prefetch=0, url=broker_url) as second,
-    ):
-        one, two = first.create(), second.create()
-        one.set_config("persona", "first")
-        waiting = asyncio.create_task(asyncio.to_thread(second.create))
-        await controller().drive(two)
-        assert not waiting.done(), "both slots are taken"
-        await one.teardown()
-        three = await waiting
-        assert [each.persona for each in host.instances] == ["first", "plain", "plain"]
-        for target in (two, three):
-            await target.teardown()
-
-
-#: A driver that asks for four leases and is killed.
-KILLED_DRIVER = """
-import sys, time
-from quintain.remote.factory import remote_factory
-factory = remote_factory(sys.argv[1], concurrency=4, url=sys.argv[2])
-time.sleep(0.5)
-print("asked", flush=True)
-time.sleep(60)
-"""
-
-
-async def test_a_driver_that_was_killed_leaves_no_wait_for_the_next(
-    host: ThreadHost, remote: RemoteFactory, broker_url: str
-) -> None:
-    one, two = remote.create(), remote.create()
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED_DRIVER, host.name, broker_url],
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as driver:
-        assert driver.stdout is not None
-        assert await asyncio.to_thread(driver.stdout.readline) == "asked\n"
-        driver.kill()
-    await one.teardown()
-    began = time.monotonic()
-    three = await asyncio.to_thread(remote.create)
-    assert time.monotonic() - began < 3
-    assert len(host.instances) == 3
-    for target in (two, three):
-        await target.teardown()
-
-
 async def test_a_second_run_on_one_lease_ends_the_first_with_an_error(host: ThreadHost, remote: RemoteFactory) -> None:
     async def ask(target: Any, emit: Emit, send: Send) -> None:
         await send(target.request_event("question"))
@@ -456,22 +390,6 @@ async def test_a_task_needs_few_requests_and_each_does_what_it_did(
     assert requests == [*common[:4], "describe", *common[4:], *common]
 
 
-async def test_a_second_reset_comes_before_what_follows_it(host: ThreadHost, remote: RemoteFactory) -> None:
-    class Noting(Bot):
-        async def reset_ephemeral_state(self) -> None:
-            self.notes.append("reset")
-
-        def query(self, name: str, **params: str) -> str:
-            return ", ".join(self.notes)
-
-    host.serve(lambda: Noting(do_nothing))
-    target = remote.create()
-    for _ in range(2):
-        await target.reset_ephemeral_state()
-    assert target.query("notes") == "reset, reset"
-    await target.teardown()
-
-
 async def test_leases_are_made_ahead_and_replaced(host: ThreadHost, connection_thread: ConnectionThread) -> None:
     with RemoteFactory(host.name, tags=TAGS, concurrency=1, connection=connection_thread) as factory:
         await wait_until(lambda: len(host.instances) == 1)
@@ -516,18 +434,6 @@ async def test_instances_of_one_factory_have_the_same_tags(remote: RemoteFactory
 # What the broker makes of messages.
 
 
-class DuplicatingPublish:
-    """A bus's `publish` that says everything twice."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._publish = bus.publish
-        bus.publish = self  # type: ignore[assignment, method-assign]
-
-    async def __call__(self, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
-        await self._publish(exchange, key, envelope, **more)
-        await self._publish(exchange, key, envelope, **more)
-
-
 async def two_branches(target: Any, emit: Emit, send: Send) -> None:
     """Two branches that say something, ask, and say what they were answered."""
 
@@ -548,54 +454,6 @@ def expected_contents(name: str) -> list[str]:
     """What that ought to be."""
     upper = name.upper()
     return [text for n in range(20) for text in (f"{name}{n}", f"{name}?{n}", f"{upper}?{n}")]
-
-
-async def test_what_is_delivered_twice_is_done_once(
-    host: ThreadHost, connection_thread: ConnectionThread, remote: RemoteFactory
-) -> None:
-    host.serve(lambda: Bot(two_branches))
-    DuplicatingPublish(host.bus)
-    DuplicatingPublish(connection_thread.bus)
-    target = remote.create()
-    one = controller()
-    await one.drive(target)
-    for name in "ab":
-        assert branch_contents(one.contents(), name) == expected_contents(name)
-    assert target.query("runs", since="lease") == "1"
-
-
-class LosingPublish:
-    """A bus's `publish` that loses the first of each kind of message, and says that it was sent."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._publish = bus.publish
-        self.lost_types: list[str] = []
-        bus.publish = self  # type: ignore[assignment, method-assign]
-
-    async def __call__(self, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
-        if envelope.type not in self.lost_types and envelope.type.startswith("run_"):
-            self.lost_types.append(envelope.type)
-            return
-        await self._publish(exchange, key, envelope, **more)
-
-
-@pytest.mark.parametrize("whose", ["host", "controller"])
-async def test_what_was_lost_is_said_again(
-    host: ThreadHost, connection_thread: ConnectionThread, remote: RemoteFactory, whose: str
-) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        for number in range(5):
-            emit(target.observation_event(f"{number}"))
-
-    host.serve(lambda: Bot(script))
-    forgetful = LosingPublish(host.bus if whose == "host" else connection_thread.bus)
-    one = controller()
-    target = remote.create()
-    async with asyncio.timeout(30):
-        await one.drive(target)
-        await one.drive(target)
-    assert forgetful.lost_types
-    assert one.contents() == [f"{number}" for number in range(5)] * 2
 
 
 class ProxiedBroker:

@@ -116,6 +116,11 @@ class RunningCommand:
         return f"Running({self.args}, stdout={self.stdout!r}, stderr={self.stderr!r})"
 
 
+def ready(running: RunningCommand) -> bool:
+    """Whether a service has said that it is ready."""
+    return "ready  " in running.stderr
+
+
 @dataclass
 class CommandLine:
     """A shell in a folder: runs commands to their end, or starts them."""

@@ -18,7 +18,7 @@ import pika
 
 from quintain.contracts.session import SessionOpened
 from quintain.topology import METADATA_TOPOLOGY, target_queue
-from support.command_line import command_server, run_command
+from support.command_line import CommandLine, command_line, command_server, run_command
 from support.crashing_bus import CRASH_VARIABLE, CrashPoint
 
 ADMIN_TOKEN = "an admin token for tests"
@@ -165,6 +165,18 @@ def process_fleet(broker_url: str, config: str, *, targets: Sequence[str]) -> It
             for process in fleet.processes:
                 process.kill()
             delete_protocol_queues(broker_url, targets)
+
+
+@contextlib.contextmanager
+def fleet_shell(
+    broker_url: str, config: str, *, targets: Sequence[str], services: Sequence[str] = ()
+) -> Iterator[CommandLine]:
+    """A shell before a broker with a fleet of these services, in whose folder the configuration is."""
+    with process_fleet(broker_url, config, targets=targets) as fleet:
+        fleet.start_services(*services)
+        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+        with command_line(fleet.folder, env) as shell:
+            yield shell
 
 
 def delete_protocol_queues(broker_url: str, targets: Sequence[str]) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from typing import Any
 
 import pytest
 
 from quintain.bus.base import Envelope
-from quintain.bus.memory import MemoryBroker
-from quintain.contracts.message import MAX_RUN_ITEM_BYTES
-from quintain.contracts.remote_target import RUN_INPUT_TYPE, OpenLease, WireEvent
+from quintain.contracts.remote_target import RUN_INPUT_TYPE, OpenLease
 from quintain.errors import BadRequest, HostLost
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.run_channel import RunOutputQueue
@@ -20,9 +17,7 @@ from quintain.remote.run_driver import RunDriver
 from quintain.routes import LEASE, QUERY, SET_CONFIG, TEARDOWN
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain.topology import RUN, run_topology
-from quintain_host.instances import InstanceThread
-from quintain_host.run import MAX_UNACKNOWLEDGED_ITEMS, EventSender
+from quintain.topology import RUN
 from support.memory_host import BODY, emit_seen, run_contents, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
@@ -98,31 +93,6 @@ async def test_a_target_that_leaves_ends_nothing_but_what_it_was_asked(error: Ba
         assert (await hosted.lease()).lease_id != leased.lease_id
 
 
-async def test_a_query_whose_answer_is_no_text_is_the_targets_mistake() -> None:
-    class Numbers(BODY):  # type: ignore[misc, valid-type]
-        def query(self, name: str, **params: str) -> Any:
-            return 5
-
-    async with run_host(lambda: Numbers(emit_seen)) as hosted:
-        with pytest.raises(TypeError, match="was answered with a int: a target's values are text"):
-            await (await hosted.lease()).call(QUERY, name="runs", params={})
-
-
-async def test_a_factory_that_fails_now_and_then_costs_only_its_own_lease() -> None:
-    made = iter([ArithmeticError("no key"), None])
-
-    def create() -> Any:
-        error = next(made)
-        if error is not None:
-            raise error
-        return BODY(emit_seen)
-
-    async with run_host(create) as hosted:
-        with pytest.raises(ArithmeticError, match="no key"):
-            await hosted.lease()
-        assert await run_contents(hosted, await hosted.lease()) == ["seen"]
-
-
 async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_to_stop() -> None:
     async with run_host(target_factory(emit_seen), QUICK) as hosted:
         leased = await hosted.lease()
@@ -146,68 +116,6 @@ async def test_a_lease_says_why_it_is_over(monkeypatch: pytest.MonkeyPatch) -> N
         await leased.stop_renewing()
         with pytest.raises(HostLost, match="it was released here"):
             await leased.call(SET_CONFIG, values={"persona": "late"})
-
-
-async def test_whoever_emits_more_than_is_heard_waits_and_goes_on_when_it_is() -> None:
-    memory = MemoryBroker()
-    bus = memory.connect()
-    await bus.declare(run_topology("r"))
-    telling = EventSender(bus, "r", "r")
-    event = WireEvent(kind="Event", event_id="e", at=0, content="x")
-    said = 0
-
-    def flood() -> None:
-        nonlocal said
-        with contextlib.suppress(RuntimeError):
-            while True:
-                telling.send("emit", event=event)
-                said += 1
-
-    thread = threading.Thread(target=flood)
-    thread.start()
-    try:
-        async with asyncio.timeout(30):
-            while said < MAX_UNACKNOWLEDGED_ITEMS:
-                await asyncio.sleep(0.01)
-        assert said == MAX_UNACKNOWLEDGED_ITEMS
-        telling.acknowledge(1000, resend=False)
-        async with asyncio.timeout(30):
-            while said < MAX_UNACKNOWLEDGED_ITEMS + 1000:
-                await asyncio.sleep(0.01)
-        assert said == MAX_UNACKNOWLEDGED_ITEMS + 1000
-    finally:
-        await telling.close()
-        await asyncio.to_thread(thread.join)
-        await bus.close()
-        memory.close()
-    with pytest.raises(RuntimeError, match="closed trajectory"):
-        telling.send("emit", event=event)
-
-
-async def test_an_event_that_no_message_could_hold_is_refused_at_the_emit() -> None:
-    async def script(target: Any, emit: Any, send: Any) -> None:
-        with pytest.raises(ValueError, match="is the most"):
-            emit(target.observation_event("x" * MAX_RUN_ITEM_BYTES))
-        emit(target.observation_event("smaller"))
-
-    async with run_host(target_factory(script)) as hosted:
-        assert await run_contents(hosted, await hosted.lease()) == ["smaller"]
-
-
-async def test_a_thread_whose_target_blocks_is_abandoned_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.2)
-    free, blocking = InstanceThread("free"), InstanceThread("blocked")
-    began, let_go = threading.Event(), threading.Event()
-    waiting = asyncio.create_task(blocking.call(lambda: began.set() or let_go.wait()))
-    await asyncio.to_thread(began.wait)
-    assert await free.call(lambda: 5) == 5
-    assert await free.close()
-    assert not await blocking.close()
-    let_go.set()
-    with contextlib.suppress(asyncio.CancelledError):
-        await waiting
-    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 5)
-    assert await blocking.close()
 
 
 async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

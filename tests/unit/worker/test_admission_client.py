@@ -16,17 +16,11 @@ from quintain.rpc.requests import RpcClient
 from quintain.timings import Timings
 from quintain.topology import Exchange, admit_topology
 from quintain_worker.admissions import AdmissionClient
-from support.fake_ledger_service import FakeLedgerService, fake_ledger_service, grant
+from support.fake_ledger_service import FakeLedgerService, grant
 from support.quick import timings
 
 #: The same rules, a hundred times faster.
 FAST = timings(admit_repeat_seconds=0.03, ledger_silence_seconds=0.3, deadline_grace_seconds=0.05)
-
-
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
 
 
 class UnavailableBus(MemoryBus):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.json_text import json_text
 from quintain_worker.providers.provider import Delta, ProviderAnswer
-from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import event
 from support.model_wires import ANTHROPIC, CHAT, Wire
 
@@ -241,12 +241,6 @@ STREAMS: dict[ApiName, list[dict[str, Any]]] = {
     "messages": message_events(),
     "responses": response_events(),
 }
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 async def answer_of(

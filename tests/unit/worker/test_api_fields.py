@@ -26,7 +26,7 @@ from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.json_text import json_text, parse_json_object
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import ApiProvider, Provider, ProviderAnswer, ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, Wire
 from support.pages import assert_documented
 
@@ -199,12 +199,6 @@ LISTS: Mapping[ApiName, set[str]] = {
 
 #: What Anthropic's older models take, and its package has no more.
 OLDER = {"messages": {"temperature", "top_k", "top_p"}}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 @pytest.fixture

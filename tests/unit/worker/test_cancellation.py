@@ -13,7 +13,7 @@ from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle
 from quintain.errors import ProviderFailed
 from quintain.topology import target_queue
 from quintain_worker.providers.provider import Billing, ProviderFailure
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import WIRES, Wire
 from support.quick import timings
@@ -21,23 +21,10 @@ from support.running_worker import GatedProvider, next_fault, next_result, runni
 
 
 @pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
-
-
-@pytest.fixture
 async def server() -> AsyncIterator[ModelServer]:
     async with model_server() as server:
         server.set_responses(ScriptedResponse(stall=True))
         yield server
-
-
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
 
 
 def call_key(evaluator: FakeEvaluator, request_id: str = "r-c1") -> CallKey:
@@ -72,31 +59,12 @@ async def test_a_call_that_is_taken_back_closes_its_request_at_the_provider(
     assert not ledger.memory.queue(target_queue("a").name).ready
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_the_deadline_closes_the_request_at_the_provider(
-    ledger: FakeLedgerService, server: ModelServer, evaluator: FakeEvaluator, wire: Wire
-) -> None:
-    ledger.admit_policy = lambda ask: grant(ask, seconds=0.5)
-    async with running_worker(ledger, wire.provider(server.url), max_concurrency=1, max_tries=3):
-        began = asyncio.get_running_loop().time()
-        await evaluator.send_request()
-        async with asyncio.timeout(5):
-            await server.disconnected.wait()
-        assert 0.3 < asyncio.get_running_loop().time() - began < 2
-        fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
-        assert (fault.code, fault.charged, settle.outcome) == ("timeout", True, AttemptOutcome.IN_DOUBT)
-        await wait_acknowledged(ledger.memory)
-        assert len(server.requests) == 1
-
-
 async def test_a_cancellation_that_was_missed_comes_with_the_next_heartbeat(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate, timings=timings(heartbeat_seconds=0.02)):
+    async with running_worker(ledger, closed_gate, timings=timings(heartbeat_seconds=0.02)):
         await evaluator.send_request()
-        await next_item(gate.requests)
+        await next_item(closed_gate.requests)
         ledger.cancelled = [call_key(evaluator, "somebody else's"), call_key(evaluator)]
         fault, settle = await cancelled_results(evaluator, ledger)
         assert (settle.outcome, fault.charged) == (AttemptOutcome.IN_DOUBT, True)
@@ -130,30 +98,6 @@ async def test_a_call_that_waits_for_admission_is_taken_back_for_nothing(
         assert gate.requests.empty()
 
 
-@pytest.mark.parametrize(
-    ("billing", "outcome", "charged"),
-    [
-        (Billing.UNBILLED, AttemptOutcome.REFUND, False),
-        (Billing.BILLED, AttemptOutcome.CHARGED, True),
-        (Billing.UNKNOWN, AttemptOutcome.IN_DOUBT, True),
-    ],
-)
-async def test_a_call_between_two_tries_is_taken_back_for_what_it_owes_so_far(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, billing: Billing, outcome: AttemptOutcome, charged: bool
-) -> None:
-    gate = GatedProvider()
-    fault = ProviderFailed(charged=billing is not Billing.UNBILLED)
-    gate.outcome = ProviderFailure(fault, billing, retryable=True, retry_after_seconds=2)
-    async with running_worker(ledger, gate, max_tries=3):
-        await evaluator.send_request()
-        await next_item(gate.requests)
-        await asyncio.sleep(0.05)
-        await ledger.broadcast_cancellation(call_key(evaluator))
-        told, settle = await cancelled_results(evaluator, ledger)
-        assert (settle.outcome, told.charged) == (outcome, charged)
-        assert gate.requests.empty()
-
-
 async def test_an_unbilled_call_with_an_unproven_past_is_charged(
     ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
@@ -171,19 +115,17 @@ async def test_an_unbilled_call_with_an_unproven_past_is_charged(
 
 
 async def test_a_call_that_somebody_joined_is_not_aborted_until_nobody_waits_for_it(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate):
+    async with running_worker(ledger, closed_gate):
         await evaluator.send_request("c1", headers={REQUEST_ID_HEADER: "r"})
-        await next_item(gate.requests)
+        await next_item(closed_gate.requests)
         await evaluator.send_request("c2", headers={REQUEST_ID_HEADER: "r"})
         await asyncio.sleep(0.01)
         await ledger.broadcast_cancellation(call_key(evaluator, "r"))
         await asyncio.sleep(0.05)
         assert evaluator.replies.empty()
-        gate.open.set()
+        closed_gate.open.set()
         assert {(await next_result(evaluator)).replayed for _ in range(2)} == {False, True}
         assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
 

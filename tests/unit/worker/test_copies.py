@@ -14,7 +14,7 @@ from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import QueueFull
 from quintain.topology import INVOKE, target_queue
 from quintain_worker.copies import HELD_PART
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.quick import timings
 from support.running_worker import FlakyBus, GatedProvider, next_fault, next_result, running_worker
 from unit.worker.test_worker_groups import call_item, next_replies
@@ -23,19 +23,6 @@ from unit.worker.test_worker_groups import call_item, next_replies
 TIMEOUT_SECONDS = 0.5
 
 QUICK = timings(publish_pause_seconds=0.01, admit_repeat_seconds=0.05, deadline_grace_seconds=0.05)
-
-
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
-
-
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
 
 
 @pytest.fixture

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from quintain.contracts.ledger import DrainState, Heartbeat
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker
-
-
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
-
 
 #: A heartbeat comes every 0.1 s.
 FAST = timings(heartbeat_seconds=0.1)
@@ -55,21 +47,19 @@ async def test_it_says_at_once_that_it_drains_and_at_the_end_that_it_has(ledger:
 
 
 async def test_it_says_for_which_calls_it_waits_the_oldest_first_and_for_ten_at_most(
-    ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
+    ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
     evaluator = FakeEvaluator(ledger.bus, "a")
     await evaluator.start()
-    async with running_worker(ledger, gate, max_concurrency=12) as (worker, _):
+    async with running_worker(ledger, closed_gate, max_concurrency=12) as (worker, _):
         for number in range(12):
             await evaluator.send_request(f"{number}")
-            await next_item(gate.requests)
+            await next_item(closed_gate.requests)
         stopping = asyncio.get_running_loop().create_task(worker.stop(grace_seconds=5))
         async with asyncio.timeout(5):
             while not (told := [text for text in caplog.messages if "r-0 (" in text]):
                 await asyncio.sleep(0.01)
-        gate.open.set()
+        closed_gate.open.set()
         await stopping
     (line,) = told
     assert [name for name in map("r-{}".format, range(12)) if f"{name} (" in line] == [f"r-{n}" for n in range(10)]

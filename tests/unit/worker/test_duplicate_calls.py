@@ -13,28 +13,15 @@ from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.errors import ProviderFailed
 from quintain.topology import target_queue
 from quintain_worker.providers.provider import Billing, ProviderFailure
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, next_fault, next_result, running_worker
 
 SAME = {REQUEST_ID_HEADER: "r"}
 
 
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
-
-
 #: A quarter of them takes all duplicates of one call that may wait.
 SLOTS = 64
-
-
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
 
 
 @pytest.fixture
@@ -106,14 +93,12 @@ async def test_a_seventeenth_duplicate_is_told_that_too_many_wait(
 
 @pytest.mark.parametrize(("slots", "waiting"), [(8, 4), (40, 10)])
 async def test_duplicates_wait_in_a_quarter_of_the_slots(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, slots: int, waiting: int
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, slots: int, waiting: int, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate, max_concurrency=slots):
-        await start_call(evaluator, gate, *(f"c{number}" for number in range(1, waiting + 2)))
+    async with running_worker(ledger, closed_gate, max_concurrency=slots):
+        await start_call(evaluator, closed_gate, *(f"c{number}" for number in range(1, waiting + 2)))
         assert (await next_item(evaluator.replies)).correlation_id == f"c{waiting + 1}"
-        gate.open.set()
+        closed_gate.open.set()
         assert [(await next_result(evaluator)).raw_text for _ in range(waiting + 1)] == ["yes"] * (waiting + 1)
 
 
@@ -207,10 +192,8 @@ async def test_a_duplicate_that_waits_keeps_to_its_own_deadline(
 
 
 async def test_a_duplicate_with_the_same_deadline_hears_how_the_call_ended_at_it(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
     seen: list[str] = []
 
     def judge(ask: Admit) -> Admission:
@@ -221,7 +204,7 @@ async def test_a_duplicate_with_the_same_deadline_hears_how_the_call_ended_at_it
         return Admission(attempt_id=ask.attempt_id, fault=stored)
 
     ledger.admit_policy = judge
-    async with running_worker(ledger, gate):
+    async with running_worker(ledger, closed_gate):
         for correlation_id in ("c0", "c1"):
             await evaluator.send_request(correlation_id, headers=SAME, seconds=0.3)
         assert {(await next_fault(evaluator)).code for _ in range(2)} == {"timeout"}

@@ -36,12 +36,6 @@ wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 ways = pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
-
-
 def provider_with(wire: Wire, url: str, env: Mapping[str, str], **target: object) -> Provider:
     options = {"api_key": SecretStr(KEY), "model": "m", **target}
     return build_provider("it", wire.target(url, **options), ProviderContext(Path.cwd(), env))

@@ -21,7 +21,7 @@ from quintain.errors import ConfigError, UnsupportedParameter
 from quintain.settings import environment
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
 from support.pages import assert_documented
 
@@ -54,12 +54,6 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
 }
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -15,11 +15,11 @@ from quintain.contracts.ledger import AttemptOutcome, Heartbeat
 from quintain.errors import BrokerUnavailable, Throttled
 from quintain.topology import Queue, target_queue
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
-from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
+from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import CHAT
 from support.quick import timings
-from support.running_worker import GatedProvider, next_fault, next_result, running_worker
+from support.running_worker import GatedProvider, next_result, running_worker
 
 
 class ThrottlingProvider(GatedProvider):
@@ -38,25 +38,6 @@ class ThrottlingProvider(GatedProvider):
             fault = Throttled("slow down", retry_after_ms=int(self.seconds * 1000))
             raise ProviderFailure(fault, Billing.UNBILLED, retryable=True, retry_after_seconds=self.seconds)
         return await super().answer(request, timeout_seconds=timeout_seconds)
-
-
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
-
-
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 #: A pause begins at 0.1 s, a call is held for 2 s at most, and a heartbeat comes every 0.05 s.
@@ -218,17 +199,6 @@ async def test_a_pause_longer_than_a_call_may_be_held_gives_the_call_back_and_no
         assert (await next_result(evaluator)).raw_text == "yes"
 
 
-async def test_a_pause_that_outlasts_the_deadline_ends_the_call_as_throttled(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    async with running_worker(ledger, ThrottlingProvider(90), max_tries=3, timings=FAST):
-        await evaluator.send_request("c1", seconds=60)
-        fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
-        assert (fault.code, fault.retryable, fault.retry_after_ms) == ("throttled", True, 90_000)
-        assert settle.outcome is AttemptOutcome.REFUND
-        assert queued_correlation_ids(ledger) == []
-
-
 async def test_what_waits_for_admission_is_held_through_a_short_pause_and_given_back_in_a_long_one(
     ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
@@ -263,14 +233,12 @@ async def test_what_waits_for_admission_is_held_through_a_short_pause_and_given_
 
 
 async def test_a_drain_waits_for_what_was_taken_before_a_pause_and_after_it(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate, timings=FAST) as (worker, _):
+    async with running_worker(ledger, closed_gate, timings=FAST) as (worker, _):
         for number in range(3):
             await evaluator.send_request(f"c{number}")
-            await next_item(gate.requests)
+            await next_item(closed_gate.requests)
             ledger.paused = {"a": ledger.now() + 60_000}
             await wait_until(lambda: not consumer_count(ledger))
             ledger.paused = {}
@@ -279,7 +247,7 @@ async def test_a_drain_waits_for_what_was_taken_before_a_pause_and_after_it(
         await wait_until(lambda: not consumer_count(ledger))
         await evaluator.send_request("late")
         assert not stopping.done()
-        gate.open.set()
+        closed_gate.open.set()
         await stopping
         assert {(await next_item(evaluator.replies)).correlation_id for _ in range(3)} == {"c0", "c1", "c2"}
         assert [(await next_item(ledger.settles)).outcome for _ in range(3)] == [AttemptOutcome.RESULT] * 3
@@ -303,13 +271,11 @@ async def test_a_drain_in_a_pause_gives_back_at_once_what_waits_for_its_end(
 
 
 async def test_what_outlives_the_grace_on_a_consumer_of_before_is_delivered_again(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, caplog: pytest.LogCaptureFixture
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, caplog: pytest.LogCaptureFixture, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate, timings=FAST) as (worker, _):
+    async with running_worker(ledger, closed_gate, timings=FAST) as (worker, _):
         await evaluator.send_request()
-        await next_item(gate.requests)
+        await next_item(closed_gate.requests)
         ledger.paused = {"a": ledger.now() + 60_000}
         await wait_until(lambda: not consumer_count(ledger))
         await worker.stop(grace_seconds=0.05)
@@ -317,10 +283,10 @@ async def test_what_outlives_the_grace_on_a_consumer_of_before_is_delivered_agai
     assert "A call did not end within" in caplog.text
 
 
-async def test_a_row_of_pauses_does_not_heap_up_calls(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate, max_concurrency=2, timings=FAST):
+async def test_a_row_of_pauses_does_not_heap_up_calls(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
+) -> None:
+    async with running_worker(ledger, closed_gate, max_concurrency=2, timings=FAST):
         for number in range(9):
             await evaluator.send_request(f"c{number}")
         for _ in range(4):
@@ -329,26 +295,24 @@ async def test_a_row_of_pauses_does_not_heap_up_calls(ledger: FakeLedgerService,
             ledger.paused = {}
             await wait_for_renewal(ledger)
         assert len(queued_correlation_ids(ledger)) == 5  # twice what it takes at once, and no more
-        gate.open.set()
+        closed_gate.open.set()
         assert [(await next_result(evaluator)).raw_text for _ in range(9)] == ["yes"] * 9
 
 
 async def test_a_worker_with_its_hands_full_after_a_pause_takes_more_as_soon_as_they_are_free(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    gate = GatedProvider()
-    gate.open.clear()
-    async with running_worker(ledger, gate, max_concurrency=1) as (worker, _):
+    async with running_worker(ledger, closed_gate, max_concurrency=1) as (worker, _):
         for number in range(3):
             await evaluator.send_request(f"c{number}")
         for _ in range(2):
-            await next_item(gate.requests)
+            await next_item(closed_gate.requests)
             worker._consumers["a"].pause.apply_ledger_pause(60)
             await wait_until(lambda: not consumer_count(ledger))
             worker._consumers["a"].pause.apply_ledger_pause(None)
         await asyncio.sleep(0.05)
         assert (queued_correlation_ids(ledger), consumer_count(ledger)) == (["c2"], 0)
-        gate.open.set()
+        closed_gate.open.set()
         async with asyncio.timeout(1):  # and not with the next heartbeat
             for _ in range(3):
                 await next_result(evaluator)

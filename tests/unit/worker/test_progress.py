@@ -34,13 +34,6 @@ async def gated_provider(ledger: FakeLedgerService) -> AsyncIterator[GatedProvid
         yield gate
 
 
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
-
-
 @pytest.mark.parametrize("accept", ["progress", "chunk, progress", "progress,chunk"])
 async def test_a_caller_that_asked_is_told_again_and_again_until_the_answer_comes(
     gated_provider: GatedProvider, evaluator: FakeEvaluator, accept: str

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Reasoning, ReasoningChunk
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
-from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import anthropic_thinking_events, chat_reasoning_events, responses_reasoning_events
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, Wire
 
@@ -17,12 +16,6 @@ TOKEN: dict[str, Any] = {
     "token": "Yes", "logprob": -0.25, "bytes": [89, 101, 115],
     "top_logprobs": [{"token": "No", "logprob": -1.5, "bytes": [78, 111]}],
 }  # fmt: skip
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 async def answer_of(

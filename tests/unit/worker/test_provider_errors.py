@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,10 @@ from quintain.errors import Fault, ProviderError
 from quintain_worker.attempt import with_charge
 from quintain_worker.providers.model_failures import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH
 from quintain_worker.providers.provider import ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 async def fault_of(server: ModelServer, wire: Wire, status: int, body: object) -> Fault:

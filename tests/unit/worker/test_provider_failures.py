@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,19 +10,13 @@ from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from quintain.contracts.quota import RateFigures, RateReport, TryOutcome
 from quintain.errors import BadRequest, ProviderFailed, TimedOut
 from quintain_worker.providers.provider import Billing, ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, KEY, RESPONSES, WIRES, Wire
 
 #: What providers quote in their errors, and nobody may repeat.
 CANARY = f"invalid key {KEY}"
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 async def failure(wire: Wire, url: str) -> ProviderFailure:

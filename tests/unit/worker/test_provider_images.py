@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ IN_PLACE = f"data:image/png;base64,{DATA}"
 ELSEWHERE = "https://example.org/a%20cat?x=1&y=é"
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 def image(url: object, **fields: object) -> dict[str, object]:

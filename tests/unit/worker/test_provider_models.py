@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import BadRequest, TimedOut
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
 
 QUESTION = InvokeRequest(question="How are you?")
@@ -30,12 +29,6 @@ FORM: dict[str, Any] = {
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 both = pytest.mark.parametrize("wire", [CHAT, ANTHROPIC], ids=lambda wire: wire.name)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 async def answer_of(provider: Provider, request: InvokeRequest | None = None) -> ProviderAnswer:

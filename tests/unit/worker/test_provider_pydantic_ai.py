@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from quintain.errors import BadRequest, ConfigError, ProviderFailed, Throttled, 
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 from quintain_worker.providers.pydantic_ai import PydanticAIProvider
-from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import chat_call_events, chat_events, chat_reasoning_events
 from support.model_wires import KEY, chat_answer, chat_calls
 
@@ -33,12 +32,6 @@ CONTEXT = ProviderContext(Path.cwd(), {})
 QUESTION = InvokeRequest(question="How are you?")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 PNG = f"data:image/png;base64,{base64.b64encode(b'png').decode()}"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 def target_of(**fields: object) -> PydanticAITarget:

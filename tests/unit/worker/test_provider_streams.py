@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
 from quintain_worker.providers.model_answers import ProviderReply, join_texts
 from quintain_worker.providers.provider import JOIN_SECONDS, Billing, Delta, Provider, ProviderAnswer, ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import chat_refusal_events, event
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
 
@@ -27,12 +26,6 @@ QUESTION = InvokeRequest(question="How are you?")
 PARTS = ["\n", " \n", "<think>", "aloud", "</think>", "<|im_start|>", "é\u200d", "🏇", " ", "fine.\r\n "]
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 class TextRecorder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ToolCall
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse, model_server
+from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
 
 #: A schema that libraries like to mend: titles, defaults, no ``additionalProperties``, limits.
@@ -28,12 +27,6 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 ODD = '{ "city" : "F\\u00e8s",\n"city":"Rome" }'
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
-    async with model_server() as server:
-        yield server
 
 
 async def answer_of(provider: Provider, **fields: object) -> ProviderAnswer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -18,7 +17,7 @@ from quintain_worker.attempt import AttemptResult
 from quintain_worker.call_tries import CallTries
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.running_worker import GatedProvider, has_unacknowledged, next_fault, next_result, running_worker
 
 QUOTA = QuotaCard(id="team", name="team", terms=QuotaTerms())
@@ -58,19 +57,6 @@ class FailingProvider(GatedProvider):
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "INITIAL_BACKOFF_SECONDS", 0.01)
-
-
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
-
-
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
 
 
 async def settles_until_end(ledger: FakeLedgerService) -> list[Settle]:

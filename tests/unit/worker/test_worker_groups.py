@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from quintain.bus.base import Delivery, Envelope, HeaderValue
 from quintain.contracts.group import (
@@ -26,24 +24,11 @@ from quintain.rpc.server import ReplyGroups
 from quintain.topology import INVOKE, Exchange, target_queue
 from quintain_worker.providers.provider import JOIN_SECONDS
 from quintain_worker.streaming import ChunkSender
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, running_worker
 
 QUESTION = b'{"question": "x"}'
-
-
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
-
-
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
 
 
 def call_item(name: str, body: bytes = QUESTION, **headers: object) -> GroupItem:
@@ -136,17 +121,15 @@ async def test_pieces_are_sent_at_once_and_then_joined() -> None:
 
 
 async def test_a_call_of_a_group_is_admitted_only_when_a_slot_is_free(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    provider = GatedProvider()
-    provider.open.clear()
-    async with running_worker(ledger, provider, max_concurrency=2):
+    async with running_worker(ledger, closed_gate, max_concurrency=2):
         await send_group(evaluator, [call_item(str(n)) for n in range(6)])
         for _ in range(2):
-            await next_item(provider.requests)
+            await next_item(closed_gate.requests)
         await asyncio.sleep(0.05)
         assert ledger.admits.qsize() == 2
-        provider.open.set()
+        closed_gate.open.set()
         assert len(await next_replies(evaluator, 6)) == 6
 
 
@@ -184,26 +167,22 @@ async def test_calls_that_cannot_start_soon_are_put_back_once_while_other_worker
 
 
 async def test_a_worker_that_stops_puts_back_the_calls_that_wait_for_a_slot(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    provider = GatedProvider()
-    provider.open.clear()
-    async with running_worker(ledger, provider, max_concurrency=1):
+    async with running_worker(ledger, closed_gate, max_concurrency=1):
         await send_group(evaluator, [call_item(str(n)) for n in range(3)])
-        await next_item(provider.requests)
-    assert provider.requests.empty()
+        await next_item(closed_gate.requests)
+    assert closed_gate.requests.empty()
     (_, returned) = sorted(ledger.memory.queue(target_queue("a").name).ready, key=lambda one: len(one.envelope.body))
     assert returned.envelope.type == INVOKE_GROUP_TYPE
 
 
 async def test_a_group_of_a_lost_connection_keeps_its_place_once_and_is_then_taken_apart(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
 ) -> None:
-    provider = GatedProvider()
-    provider.open.clear()
-    async with running_worker(ledger, provider, max_concurrency=1) as (_, bus):
+    async with running_worker(ledger, closed_gate, max_concurrency=1) as (_, bus):
         await send_group(evaluator, [call_item(str(n)) for n in range(3)])
-        await next_item(provider.requests)
+        await next_item(closed_gate.requests)
         await send_group(evaluator, [call_item("after")])
         queue = ledger.memory.queue(target_queue("a").name)
 
@@ -219,5 +198,5 @@ async def test_a_group_of_a_lost_connection_keeps_its_place_once_and_is_then_tak
         assert len(queue.ready) == 2
         # The worker has the other group, and of the first one what was published for it is behind that.
         await wait_for_ready("c-0", "c-1", "c-2")
-        provider.open.set()
+        closed_gate.open.set()
         assert len(await next_replies(evaluator, 4)) == 4

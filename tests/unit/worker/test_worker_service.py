@@ -19,22 +19,14 @@ from quintain.topology import DEAD_QUEUE, HEARTBEAT_QUEUE, target_queue
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, fake_ledger_service, grant, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.quick import timings
 from support.running_worker import (
     GatedProvider,
-    has_unacknowledged,
     next_fault,
     next_result,
     running_worker,
-    wait_acknowledged,
 )
-
-
-@pytest.fixture
-async def ledger() -> AsyncIterator[FakeLedgerService]:
-    async with fake_ledger_service() as ledger:
-        yield ledger
 
 
 @pytest.fixture
@@ -46,13 +38,6 @@ def gated_provider() -> GatedProvider:
 async def worker(ledger: FakeLedgerService, gated_provider: GatedProvider) -> AsyncIterator[Worker]:
     async with running_worker(ledger, gated_provider) as (worker, _):
         yield worker
-
-
-@pytest.fixture
-async def evaluator(ledger: FakeLedgerService) -> FakeEvaluator:
-    evaluator = FakeEvaluator(ledger.bus, "a")
-    await evaluator.start()
-    return evaluator
 
 
 async def test_a_granted_call_is_asked_settled_and_answered(
@@ -71,25 +56,6 @@ async def test_a_granted_call_is_asked_settled_and_answered(
     assert settle.token_usage == TokenUsage(input=1, output=2)
     assert settle.session_id == evaluator.token.split("_")[2]
     assert admit.token == evaluator.token
-
-
-async def test_a_delivery_is_acknowledged_only_after_its_settle_and_its_reply_are_out(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
-) -> None:
-    async with running_worker(ledger, gated_provider, max_concurrency=1, timings=timings(publish_pause_seconds=0.01)):
-        await ledger.unbind_settle_queue()
-        await evaluator.send_request()
-        await next_item(gated_provider.requests)
-        for _ in range(5):
-            await asyncio.sleep(0.01)
-            assert has_unacknowledged(ledger.memory)
-        assert evaluator.replies.empty()
-        await ledger.rebind_settle_queue()
-        assert (await next_result(evaluator)).raw_text == "yes"
-        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
-        await wait_acknowledged(ledger.memory)
-        assert evaluator.replies.empty()
-        assert gated_provider.requests.empty()
 
 
 async def test_a_refusal_is_passed_on_and_calls_nobody(
@@ -146,16 +112,6 @@ async def test_a_session_that_keeps_no_replies_settles_without_one(
         None,
         TokenUsage(input=1, output=2),
     )
-
-
-async def test_a_grant_that_comes_too_late_calls_nobody_and_costs_nothing(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
-) -> None:
-    ledger.admit_policy = lambda ask: grant(ask, seconds=-1)
-    await evaluator.send_request()
-    fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
-    assert (fault.code, fault.charged, settle.outcome) == ("expired", False, AttemptOutcome.REFUND)
-    assert gated_provider.requests.empty()
 
 
 async def test_a_silent_ledger_is_given_up_with_a_last_word_that_voids_a_late_grant(
@@ -303,27 +259,6 @@ async def test_an_answer_that_no_reply_can_carry_is_charged_and_loses_no_neighbo
             AttemptOutcome.RESULT,
         }
     assert "cannot be encoded as a reply" in caplog.text
-
-
-async def test_a_drain_finishes_what_runs_and_takes_no_more(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
-) -> None:
-    gated_provider.open.clear()
-    async with running_worker(ledger, gated_provider) as (worker, _):
-        await evaluator.send_request("c1")
-        await gated_provider.requests.get()
-        stopping = asyncio.get_running_loop().create_task(worker.stop(grace_seconds=5))
-        await asyncio.sleep(0)
-        await evaluator.send_request("c2")
-        assert not stopping.done()
-        gated_provider.open.set()
-        await stopping
-        reply = await next_item(evaluator.replies)
-        assert (reply.type, reply.correlation_id) == ("result", "c1")
-        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
-        assert gated_provider.closed
-    assert [stored.envelope.correlation_id for stored in ledger.memory.queue(target_queue("a").name).ready] == ["c2"]
-    assert evaluator.replies.empty()
 
 
 async def test_a_drain_gives_back_what_has_not_started(
