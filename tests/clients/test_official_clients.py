@@ -9,6 +9,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,16 +73,17 @@ FAILURES = {
 
 
 def case(name: str, model: str = "judge", question: str = "Which way?", **more: Any) -> dict[str, Any]:
-    return {"name": name, "model": model, "question": question, "parameters": {}, **more}
+    return {"name": name, "model": model, "question": question, "parameters": {}, "seconds": None, **more}
 
 
-def target_of(word: str) -> str:
-    """The target for a failure: what slows it down does not delay the other calls."""
-    return "limited" if word == "THROTTLE" else "judge"
+def throttled(name: str, seconds: int, **more: Any) -> dict[str, Any]:
+    """A call that is told to slow down until its deadline; its target has a quota that no other call waits for."""
+    return case(name, "limited", "THROTTLE", seconds=seconds, **more)
 
 
 REFUSALS = (
-    *(case(word, target_of(word), word) for word in FAILURES),
+    *(case(word, question=word) for word in FAILURES if word != "THROTTLE"),
+    throttled("THROTTLE", 10),
     case("unknown", "nope"),
     case("forbidden", "forbidden"),
     case("unauthorized", token=SessionToken.mint().text),
@@ -92,14 +94,15 @@ REFUSALS = (
 )
 #: Whole answers and streams that fail while the status is held, and after: a stream has had one since 15 s.
 LATE = tuple(
-    case(
-        f"{word} {seconds} {kind}",
-        target_of(word),
-        f"{word} after {seconds} s",
-        parameters={"stream": kind == "stream"},
-    )
+    case(f"{word} {seconds} {kind}", question=f"{word} after {seconds} s", parameters={"stream": kind == "stream"})
     for word in FAILURES
     for seconds in (1, 40)
+    for kind in ("whole", "stream")
+    if word != "THROTTLE"
+)
+LATE_THROTTLED = tuple(
+    throttled(f"THROTTLE {seconds} {kind}", seconds, parameters={"stream": kind == "stream"})
+    for seconds in (10, 40)
     for kind in ("whole", "stream")
 )
 
@@ -114,11 +117,25 @@ async def calls(session: ToolSession, client: str, tool: ClientTool | None, case
         # Node looks for packages beside the script.
         program = shutil.copy(program, session.folder)
         (session.folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
-    command = shlex.join([interpreter, str(program), json.dumps(cases)])
+    command = shlex.join([interpreter, str(program), json.dumps([with_headers(case) for case in cases])])
     ended = await session.run(f"{printed.exports}\n{command}", tool)
     assert ended.code == 0, ended
     outcomes: dict[str, Any] = json.loads(ended.stdout)
     return outcomes
+
+
+def with_headers(case: Mapping[str, Any]) -> dict[str, Any]:
+    """The case with its deadline as a header."""
+    seconds = case["seconds"]
+    headers = {} if seconds is None else {"x-quintain-deadline": str(int((time.time() + seconds) * 1000))}
+    return {**case, "headers": headers}
+
+
+def asked(session: ToolSession) -> list[str]:
+    """What the model was asked; what it is too busy for is asked again while there is time."""
+    questions = [str(body["messages"][-1]["content"]) for body in session.bodies]
+    assert questions.count("THROTTLE") > 1
+    return [question for question in questions if question != "THROTTLE"]
 
 
 async def check_calls(session: ToolSession, client: str, tool: ClientTool | None) -> None:
@@ -136,12 +153,12 @@ async def check_calls(session: ToolSession, client: str, tool: ClientTool | None
     assert (outcomes["unauthorized"]["error"], outcomes["unauthorized"]["status"]) == ("AuthenticationError", 401)
     assert (outcomes["bad value"]["error"], outcomes["bad value"]["status"]) == ("BadRequestError", 400)
     assert outcomes["broken stream"]["error"] in {"APIError", "APIStatusError"}
-    assert len(session.bodies) == len(FAILURES) + 4, "no client and no worker repeats what cannot help"
+    assert len(asked(session)) == len(FAILURES) + 3, "no client and no worker repeats what cannot help"
 
 
 async def check_late(session: ToolSession, client: str, tool: ClientTool | None) -> None:
-    outcomes = await calls(session, client, tool, LATE)
-    for late in LATE:
+    outcomes = await calls(session, client, tool, [*LATE, *LATE_THROTTLED])
+    for late in (*LATE, *LATE_THROTTLED):
         word, seconds, kind = late["name"].split()
         outcome = outcomes[late["name"]]
         if kind == "stream" and seconds == "40":
@@ -149,7 +166,7 @@ async def check_late(session: ToolSession, client: str, tool: ClientTool | None)
             assert outcome["code"] == FAILURES[word][2], outcomes
         else:
             assert_typed(outcome, word)
-    assert len(session.bodies) == len(LATE), "no client and no worker repeats what cannot help"
+    assert len(asked(session)) == len(LATE), "no client and no worker repeats what cannot help"
 
 
 def assert_typed(outcome: Mapping[str, object], word: str) -> None:

@@ -30,13 +30,12 @@ CONFIG = """
 targets:
   judge:
     provider: openai
-    adaptive: false
     model: served
     base_url: "{url}/v1"
     max_tries: 1
     price: {input_per_million: 1000, output_per_million: 2000}
-  limited: {provider: openai, model: served, base_url: "{url}/v1", max_tries: 1, adaptive: false}
-  claude: {provider: anthropic, model: served, base_url: "{url}", max_tries: 1, adaptive: false}
+  limited: {provider: openai, model: served, base_url: "{url}/limited/v1", max_tries: 1}
+  claude: {provider: anthropic, model: served, base_url: "{url}", max_tries: 1}
   forbidden: {provider: mock}
 """
 ALLOWED = ["judge", "limited", "claude"]

@@ -1,12 +1,13 @@
 """The table of docs/configuration.md, row by row over real sockets: what is tried again, and what is charged.
 
-Each failure meets each API, whole and streamed, in a fleet with its ledger: the caller's fault and the session's
-counters say the same.
+Each failure meets each API, whole and streamed, of a target with a quota and of one without, in a fleet with its
+ledger: the caller's fault and the session's counters say the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 from collections import Counter
@@ -85,6 +86,7 @@ def spent_credit(wire: Wire, _stream: bool) -> Script:
 
 
 LOST = "a connection lost during the request, an unreadable answer, an incomplete stream"
+DEADLINE = "the deadline passed during the request"
 
 #: By the row of the table: its failures. None: nothing listens there.
 ROWS: Mapping[str, Mapping[str, Failure | None]] = {
@@ -100,9 +102,29 @@ ROWS: Mapping[str, Mapping[str, Failure | None]] = {
     },
     "other 5xx": {str(code): status(code) for code in (500, 502, 504)},
     LOST: {"lost": lost, "lost at once": lost_at_once, "incomplete": incomplete, "unreadable": unreadable},
-    "the deadline passed during the request": {"deadline": never},
+    DEADLINE: {"deadline": never},
 }
-WAYS = {f"{wire.name} {kind}": (wire, kind == "streamed") for wire in WIRES for kind in ("whole", "streamed")}
+
+
+class CallKind(NamedTuple):
+    """How a target is called: over which API, whether as a stream, and whether it has a quota, as models have."""
+
+    wire: Wire
+    is_streamed: bool
+    has_quota: bool
+
+    @property
+    def target(self) -> str:
+        words = (self.wire.name, "streamed" if self.is_streamed else "whole", "quota" if self.has_quota else "alone")
+        return "-".join(words)
+
+
+KINDS = {
+    kind.target: kind for kind in (CallKind(*each) for each in itertools.product(WIRES, (False, True), (False, True)))
+}
+
+#: Time for the calls that end at their deadline, and for all others.
+SHORT_SECONDS, LONG_SECONDS = 6.0, 60.0
 
 
 class Outcome(NamedTuple):
@@ -133,28 +155,33 @@ def outcome_of(row: str) -> Outcome:
     return Outcome(code, charged != "no", 2 if retried.startswith("yes") else 1, *counted)
 
 
-async def outcomes(folder: Path, failure: Failure | None, deadline_seconds: float = 60) -> dict[str, Outcome]:
-    """Let each API's call fail so, whole and streamed, each in a session of its own."""
+def described(kind: CallKind, url: str) -> dict[str, object]:
+    """The target as it is configured: with a URL of its own, and so with a quota of its own."""
+    base_url = f"{url}/{kind.target}"
+    return {
+        "provider": "anthropic" if kind.wire is ANTHROPIC else "openai",
+        "base_url": base_url if kind.wire is ANTHROPIC else f"{base_url}/v1",
+        "model": kind.target,
+        "max_tries": 2,
+        **({"api": "responses"} if kind.wire is RESPONSES else {}),
+        **({} if kind.has_quota else {"adaptive": False}),
+    }
+
+
+async def outcomes(
+    folder: Path, fails: Callable[[CallKind], Script] | None, deadline_seconds: float = LONG_SECONDS
+) -> dict[str, Outcome]:
+    """Let each kind of call fail so, each in a session of its own; None is a provider that nobody reaches."""
     async with model_server() as provider:
-        if failure is not None:
-            provider.response_for = lambda request: failure(*WAYS[str(request.body["model"])])
-        url = provider.url if failure is not None else unused_url()
-        targets = {
-            way.replace(" ", "_"): {
-                "provider": "anthropic" if wire is ANTHROPIC else "openai",
-                "adaptive": False,
-                "base_url": url if wire is ANTHROPIC else f"{url}/v1",
-                "model": way,
-                "max_tries": 2,
-                **({"api": "responses"} if wire is RESPONSES else {}),
-            }
-            for way, (wire, _) in WAYS.items()
-        }
+        if fails is not None:
+            provider.response_for = lambda request: fails(KINDS[str(request.body["model"])])
+        url = provider.url if fails is not None else unused_url()
+        targets = {name: described(kind, url) for name, kind in KINDS.items()}
         async with memory_fleet(folder, yaml.safe_dump({"targets": targets})) as fleet:
 
-            async def outcome(way: str) -> Outcome:
-                session = await fleet.open_session(way.replace(" ", "_"))
-                on_chunk: OnChunk | None = (lambda _: None) if WAYS[way][1] else None
+            async def outcome(kind: str) -> Outcome:
+                session = await fleet.open_session(kind)
+                on_chunk: OnChunk | None = (lambda _: None) if KINDS[kind].is_streamed else None
                 async with fleet.client_of(session) as client:
                     with pytest.raises(quintain.Fault) as caught:
                         request = quintain.InvokeRequest(question="x")
@@ -162,11 +189,11 @@ async def outcomes(folder: Path, failure: Failure | None, deadline_seconds: floa
                     async with asyncio.timeout(20):
                         while (info := await client.get_info()).running + info.reserved:
                             await asyncio.sleep(0.02)
-                tries = sum(request.body["model"] == way for request in provider.requests)
+                tries = sum(request.body["model"] == kind for request in provider.requests)
                 fault = caught.value
                 return Outcome(fault.code, fault.charged, tries, info.committed, info.refunded, info.in_doubt)
 
-            return dict(zip(WAYS, await asyncio.gather(*map(outcome, WAYS)), strict=True))
+            return dict(zip(KINDS, await asyncio.gather(*map(outcome, KINDS)), strict=True))
 
 
 def unused_url() -> str:
@@ -185,27 +212,40 @@ def test_every_row_of_the_page_has_its_failures() -> None:
 async def test_a_failure_is_retried_and_charged_as_the_page_says(
     row: str, failure: Failure | None, tmp_path: Path
 ) -> None:
-    wanted = outcome_of(row)
+    wanted = dict.fromkeys(KINDS, outcome_of(row))
     if failure is None:
-        wanted = wanted._replace(tries=0)  # none reached it
-    ended = await outcomes(tmp_path, failure, deadline_seconds=6 if failure is never else 60)
-    assert ended == dict.fromkeys(WAYS, wanted)
+        ended = await outcomes(tmp_path, None)
+        wanted = {kind: outcome._replace(tries=0) for kind, outcome in wanted.items()}  # none reached it
+    else:
+        seconds = SHORT_SECONDS if row in {"429", DEADLINE} else LONG_SECONDS
+        ended = await outcomes(tmp_path, lambda kind: failure(kind.wire, kind.is_streamed), seconds)
+    for name, kind in KINDS.items():
+        if row == "429" and kind.has_quota:
+            # It waits until its deadline, uncounted, and its reservation ends: there is no charge to give back.
+            assert ended[name].tries > 2
+            wanted[name] = wanted[name]._replace(tries=ended[name].tries, refunded=0)
+    assert ended == wanted
 
 
 async def test_an_error_inside_an_answer_is_as_a_5xx_and_in_a_stream_as_an_incomplete_one(tmp_path: Path) -> None:
-    ended = await outcomes(tmp_path, error_inside)
-    assert ended == {way: outcome_of(LOST if stream else "other 5xx") for way, (_, stream) in WAYS.items()}
+    ended = await outcomes(tmp_path, lambda kind: error_inside(kind.wire, kind.is_streamed))
+    assert ended == {name: outcome_of(LOST if kind.is_streamed else "other 5xx") for name, kind in KINDS.items()}
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "row"), [(lost, status(503), LOST), (status(500), status(429), "other 5xx")], ids=["lost", "500"]
+    ("first", "then", "row"),
+    [(lost, status(503), LOST), (status(500), status(503), "other 5xx"), (status(500), status(429), "other 5xx")],
+    ids=["lost and 503", "500 and 503", "500 and 429"],
 )
 async def test_the_worst_try_decides_what_is_charged(first: Failure, then: Failure, row: str, tmp_path: Path) -> None:
-    asked: Counter[tuple[str, bool]] = Counter()
+    asked: Counter[str] = Counter()
 
-    def in_turn(wire: Wire, stream: bool) -> Script:
-        asked[wire.name, stream] += 1
-        return (first if asked[wire.name, stream] == 1 else then)(wire, stream)
+    def in_turn(kind: CallKind) -> Script:
+        asked[kind.target] += 1
+        return (first if asked[kind.target] == 1 else then)(kind.wire, kind.is_streamed)
 
-    for way, outcome in (await outcomes(tmp_path, in_turn)).items():
-        assert outcome._replace(code="") == outcome_of(row)._replace(code=""), way
+    for name, outcome in (await outcomes(tmp_path, in_turn, SHORT_SECONDS)).items():
+        # With a quota each try is an attempt, and of an earlier one the ledger knows that it may have been billed.
+        wanted = outcome_of(LOST if KINDS[name].has_quota else row)
+        assert outcome._replace(code="", tries=2) == wanted._replace(code=""), name
+        assert outcome.tries >= 2, name

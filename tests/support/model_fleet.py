@@ -32,9 +32,9 @@ targets:
   words: {provider: mock, response: "one two three four five", chunk_delay_ms: 100}
   endless: {provider: mock, response: "one two three four five", chunk_delay_ms: 10000}
   broken: {provider: mock, fail_rate: 1, max_tries: 1}
-  model: {provider: openai, model: served, base_url: "{url}/v1", adaptive: false}
-  limited: {provider: openai, model: served, base_url: "{url}/v1", adaptive: false}
-  claude: {provider: anthropic, model: served, base_url: "{url}", adaptive: false}
+  model: {provider: openai, model: served, base_url: "{url}/v1"}
+  limited: {provider: openai, model: served, base_url: "{url}/limited/v1"}
+  claude: {provider: anthropic, model: served, base_url: "{url}"}
 """
 
 

@@ -1,11 +1,11 @@
 // Calls of Anthropic's client, all at once: argument 1 is a JSON list of cases; prints an object by their names.
 import Anthropic from "@anthropic-ai/sdk";
 
-const call = async ({ model, question, parameters: { stream, ...parameters }, token }) => {
+const call = async ({ model, question, parameters: { stream, ...parameters }, token, headers }) => {
   const client = new Anthropic(token === undefined ? {} : { apiKey: token });
   const body = { model, max_tokens: 50, messages: [{ role: "user", content: question }], ...parameters };
-  if (stream) return await client.messages.stream(body).finalText();
-  return (await client.messages.create(body)).content[0].text;
+  if (stream) return await client.messages.stream(body, { headers }).finalText();
+  return (await client.messages.create(body, { headers })).content[0].text;
 };
 const outcome = async (one) => {
   try {

@@ -12,7 +12,7 @@ def call(case):
     parameters = {"max_tokens": 50, **case["parameters"]}
     # The client has no arguments for these: a program that needs them sends them so.
     extra = {name: parameters.pop(name) for name in ("temperature", "top_p", "top_k") if name in parameters}
-    parameters["extra_body"] = extra
+    parameters |= {"extra_body": extra, "extra_headers": case["headers"]}
     messages = [{"role": "user", "content": case["question"]}]
     if parameters.pop("stream", False):
         with client.messages.stream(model=case["model"], messages=messages, **parameters) as stream:

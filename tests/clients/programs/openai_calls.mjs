@@ -1,10 +1,10 @@
 // Calls of OpenAI's client, all at once: argument 1 is a JSON list of cases; prints an object by their names.
 import OpenAI from "openai";
 
-const call = async ({ model, question, parameters, token }) => {
+const call = async ({ model, question, parameters, token, headers }) => {
   const client = new OpenAI(token === undefined ? {} : { apiKey: token });
   const messages = [{ role: "user", content: question }];
-  const said = await client.chat.completions.create({ model, messages, ...parameters });
+  const said = await client.chat.completions.create({ model, messages, ...parameters }, { headers });
   if (!parameters.stream) return said.choices[0].message.content;
   let text = "";
   for await (const chunk of said) text += chunk.choices[0]?.delta.content ?? "";

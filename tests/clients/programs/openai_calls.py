@@ -10,7 +10,9 @@ import openai
 def call(case):
     client = openai.OpenAI(**({"api_key": case["token"]} if "token" in case else {}))
     messages = [{"role": "user", "content": case["question"]}]
-    said = client.chat.completions.create(model=case["model"], messages=messages, **case["parameters"])
+    said = client.chat.completions.create(
+        model=case["model"], messages=messages, extra_headers=case["headers"], **case["parameters"]
+    )
     if case["parameters"].get("stream"):
         return "".join(chunk.choices[0].delta.content or "" for chunk in said if chunk.choices)
     return said.choices[0].message.content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,45 @@ async def test_the_clients_raise_their_own_exceptions(fleet: ModelFleet, failure
             assert "sk-" not in shown
         else:
             assert str(failure.error["message"]) in shown
+
+
+async def test_what_a_quota_holds_until_its_deadline_is_429_in_both_apis(fleet: ModelFleet) -> None:
+    # It comes late enough for all four to be asked: of one that is never asked nobody was told to slow down.
+    slow_down = ScriptedResponse(
+        status=429, headers={"retry-after": "60"}, body={"error": {"message": "slow down"}}, delay_seconds=1
+    )
+    fleet.provider.set_responses(slow_down)
+    token = await fleet.token(5)
+    async with (
+        openai_client(fleet.url, token) as (of_openai, sent),
+        anthropic_client(fleet.url, token) as (of_anthropic, sent_by_anthropic),
+        open_gateway_client(fleet.url, token) as door,
+    ):
+        deadline = (await door.get("/info"))[1]["now"] + 4000
+        ask: Any = {
+            "model": "limited",
+            "messages": HELLO,
+            "max_tokens": 5,
+            "extra_headers": {"x-quintain-deadline": str(deadline)},
+        }
+        calls = (
+            create(**ask, stream=stream)
+            for create in (of_openai.chat.completions.create, of_anthropic.messages.create)
+            for stream in (False, True)
+        )
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        info = (await door.get("/info"))[1]
+    assert info["now"] >= deadline
+    assert (info["callCount"], info["committed"], info["inDoubt"]) == (0, 0, 0)
+    assert [type(error) for error in ended] == [openai.RateLimitError] * 2 + [anthropic.RateLimitError] * 2
+    for error in ended:
+        assert isinstance(error, openai.RateLimitError | anthropic.RateLimitError)
+        told: Any = error.body
+        told = told.get("error", told)
+        assert (told["type"], told["code"], told["charged"]) == ("rate_limit_error", "rate_limit_exceeded", False)
+        assert error.response.headers["retry-after"] == "60"
+        assert error.response.headers["x-should-retry"] == "false"
+    assert (len(sent.requests), len(sent_by_anthropic.requests)) == (2, 2)
 
 
 async def test_anthropics_clients_find_the_sentence_that_they_look_for(fleet: ModelFleet) -> None:

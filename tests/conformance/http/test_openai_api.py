@@ -413,22 +413,6 @@ async def test_a_charged_failure_is_not_repeated(
     assert (await gateway_client.read_call_count(), len(sent.requests)) == (1, 1)
 
 
-async def test_throttling_is_429_with_a_time_and_is_retried_by_the_worker_alone(
-    fleet: ModelFleet, gateway_client: GatewayClient, client: openai.AsyncOpenAI, sent: SentRequests
-) -> None:
-    slow_down = {"error": {"message": "slow down"}}
-    fleet.provider.set_responses(ScriptedResponse(status=429, headers={"retry-after": "60"}, body=slow_down))
-    now = (await gateway_client.get("/info"))[1]["now"]
-    soon: Any = {"x-quintain-deadline": str(now + 5000)}
-    with pytest.raises(openai.RateLimitError) as throttled:
-        await client.chat.completions.create(model="limited", messages=HELLO, extra_headers=soon)
-    assert throttled.value.code == "rate_limit_exceeded"
-    assert throttled.value.response.headers["x-should-retry"] == "false"
-    assert int(throttled.value.response.headers["retry-after"]) > 0
-    assert len(sent.requests) == 1
-    assert await gateway_client.read_call_count() == 0
-
-
 BAD: list[tuple[object, str | None]] = [
     (b"{", None),
     (b"", None),
