@@ -18,8 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from quintain.client.client import Client
-from quintain.contracts.api_request import CARRIED_HEADERS, ApiName, ApiRequest
-from quintain.contracts.json_text import JsonText, parse_json_object
+from quintain.contracts.api_request import CARRIED_HEADERS, ApiName, ApiRequest, JsonText, parse_json_object
 from quintain.errors import BadRequest, Cancelled, PayloadTooLarge
 from quintain_gateway.endpoint import RequestContext, context_of
 from quintain_gateway.errors import BUSY_RETRY_MS, LargeBodiesBusy, RequestTimeout

@@ -16,7 +16,7 @@ from typing import BinaryIO, NoReturn
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
-from quintain.config.yaml_file import format_path
+from quintain.config.secrets import format_path
 from quintain.errors import ConfigError, QuintainError
 
 

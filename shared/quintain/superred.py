@@ -20,9 +20,10 @@ from superred.core import controller as superred_controller
 from superred.core.types.security_domain import scope_includes
 
 from quintain.errors import ConfigError
+from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.factory import GivenTags, RemoteFactory
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
-from quintain.remote.target import ChildSessionPolicy, RemoteTarget
+from quintain.remote.target import RemoteTarget
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.target.codec import domain_tags
 from quintain.target.type_registry import TagRegistry, superred_types

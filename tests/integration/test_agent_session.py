@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import quintain
+from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.factory import RemoteFactory, remote_factory
-from quintain.remote.target import ChildSessionPolicy
 from quintain.target import (
     ControllableInjection,
     Event,

@@ -15,11 +15,11 @@ import pytest
 
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import ConfigError, NoAnswer, RemoteTargetError
+from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory, remote_factory
 from quintain.remote.lease import TargetTimeouts
 from quintain.remote.lease_request import acquire_lease
-from quintain.remote.target import ChildSessionPolicy
 from quintain.routes import RENEW, WATCH_PROCESS
 from quintain.rpc.requests import RpcRequest
 from quintain.target import Event, ObservableEvent, scope_includes

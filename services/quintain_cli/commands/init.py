@@ -13,7 +13,8 @@ from typing import Annotated, Final
 import typer
 import yaml
 
-from quintain.config.yaml_file import find_variables, missing_variable_errors, read_yaml_document
+from quintain.config.secrets import find_variables, missing_variable_errors
+from quintain.config.yaml_file import read_yaml_document
 from quintain.errors import ConfigError
 from quintain.settings import environment, with_secrets
 from quintain_cli.console import AsJson, escape_for_terminal, exit_with_error, print_json, print_stderr

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from pydantic.json_schema import models_json_schema
 
 from quintain import topology
-from quintain.config.parser import config_schema
+from quintain.config.loader import config_schema
 from quintain.contracts import headers
 from quintain.contracts.api_request import API_NAMES
 from quintain.contracts.fleet import FleetChanged, SessionChanged, TargetChanged, WorkerChanged

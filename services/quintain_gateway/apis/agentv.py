@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from quintain.client.client import Client
 from quintain.client.transport import BatchItem
+from quintain.contracts.api_request import parse_json
 from quintain.contracts.invoke import FaultReply, InvokeRequest, OutputMessage, Result
-from quintain.contracts.json_text import parse_json
 from quintain.contracts.message import Message, describe_validation_error
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, Fault, PayloadTooLarge

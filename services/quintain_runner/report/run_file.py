@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
 
 from quintain.config.prices import Price
-from quintain.config.yaml_file import redact_secrets
+from quintain.config.secrets import redact_secrets
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.message import Message
 from quintain.contracts.session import TargetUsage

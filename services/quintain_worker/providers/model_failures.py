@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from quintain.config.secrets import redact_secrets
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
-from quintain.config.yaml_file import redact_secrets
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import (

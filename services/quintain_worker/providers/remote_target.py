@@ -33,12 +33,12 @@ from quintain.errors import (
     TimedOut,
 )
 from quintain.programs.idle import IdleLimit
+from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts
 from quintain.remote.lease_request import acquire_lease, describe_host
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
-from quintain.remote.target import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
 from quintain.rpc.requests import RpcClient
 from quintain.target import SESSION_SLOT, ControllableInjection, ControllableNoInjection, Event, EventResponse

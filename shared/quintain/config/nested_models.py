@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from quintain.contracts.invoke import InvokeSettings
+from quintain.contracts.session import AGENT_MAX_CALLS
 from quintain.contracts.values import NumberModel, TargetName
 from quintain.programs.sandbox import Sandbox
 
@@ -51,7 +52,7 @@ class TargetChildSession(StrictModel):
 
     targets: Annotated[list[TargetName], Field(min_length=1)]
     """The targets that the agent may call, the default one first."""
-    max_calls: Positive = 10
+    max_calls: Positive = AGENT_MAX_CALLS
     """How many calls it may make for one call of its own."""
 
 

@@ -33,7 +33,7 @@ from quintain.config.nested_models import (
     TargetPrice,
     TargetSettings,
 )
-from quintain.config.yaml_file import holds_reference, without_references
+from quintain.config.secrets import holds_reference, without_references
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings, Unsupported
 from quintain.contracts.ledger import MAX_CONCURRENCY

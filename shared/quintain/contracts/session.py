@@ -15,6 +15,9 @@ from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, Id, RequestId
 #: Default ``max_calls`` of a session; the same as AgentV's.
 DEFAULT_MAX_CALLS = 50
 
+#: Default ``max_calls`` of the child session that an agent under test gets.
+AGENT_MAX_CALLS = 10
+
 
 class SessionState(StrEnum):
     """The state of a session: ``paused`` refuses new calls until it is opened again, ``closed`` permanently."""

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quintain.errors import ConfigError
+from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, open_with_token
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
 from quintain.remote.lease_pool import LeasePool
 from quintain.remote.run_channel import RunOutputQueues
-from quintain.remote.target import ChildSessionPolicy, ChildSessions, ConfigOrder, RemoteTarget, open_with_token
+from quintain.remote.target import ConfigOrder, RemoteTarget
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, domain_tags

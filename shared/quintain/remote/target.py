@@ -1,130 +1,27 @@
-"""The ``Target`` interface over a lease, with our or superred's types, and child sessions for its agent.
+"""The ``Target`` interface over a lease, with our or superred's types.
 
 `set_config` and `query` block until they are answered, exceptions keep their class, and events keep their ids. Only the
 `Target` interface is available: other attributes raise `AttributeError`.
-
-A child session may only narrow its parent: it may call the listed targets, up to a maximum number of calls, and each
-call counts in the parent too. Closing it rejects its calls that are still queued.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from quintain.contracts.credentials import mask_tokens
-from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.remote_target import LeaseResult, TargetDescriptor
-from quintain.contracts.session import CloseSession, GetInfo, OpenSession, SessionOpened
 from quintain.contracts.values import replace_surrogates
-from quintain.errors import ConfigError, HostLost, QuintainError
+from quintain.errors import ConfigError, HostLost
+from quintain.remote.child_session import ChildSession, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import RemoteLease, TargetTimeouts
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.trajectory_recorder import TrajectoryFolder
-from quintain.routes import CLOSE, DESCRIBE, INFO, OPEN, QUERY, RESET, SET_CONFIG, TEARDOWN, Route
-from quintain.rpc.requests import RpcClient
+from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN, Route
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
-
-log = logging.getLogger(__name__)
-
-#: Default number of calls of a child session.
-DEFAULT_MAX_CALLS = 10
-
-#: Timeouts of opening and closing a session, in seconds.
-OPEN_SECONDS = 30.0
-CLOSE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildSessionPolicy:
-    """What an agent under test may call: ``targets`` (the first is the default), at most ``max_calls`` times in all.
-
-    ``token`` is the parent session's, by default ``QUINTAIN_SESSION_TOKEN``.
-    """
-
-    targets: Sequence[str]
-    max_calls: int = DEFAULT_MAX_CALLS
-    token: str | None = field(default=None, repr=False)
-
-
-class ChildSession:
-    """The session of one agent; its repr shows only its id."""
-
-    def __init__(self, owner: ChildSessions, session_id: str, token: str) -> None:
-        self._owner, self.session_id, self.token = owner, session_id, token
-
-    async def close(self) -> None:
-        """Close the session permanently; if that fails, it ends with its parent. Raises nothing but a cancellation."""
-        await self._owner.close_session(self)
-
-    def mask_token(self, text: str) -> str:
-        """Return the text with this session's token masked."""
-        return text.replace(self.token, mask_tokens(self.token))
-
-    def __repr__(self) -> str:
-        return f"ChildSession({self.session_id})"
-
-
-#: Opens a child session, which ends after so many seconds, or with its parent.
-OpenOne = Callable[[float | None], Awaitable[SessionOpened]]
-
-
-def open_with_token(rpc_client: RpcClient, token: str, policy: ChildSessionPolicy) -> OpenOne:
-    """Return how to open a child of the session with this token."""
-    return partial(_open_with_token, rpc_client, token, policy)
-
-
-async def _open_with_token(
-    rpc_client: RpcClient, token: str, policy: ChildSessionPolicy, expires_in_seconds: float | None
-) -> SessionOpened:
-    headers = {TOKEN_HEADER: token}
-    parent = await rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=OPEN_SECONDS)
-    request = OpenSession(
-        default_target=policy.targets[0],
-        allowed_targets=list(policy.targets),
-        # A limit above the parent's would be refused, and a parent with a small budget is no error.
-        max_calls=min(policy.max_calls, parent.max_calls),
-        expires_in_seconds=expires_in_seconds,
-    )
-    return await rpc_client.call_route(OPEN, request, headers, timeout_seconds=OPEN_SECONDS)
-
-
-class ChildSessions:
-    """The child sessions that are opened in one way, until they are closed."""
-
-    def __init__(self, rpc_client: RpcClient, open_one: OpenOne) -> None:
-        self._rpc_client, self._open_one = rpc_client, open_one
-        self._open_sessions: set[ChildSession] = set()
-
-    async def open(self, *, expires_in_seconds: float | None = None) -> ChildSession:
-        """Open a child session. Raises the metadata service's `Fault`, such as `ForbiddenTarget`, and `BusError`."""
-        opened = await self._open_one(expires_in_seconds)
-        child = ChildSession(self, opened.session_id, opened.token)
-        self._open_sessions.add(child)
-        return child
-
-    async def close_session(self, child: ChildSession) -> None:
-        """Close one session, once. Raises nothing but a cancellation."""
-        if child not in self._open_sessions:
-            return
-        self._open_sessions.discard(child)
-        headers = {TOKEN_HEADER: child.token}
-        try:
-            await self._rpc_client.call_route(CLOSE, CloseSession(), headers, timeout_seconds=CLOSE_SECONDS)
-        except QuintainError as error:
-            log.warning("Session %s of an agent could not be closed: %s", child.session_id, error.message)
-
-    async def close_all(self) -> None:
-        """Close all sessions that are still open."""
-        for child in list(self._open_sessions):
-            await self.close_session(child)
 
 
 class ConfigOrder:

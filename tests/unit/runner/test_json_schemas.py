@@ -10,8 +10,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from quintain.config.loader import load_config
-from quintain.config.parser import config_schema
+from quintain.config.loader import config_schema, load_config
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import evaluation_schema, load_evaluation
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.api_request import ApiRequest, read_api_request
-from quintain.contracts.json_text import json_text, parse_json_object
+from quintain.contracts.api_request import ApiRequest, json_text, parse_json_object, read_api_request
 from quintain.errors import BadRequest
 
 #: Values whose text says more than the value that Python reads.

@@ -18,7 +18,7 @@ import pytest
 import typer.main
 
 from quintain import errors, topology
-from quintain.config.parser import config_schema
+from quintain.config.loader import config_schema
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.session import Info, SessionList, SessionOpened, TargetPause, WorkerList

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.api_request import ApiName, ApiRequest
+from quintain.contracts.api_request import ApiName, ApiRequest, json_text
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.json_text import json_text
 from quintain_worker.providers.provider import Delta, ProviderAnswer
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import event

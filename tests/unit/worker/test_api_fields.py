@@ -22,8 +22,7 @@ import pytest
 
 from quintain.apis.policy import PUBLISHED_FIELDS
 from quintain.config.targets import AnthropicTarget, OpenAITarget
-from quintain.contracts.api_request import ApiName, ApiRequest
-from quintain.contracts.json_text import json_text, parse_json_object
+from quintain.contracts.api_request import ApiName, ApiRequest, json_text, parse_json_object
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import ApiProvider, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse

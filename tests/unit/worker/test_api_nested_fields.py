@@ -23,8 +23,7 @@ import openai.types.responses.tool_param
 import pytest
 import typing_extensions
 
-from quintain.contracts.api_request import ApiName, ApiRequest
-from quintain.contracts.json_text import json_text
+from quintain.contracts.api_request import ApiName, ApiRequest, json_text
 from quintain.errors import BadRequest
 from quintain_worker.providers.model_requests import ProviderCall, RequestBuilder
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES

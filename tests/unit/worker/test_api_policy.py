@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from quintain.config.targets import AnthropicTarget, OpenAITarget
-from quintain.contracts.api_request import ApiName, ApiRequest
+from quintain.contracts.api_request import ApiName, ApiRequest, json_text, parse_json_object
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.json_text import json_text, parse_json_object
 from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import ApiProvider, Billing, Provider, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, model_server

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.api_request import ApiRequest, json_text
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.json_text import json_text
 from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TimedOut
 from quintain_worker.providers import model_api
 from quintain_worker.providers.factory import build_provider
