@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quintain_gateway import fleet_page
 from quintain_gateway.access_log import AccessLog
 from quintain_gateway.apis import agentv, health, model_apis, sessions
-from quintain_gateway.auth import FleetAccess, FleetGateway
+from quintain_gateway.auth import FleetGateway
 from quintain_gateway.endpoint import context_in_scope, error_response_of, header_in_scope
 from quintain_gateway.errors import MisdirectedRequest
+from quintain_gateway.fleet_page import FleetAccess
 from quintain_gateway.openapi import OpenApiEndpoints
 
 #: The operations of all APIs, for the OpenAPI document.

@@ -33,9 +33,10 @@ from quintain.rpc.requests import RpcClient
 from quintain.runtime.http_server import serve_uvicorn
 from quintain_gateway.apis.health import MetadataHealthCheck
 from quintain_gateway.app import build_app
-from quintain_gateway.auth import FleetAccess, FleetGateway
+from quintain_gateway.auth import FleetGateway
 from quintain_gateway.endpoint import context_in_scope, valid_or_new_id
 from quintain_gateway.errors import JSON_MEDIA_TYPE, HeadersTooLarge, RequestTimeout, TooManyConnections
+from quintain_gateway.fleet_page import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.settings import BindAddress, GatewayLimits
 

@@ -24,6 +24,7 @@ from quintain.contracts.message import Message, describe_validation_error
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
+from quintain_gateway.calls import read_deadline_seconds, read_request_id
 from quintain_gateway.endpoint import (
     HTTP_METHODS,
     UNMATCHED_ROUTE,
@@ -32,7 +33,6 @@ from quintain_gateway.endpoint import (
     context_of,
 )
 from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
-from quintain_gateway.idempotency import read_deadline_seconds, read_request_id
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
 from quintain_gateway.response_writer import ignored_header
 

@@ -20,7 +20,7 @@ from quintain.errors import BadRequest, UnknownTarget
 from quintain_gateway.answer_encoder import AnswerEncoder
 from quintain_gateway.auth import FleetGateway, model_token, verify_token_on_body_error
 from quintain_gateway.bodies import BODIES, parse_body
-from quintain_gateway.calls import CallGroup
+from quintain_gateway.calls import CallGroup, read_deadline_seconds, read_idempotency_key, retry_identity
 from quintain_gateway.endpoint import (
     ANTHROPIC,
     HTTP_METHODS,
@@ -36,7 +36,6 @@ from quintain_gateway.endpoint import (
     method_route,
 )
 from quintain_gateway.errors import AnthropicErrorResponse, NotFound, OpenAIErrorResponse
-from quintain_gateway.idempotency import read_deadline_seconds, read_idempotency_key, retry_identity
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
 from quintain_gateway.response_writer import ResponseWriter
 

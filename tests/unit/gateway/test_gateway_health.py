@@ -18,7 +18,8 @@ from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain_gateway.app import build_app
-from quintain_gateway.auth import FleetAccess, FleetGateway
+from quintain_gateway.auth import FleetGateway
+from quintain_gateway.fleet_page import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import serve_app
 from quintain_gateway.settings import BindAddress, GatewayLimits

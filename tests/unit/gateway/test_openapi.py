@@ -16,7 +16,8 @@ from quintain.clock import Clock
 from quintain.rpc.requests import RpcClient
 from quintain_gateway.apis.agentv import OPERATIONS as AGENTV_OPERATIONS
 from quintain_gateway.app import OPERATIONS, build_router
-from quintain_gateway.auth import FleetAccess, FleetGateway
+from quintain_gateway.auth import FleetGateway
+from quintain_gateway.fleet_page import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.openapi import build_document
 from quintain_gateway.settings import GatewayLimits
