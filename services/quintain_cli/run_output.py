@@ -28,12 +28,12 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.running_fleet import missing_workers, print_missing
-from quintain_runner.engine.execution import execute_run
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import RunListener
 from quintain_runner.engine.run_settings import RunOptions, RunSettings
 from quintain_runner.engine.session import NewSession
-from quintain_runner.graders.base import unconfined_programs
+from quintain_runner.evaluation import execute_run
+from quintain_runner.graders.program import unconfined_programs
 from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport

@@ -1,4 +1,4 @@
-"""``GET /fleet`` and what belongs to it: the page, its stream, its files, its figures, who may look and for how long."""
+"""``GET /fleet`` and what belongs to it: the page, its stream and files, who may look and for how long, its figures."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from quintain.contracts.session import OpenSession
 from quintain_gateway.settings import GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import factory_fingerprint
-from quintain_runner.engine.execution import execute_run
 from quintain_runner.engine.run_settings import RunOptions
+from quintain_runner.evaluation import execute_run
 from quintain_runner.services import Fleet, FleetPlan, run_fleet
 from support.quick import timings
 from support.target_placements import scripted_target_class

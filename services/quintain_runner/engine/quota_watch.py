@@ -1,13 +1,13 @@
-"""Watches the quotas of a run's targets while its trials wait for them, and says when to give a target up."""
+"""Watches the quotas of a run's targets: says what trials wait for, records changes, and gives a target up."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.values import TargetName
@@ -22,9 +22,10 @@ from quintain.errors import (
     TargetUnavailable,
     Throttled,
 )
+from quintain.fleet.tables import amount
 from quintain_runner.graders.base import CallWaits
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.quotas import QuotaHistory, option_time, time_text, wait_line
+from quintain_runner.report.run_file import MAX_CHANGES, QuotaChange
 from quintain_runner.report.summary import ParkedTarget
 
 #: How often the quotas are read while trials are unfinished, in seconds.
@@ -212,3 +213,106 @@ def _parked(waits: _Waits, reason: str, kind: type[Fault], setting: str) -> Park
         return ParkedTarget(reason=reason, code=kind.code, error=said, setting=setting or None)
     words = None if fault.provider_error is None else fault.provider_error.message
     return ParkedTarget(reason=reason, code=fault.code, error=words or fault.message, setting=setting or None)
+
+
+#: A wait that is estimated to be shorter is not shown, in seconds.
+MIN_SHOWN_SECONDS = 2.0
+
+
+#: A limit is recorded again when it is so many times the recorded one, or that part of it.
+_RECORDED_RATIO = 1.25
+
+
+def time_text(seconds: float) -> str:
+    """A duration in whole seconds, minutes, or hours, such as ``41 s``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def option_time(seconds: float) -> str:
+    """A duration as an option of the command line has it, such as ``30m``."""
+    for unit_seconds, unit in ((3600, "h"), (60, "m")):
+        if seconds >= unit_seconds and not seconds % unit_seconds:
+            return f"{seconds / unit_seconds:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def wait_line(quota: QuotaState, *, trials: int, give_up_seconds: float, now: datetime) -> str | None:
+    """What calls wait for; None if they do not wait, or not long.
+
+    ``trials`` are those that have not ended of the quota's targets, ``now`` is the local time.
+    """
+    out = quota.out_targets or {}
+    if quota.out_ms is not None:
+        who = quota.name
+        since = f" since {now - timedelta(milliseconds=quota.out_ms):%H:%M}"
+    elif out:
+        who, since = f"{', '.join(sorted(out))} of {quota.name}", ""
+    else:
+        return _line_text(quota)
+    probe = f", next probe in {time_text(min(out.values()) / 1000)}" if out else ""
+    return (
+        f"{who} has not answered{since}, {trials:,} trials wait{probe}; --give-up-after {option_time(give_up_seconds)}"
+    )
+
+
+def _line_text(quota: QuotaState) -> str | None:
+    """The line of a quota whose provider answers."""
+    seconds = max(quota.estimated_seconds or 0.0, (quota.paused_ms or 0) / 1000)
+    if not quota.waiting or seconds < MIN_SHOWN_SECONDS:
+        return None
+    rate = quota.requests_per_minute
+    limit = f"{quota.limit} in flight" if rate is None else f"{amount(round(rate, 1))} requests a minute"
+    paused = "" if (quota.paused_ms or 0) < 1000 else f", asked to wait {time_text((quota.paused_ms or 0) / 1000)}"
+    return f"{quota.waiting:,} wait for {quota.name}: {limit}{paused}, about {time_text(seconds)}"
+
+
+class QuotaHistory:
+    """The changes of the quotas of one command, the newest `MAX_CHANGES`."""
+
+    def __init__(self) -> None:
+        self.changes: list[QuotaChange] = []
+        self._last: dict[str, QuotaChange] = {}
+
+    def record(self, quotas: Iterable[QuotaState], now: datetime) -> None:
+        """Note what changed much since it was noted last; ``now`` is in UTC."""
+        for quota in quotas:
+            change = QuotaChange(
+                at=now.isoformat(timespec="seconds"),
+                quota=quota.name,
+                state=_state(quota),
+                limit=quota.limit,
+                requests_per_minute=_rounded(quota.requests_per_minute),
+                tokens_per_minute=_rounded(quota.tokens_per_minute),
+                throttled=quota.throttled,
+            )
+            if (last := self._last.get(quota.id)) is None or _differs(last, change):
+                self._last[quota.id] = change
+                self.changes = [*self.changes, change][-MAX_CHANGES:]
+
+
+def _state(quota: QuotaState) -> str:
+    if quota.refused:
+        return "refused"
+    return "open" if quota.out_ms is None else "out"
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 1)
+
+
+def _differs(before: QuotaChange, after: QuotaChange) -> bool:
+    rates = (
+        (before.requests_per_minute, after.requests_per_minute),
+        (before.tokens_per_minute, after.tokens_per_minute),
+    )
+    return (
+        before.state != after.state
+        or any((one is None) != (other is None) for one, other in rates)
+        or any(_is_far(one or 0.0, other or 0.0) for one, other in ((before.limit, after.limit), *rates))
+    )
+
+
+def _is_far(one: float, other: float) -> bool:
+    return max(one, other) >= _RECORDED_RATIO * min(one, other) and one != other

@@ -24,8 +24,9 @@ from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
 from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_usage
 from quintain_runner.engine.trial import TrialBudget
-from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references, with_proxy_bypass
+from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import grader_fingerprints, open_graders
+from quintain_runner.graders.program import with_proxy_bypass
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Scoring, check_targets_available, grader_limits
 from quintain_runner.report.progress import ProgressState

@@ -24,8 +24,9 @@ from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
 from quintain_runner.engine.scheduler import ErrorPolicy
-from quintain_runner.graders.base import judge_references, variable_warnings
+from quintain_runner.graders.base import judge_references
 from quintain_runner.graders.factory import UnavailableGraders, open_graders, unseen_files
+from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
 from quintain_runner.plan.selection import feature_warnings

@@ -1,4 +1,4 @@
-"""Command and function graders. Each execution has its own child session with limits of its own."""
+"""Command and function graders and their variables. Each execution has its own child session with limits of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.errors import Fault
+from quintain.errors import (
+    Fault,
+)
 from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
+from quintain.programs.program import Program, script_path, withheld_variables
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,
@@ -21,7 +27,6 @@ from quintain_runner.graders.base import (
     ReservedSession,
     call_with_retry,
     judge_target_of,
-    session_variables,
 )
 from quintain_runner.graders.function_worker import FunctionRequest, SessionConnection
 from quintain_runner.graders.input import JsonObject, build_grader_input, temporary_grader_files
@@ -29,7 +34,8 @@ from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPoo
 from quintain_runner.graders.verdict import GraderError, parse_verdict
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
-from quintain_runner.spec.graders import ProgramGrader
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import CommandGrader, FunctionGrader, ProgramGrader
 
 #: How much longer a grader's session lives than its timeout, in seconds, so that its last call is still counted.
 SESSION_GRACE_SECONDS = 60.0
@@ -210,3 +216,77 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
         return await pool.request(request.model_dump_json().encode())
 
     return execute
+
+
+#: Variables that make HTTP clients use a proxy, in lower case; they are also read in upper case.
+_PROXY_VARIABLES: Final = frozenset({"http_proxy", "all_proxy"})
+
+
+def session_variables(gateway_url: str, token: str) -> dict[str, str]:
+    """The environment variables by which clients find the session of this token (``docs/protocol/programs.md``).
+
+    They cover Quintain's own SDK, AgentV's target proxy, and the OpenAI and Anthropic SDKs.
+    """
+    url = gateway_url.rstrip("/")
+    return {
+        "QUINTAIN_SESSION_TOKEN": token,
+        "QUINTAIN_GATEWAY_URL": url,
+        "AGENTV_TARGET_PROXY_URL": url,
+        "AGENTV_TARGET_PROXY_TOKEN": token,
+        "AGENTV_PROVIDER_PROXY_URL": url,
+        "AGENTV_PROVIDER_PROXY_TOKEN": token,
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": token,
+    }
+
+
+def with_proxy_bypass(env: Mapping[str, str], gateway_url: str) -> dict[str, str]:
+    """A copy of ``env`` in which HTTP clients reach the gateway without a proxy.
+
+    If a proxy variable is set, the gateway's host is appended to ``no_proxy`` and ``NO_PROXY``, because a proxy cannot
+    reach this machine's loopback addresses.
+    """
+    if not any(name.lower() in _PROXY_VARIABLES for name in env):
+        return dict(env)
+    host = urlsplit(gateway_url).hostname or ""
+    return {**env, **{name: ",".join(filter(None, (env.get(name), host))) for name in ("no_proxy", "NO_PROXY")}}
+
+
+def unconfined_programs(evaluation: Evaluation) -> list[str]:
+    """The programs of an evaluation that run with the user's rights: graders, and the dataset's command."""
+    names = [
+        f"grader {spec.name}"
+        for spec in evaluation.spec.graders
+        if isinstance(spec, CommandGrader | FunctionGrader) and spec.run_as is None and spec.sandbox is None
+    ]
+    dataset = evaluation.spec.dataset
+    if dataset.command is not None and dataset.run_as is None and dataset.sandbox is None:
+        names.append("the dataset's command")
+    return names
+
+
+def variable_warnings(evaluation: Evaluation, env: Mapping[str, str], passed: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each variable of ``env`` that a script of the evaluation reads and does not get.
+
+    ``passed`` are the variables that every program gets.
+    """
+    session = session_variables("", "")
+    dataset = evaluation.spec.dataset
+    scripts: list[tuple[str, Path | None, set[str]]] = []
+    for index, spec in enumerate(evaluation.spec.graders):
+        place = f"graders[{index}] ({spec.name})"
+        if isinstance(spec, CommandGrader):
+            program = Program(argv=spec.command, env={}, cwd=evaluation.folder / (spec.cwd or "."))
+            scripts.append((place, script_path(program), {*spec.env, *spec.env_from}))
+        elif isinstance(spec, FunctionGrader):
+            module = spec.function.partition(":")[0].replace(".", "/")
+            scripts.append((place, evaluation.folder / f"{module}.py", {*spec.env, *spec.env_from}))
+    if dataset.command is not None:
+        program = Program(argv=dataset.command, env={}, cwd=evaluation.folder)
+        scripts.append(("dataset", script_path(program), {*dataset.env, *dataset.env_from}))
+    for place, script, own in scripts:
+        given = {*passed, *own, *(session if place != "dataset" else ())}
+        for name in [] if script is None else withheld_variables(script, given, env):
+            yield f"{evaluation.path}: {place}: {script} reads {name}, which it will not get; list it in env_from"

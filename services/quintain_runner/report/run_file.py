@@ -22,7 +22,6 @@ from quintain.contracts.session import TargetUsage
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.files import atomic_write
 from quintain_runner.plan.changes import PlanIdentity, RunFingerprints
-from quintain_runner.report.quotas import MAX_CHANGES, QuotaChange
 from quintain_runner.report.summary import ColumnTotals, ExitCode, ParkedTarget, RunSummary, RunTotals
 from quintain_runner.results.counts import Cost, run_cost, total_usage
 from quintain_runner.results.row import column_names
@@ -358,3 +357,22 @@ def read_run(folder: Path) -> RunFile:
 def _now() -> str:
     """The current time in UTC, in ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+#: How many changes of limits ``run.json`` keeps: the newest.
+MAX_CHANGES = 100
+
+
+class QuotaChange(Message):
+    """A change of what a quota allows, as a run saw it. ``state`` is ``open``, ``out`` or ``refused``, the key's.
+
+    ``limit`` is that of the calls in flight; ``throttled`` counts the answers that asked to slow down.
+    """
+
+    at: str
+    quota: str
+    state: str
+    limit: int
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    throttled: int = 0

@@ -11,15 +11,7 @@ from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
 from quintain_runner.spec.graders import Reducers
-from quintain_runner.statistics.frame import (
-    ROW_PASS,
-    ROW_SCORE,
-    FramesByTag,
-    Measure,
-    TargetFrame,
-    pair_frames,
-    reduce_cases,
-)
+from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, FramesByTag, Measure, TargetFrame, pair_frames
 from quintain_runner.statistics.inference import (
     CONFIDENCE,
     SIGNIFICANCE_LEVEL,
@@ -31,6 +23,7 @@ from quintain_runner.statistics.inference import (
     share_interval,
     sign_flip_test,
 )
+from quintain_runner.statistics.reducers import reduce_cases
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
 MAX_COMPARED_TARGETS = 12

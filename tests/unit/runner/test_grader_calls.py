@@ -16,7 +16,8 @@ from quintain.errors import (
     Throttled,
 )
 from quintain_runner.graders import base as retry
-from quintain_runner.graders.base import MAX_RETRIES, call_with_retry, session_variables, with_proxy_bypass
+from quintain_runner.graders.base import MAX_RETRIES, call_with_retry
+from quintain_runner.graders.program import session_variables, with_proxy_bypass
 
 
 @pytest.fixture(autouse=True)

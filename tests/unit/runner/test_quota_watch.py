@@ -16,12 +16,12 @@ from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
 from quintain_runner.engine import quota_watch
-from quintain_runner.engine.quota_watch import QuotaWatch
+from quintain_runner.engine.quota_watch import QuotaHistory, QuotaWatch, wait_line
 from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.graders import base as retry
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import Lines, LiveTable
-from quintain_runner.report.quotas import MAX_CHANGES, QuotaHistory, wait_line
+from quintain_runner.report.run_file import MAX_CHANGES
 from quintain_runner.report.summary import ExitCode, exit_line
 from quintain_runner.results.counts import ResumeState
 from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
