@@ -26,6 +26,9 @@ from quintain_metadata.store.base import Moment, SqlProgram
 from support.ledger_driver import LedgerClient, result
 from support.ledger_operations import alone
 
+#: What each answer took.
+USED = TokenUsage(input=6, output=2, cached=1, cache_write=3)
+
 
 @dataclass
 class ClockedLedgerDriver(LedgerClient):
@@ -96,7 +99,7 @@ class ClockedLedgerDriver(LedgerClient):
             outcome=outcome,
             reply=result(text) if is_result else None,
             fault=None if is_result else FaultReply.from_fault(fault or ProviderFailed("it broke", charged=True)),
-            token_usage=TokenUsage(input=3, output=2) if is_result else None,
+            token_usage=USED if is_result else None,
         )
         await self.ledger.transact(lambda moment: calls.run_batch(self.with_clock(moment), [request]))
 

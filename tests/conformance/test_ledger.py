@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
+from conformance.clocked_ledger_driver import USED, ClockedLedgerDriver, counters
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.invoke import FaultReply, TokenUsage
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES
 from quintain.contracts.session import AmendSession, Info, SessionState
@@ -44,7 +44,7 @@ async def test_a_call_is_charged_once_from_its_admit_to_its_result(ledger_driver
     await ledger_driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.RESULT)
     info = await ledger_driver.info(session)
     assert (info.call_count, info.committed, info.running) == (1, 1, 0)
-    assert info.token_usage == TokenUsage(input=3, output=2)
+    assert info.token_usage == USED
 
 
 async def test_the_same_request_id_is_answered_from_the_ledger(ledger_driver: ClockedLedgerDriver) -> None:

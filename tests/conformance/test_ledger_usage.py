@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
-from quintain.contracts.invoke import TokenUsage
+from conformance.clocked_ledger_driver import USED, ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import SessionOpened, TargetUsage
 from quintain.errors import ProviderFailed
 from quintain_metadata.ledger import audit, sessions
-
-USED = TokenUsage(input=3, output=2)
 
 
 async def usage_of(ledger_driver: ClockedLedgerDriver, session: SessionOpened) -> dict[str, TargetUsage]:

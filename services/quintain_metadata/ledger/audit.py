@@ -10,6 +10,7 @@ from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.call_rows import HOLDER_WITHOUT_ROW
 from quintain_metadata.ledger.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.ledger.replies import REPLY_RETENTION_MS
+from quintain_metadata.ledger.session_rows import stored_usage
 from quintain_metadata.ledger.sessions import FAMILY_CTE
 from quintain_metadata.store.base import Row, SqlProgram, execute
 
@@ -135,7 +136,7 @@ class CallRecord(Message):
 _EXPORTED_COLUMNS = tuple(
     name for name in CallRecord.model_fields if name not in {"calls", "token_usage", "fault_code"}
 )
-_TOKEN_COLUMNS = ("tokens_input", "tokens_output", "tokens_cached")
+_TOKEN_COLUMNS = ("tokens_input", "tokens_output", "tokens_cached", "tokens_cache_write")
 
 
 def verify_counters() -> SqlProgram[AuditReport]:
@@ -166,9 +167,9 @@ def export_page(after: tuple[str, str], *, session_id: str | None = None) -> Sql
 
 def _record_from_row(row: Row) -> CallRecord:
     fields: dict[str, object] = dict(zip(_EXPORTED_COLUMNS, row, strict=False))
-    tokens_in, tokens_out, cached, fault = row[len(_EXPORTED_COLUMNS) :]
-    if tokens_in is not None:
-        fields["token_usage"] = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
+    *tokens, fault = row[len(_EXPORTED_COLUMNS) :]
+    if tokens[0] is not None:
+        fields["token_usage"] = stored_usage(*tokens)
     calls = int(fields["state"] in COUNTED_STATES)
     return CallRecord.model_validate({**fields, "calls": calls, "fault_code": _fault_code(fault)})
 

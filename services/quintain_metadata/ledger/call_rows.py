@@ -105,7 +105,8 @@ START_CALL_SQL = (
 #: Applies a transition to a call that is still in its state.
 TRANSITION_SQL = (
     "UPDATE call SET state = ?, fault = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
-    " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached)"
+    " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached),"
+    " tokens_cache_write = coalesce(?, tokens_cache_write)"
     " WHERE session_id = ? AND request_id = ? AND state = ?"
 )
 

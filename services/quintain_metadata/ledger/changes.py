@@ -137,7 +137,7 @@ class Changes:
         self, call: CallRow, change: Transition, fault: str | None, token_usage: TokenUsage | None = None
     ) -> None:
         """Apply a transition; ``fault`` is the fault to store, as JSON."""
-        tokens = (None, None, None) if token_usage is None else clamp_token_counts(token_usage)
+        tokens = (None, None, None, None) if token_usage is None else clamp_token_counts(token_usage)
         key = (call.session_id, call.request_id, call.state)
         self.add(call_rows.TRANSITION_SQL, change.to, fault, self.moment.now, *tokens, *key)
         if call.state is CallState.RUNNING and change.to is not CallState.RUNNING:

@@ -40,6 +40,7 @@ class SessionRow:
     tokens_input: int
     tokens_output: int
     tokens_cached: int
+    tokens_cache_write: int
     tokens_reasoning: int
     reserved: int
     ignore_unsupported: int
@@ -159,12 +160,13 @@ MAX_TOKENS_PER_CALL = 10**12
 #: Adds to the counters of a session; the constraint of the table keeps the first within its limit.
 _COUNT_SQL = (
     "UPDATE session SET used = used + ?, tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
-    " tokens_cached = tokens_cached + ?, tokens_reasoning = tokens_reasoning + ? WHERE id = ?"
+    " tokens_cached = tokens_cached + ?, tokens_cache_write = tokens_cache_write + ?,"
+    " tokens_reasoning = tokens_reasoning + ? WHERE id = ?"
 )
 
 
 #: What was added to the counters of a session: its calls, and its tokens of each kind.
-_ZEROS = [0, 0, 0, 0, 0]
+_ZEROS = [0, 0, 0, 0, 0, 0]
 
 
 @dataclass(slots=True, eq=False)
@@ -226,12 +228,23 @@ class Counters:
             yield ForEach("UPDATE session SET reserved = 0 WHERE id = ?", [(each,) for each in sorted(self._released)])
 
 
-def clamp_token_counts(usage: TokenUsage) -> tuple[int, int, int]:
-    """Return the tokens of a call's input, its output and of its input from a cache.
+def clamp_token_counts(usage: TokenUsage) -> tuple[int, int, int, int]:
+    """Return the tokens of a call's input and output, and of its input from a cache and to one.
 
     Each is limited to a plausible range, so that a wrong one does not fail the settle.
     """
-    counts = (usage.input, usage.output, usage.cached or 0)
+    counts = (usage.input, usage.output, usage.cached or 0, usage.cache_write or 0)
     if min(counts) >= 0 and max(counts) <= MAX_TOKENS_PER_CALL:
         return counts
     return tuple(max(0, min(count, MAX_TOKENS_PER_CALL)) for count in counts)  # type: ignore[return-value]
+
+
+def stored_usage(tokens_in: int, tokens_out: int, cached: int, cache_write: int, reasoning: int = 0) -> TokenUsage:
+    """Return token counts that the ledger has: null and 0 are one there, where a provider need not tell them."""
+    return TokenUsage(
+        input=tokens_in,
+        output=tokens_out,
+        cached=cached or None,
+        cache_write=cache_write or None,
+        reasoning=reasoning or None,
+    )

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 
 from quintain.contracts.credentials import CallProof, SessionToken
-from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
@@ -29,6 +28,7 @@ from quintain_metadata.ledger.session_rows import (
     lock_sessions,
     require_authorized,
     require_authorized_for,
+    stored_usage,
 )
 from quintain_metadata.ledger.targets import (
     current_fingerprints,
@@ -243,11 +243,12 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         refunded=counts.refunded,
         in_doubt=counts.in_doubt,
         charged_faults=counts.charged_faults,
-        token_usage=TokenUsage(
-            input=session.tokens_input,
-            output=session.tokens_output,
-            cached=session.tokens_cached or None,
-            reasoning=session.tokens_reasoning or None,
+        token_usage=stored_usage(
+            session.tokens_input,
+            session.tokens_output,
+            session.tokens_cached,
+            session.tokens_cache_write,
+            session.tokens_reasoning,
         ),
         expires_at=session.expires_at,
         state=SessionState(session.state),
@@ -347,7 +348,8 @@ _MADE_TWICE = (
 
 def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
     """Return the calls and token usage of a session and its descendants, by target."""
-    sums = ", ".join(f"CAST(coalesce(sum(tokens_{kind}), 0) AS bigint)" for kind in ("input", "output", "cached"))
+    kinds = ("input", "output", "cached", "cache_write")
+    sums = ", ".join(f"CAST(coalesce(sum(tokens_{kind}), 0) AS bigint)" for kind in kinds)
     rows = yield from execute(
         f"{FAMILY_CTE} SELECT target, count(*), count(tokens_input), {_MADE_TWICE}, {sums}"
         " FROM call WHERE session_id IN (SELECT id FROM family)"
@@ -357,8 +359,5 @@ def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
     return {target: _target_usage(*counts) for target, *counts in rows}
 
 
-def _target_usage(
-    calls: int, counted: int, made_twice: int, tokens_in: int, tokens_out: int, cached: int
-) -> TargetUsage:
-    usage = TokenUsage(input=tokens_in, output=tokens_out, cached=cached or None)
-    return TargetUsage(calls=calls, counted=counted, token_usage=usage, made_twice=made_twice)
+def _target_usage(calls: int, counted: int, made_twice: int, *tokens: int) -> TargetUsage:
+    return TargetUsage(calls=calls, counted=counted, token_usage=stored_usage(*tokens), made_twice=made_twice)

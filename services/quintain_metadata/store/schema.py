@@ -36,6 +36,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_input bigint NOT NULL DEFAULT 0,
             tokens_output bigint NOT NULL DEFAULT 0,
             tokens_cached bigint NOT NULL DEFAULT 0,
+            tokens_cache_write bigint NOT NULL DEFAULT 0,
             tokens_reasoning bigint NOT NULL DEFAULT 0,
             CHECK (0 <= used AND used <= max_calls)
         )""",
@@ -62,6 +63,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_input bigint,
             tokens_output bigint,
             tokens_cached bigint,
+            tokens_cache_write bigint,
             created_at bigint NOT NULL,
             updated_at bigint NOT NULL,
             PRIMARY KEY (session_id, request_id)
