@@ -12,17 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from closed_loop import at_once
-from harness import (
-    CONFIG,
-    Fleet,
-    Result,
-    Side,
-    compare,
-    compare_started,
-    listening_process,
-    process,
-    running_fleet,
-)
+from harness import CONFIG, Fleet, Result, Side, compare, compare_started, listening_process, process, running_fleet
 from quintain import Client
 from quintain.contracts.invoke import InvokeRequest
 from raw_rpc import raw_rpc_client

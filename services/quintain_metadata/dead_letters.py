@@ -17,13 +17,7 @@ from quintain.contracts.headers import PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HE
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
 from quintain.contracts.values import sanitize_request_id
-from quintain.dlq import (
-    DEAD_LETTERED_AT_HEADER,
-    EXCHANGE_HEADER,
-    POISON_HEADER_PREFIX,
-    POISON_ID_HEADER,
-    REASON_HEADER,
-)
+from quintain.dlq import DEAD_LETTERED_AT_HEADER, EXCHANGE_HEADER, POISON_HEADER_PREFIX, POISON_ID_HEADER, REASON_HEADER
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault, InternalFault, ReplyExpired, Unauthorized
 from quintain.observe.semconv import process_span
 from quintain.rpc.server import delivery_context, delivery_credential, request_id_of, result_or_fault, send_reply

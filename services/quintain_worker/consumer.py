@@ -19,13 +19,7 @@ from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, Grou
 from quintain.contracts.headers import CALL_HEADERS, DEADLINE_HEADER, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import INVOKE
-from quintain.rpc.groups import (
-    GroupedDelivery,
-    handle_each,
-    refuse_broken,
-    refuse_group,
-    split_group_or_fault,
-)
+from quintain.rpc.groups import GroupedDelivery, handle_each, refuse_broken, refuse_group, split_group_or_fault
 from quintain.rpc.server import copyable_headers, integer_header
 from quintain.topology import target_queue
 from quintain_worker.call_handler import CallHandler

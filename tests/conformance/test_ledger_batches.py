@@ -15,13 +15,7 @@ from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.calls import CallOperations
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
 from quintain_metadata.store.base import Moment, Operation, SqlProgram, SqlValue, execute
-from support.ledger_operations import (
-    admit_operation,
-    assert_ledger_consistent,
-    is_granted,
-    one_admit,
-    one_settle,
-)
+from support.ledger_operations import admit_operation, assert_ledger_consistent, is_granted, one_admit, one_settle
 
 CALLS = 10
 

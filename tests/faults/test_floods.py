@@ -24,15 +24,7 @@ from quintain.bus.connect import connect_bus
 from quintain.errors import BrokerRefused, BusError
 from quintain.settings import environment
 from quintain.topology import target_topology
-from support.broker_users import (
-    DEFINITIONS,
-    USERS,
-    BrokerUsers,
-    apply_limits,
-    apply_policies,
-    broker_users,
-    declarable,
-)
+from support.broker_users import DEFINITIONS, USERS, BrokerUsers, apply_limits, apply_policies, broker_users, declarable
 from support.flood import MESSAGE_BYTES
 from support.flood_own import KINDS
 from support.process_fleet import ProcessFleet, process_fleet

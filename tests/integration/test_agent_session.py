@@ -15,13 +15,7 @@ import pytest
 import quintain
 from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.factory import RemoteFactory, remote_factory
-from quintain.target import (
-    ControllableInjection,
-    Event,
-    EventResponse,
-    ObservableEvent,
-    SecurityDomainTag,
-)
+from quintain.target import ControllableInjection, Event, EventResponse, ObservableEvent, SecurityDomainTag
 from support.process_fleet import ProcessFleet, process_fleet
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"

@@ -27,15 +27,7 @@ from quintain.contracts.credentials import SessionToken, digest
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
 from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.topology import (
-    DEAD,
-    DEAD_QUEUE,
-    INVOKE,
-    POISON_QUEUE,
-    UNROUTED_QUEUE,
-    Exchange,
-    exclusive_reply_topology,
-)
+from quintain.topology import DEAD, DEAD_QUEUE, INVOKE, POISON_QUEUE, UNROUTED_QUEUE, Exchange, exclusive_reply_topology
 from quintain_metadata.ledger import sessions
 from quintain_metadata.service import MetadataService
 from quintain_metadata.store.base import Ledger

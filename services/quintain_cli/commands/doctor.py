@@ -21,15 +21,7 @@ from quintain.settings import Settings, environment, read_settings, secret_file_
 from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_queue
 from quintain_cli.broker_management import Management, open_management
 from quintain_cli.commands.status import look_at_fleet_at
-from quintain_cli.console import (
-    EXIT_ERRORS,
-    EXIT_OK,
-    AsJson,
-    print_result,
-    print_stderr,
-    print_table,
-    run_command,
-)
+from quintain_cli.console import EXIT_ERRORS, EXIT_OK, AsJson, print_result, print_stderr, print_table, run_command
 from quintain_cli.doctor_checks import (
     CheckVerdict,
     DoctorCheck,

@@ -25,13 +25,7 @@ from quintain.contracts.session import Info
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
 from quintain_gateway.calls import read_deadline_seconds, read_request_id
-from quintain_gateway.endpoint import (
-    HTTP_METHODS,
-    UNMATCHED_ROUTE,
-    Api,
-    cancel_on_disconnect,
-    context_of,
-)
+from quintain_gateway.endpoint import HTTP_METHODS, UNMATCHED_ROUTE, Api, cancel_on_disconnect, context_of
 from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
 from quintain_gateway.response_writer import ignored_header

@@ -13,9 +13,7 @@ from urllib.parse import urlsplit
 from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.errors import (
-    Fault,
-)
+from quintain.errors import Fault
 from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
 from quintain.programs.program import Program, script_path, withheld_variables

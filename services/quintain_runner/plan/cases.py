@@ -10,12 +10,7 @@ from pydantic import JsonValue, ValidationError
 
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
 from quintain.graders import Case
-from quintain_runner.files import (
-    InvalidJson,
-    read_json,
-    suggestion,
-    validation_messages,
-)
+from quintain_runner.files import InvalidJson, read_json, suggestion, validation_messages
 
 _TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
 

@@ -22,11 +22,7 @@ from quintain.graders import Case
 from quintain.programs.processes import run_to_file
 from quintain.programs.program import CannotStart, Program, check_rights, program_environment, start_problem
 from quintain.programs.sandbox import Confinement
-from quintain_runner.files import (
-    MAX_REPORTED_ERRORS,
-    atomic_write,
-    config_error,
-)
+from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write, config_error
 from quintain_runner.plan.cases import (
     EXAMPLE_LINE,
     InvalidLine,

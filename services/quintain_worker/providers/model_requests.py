@@ -15,12 +15,7 @@ from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, OutputMessage
 from quintain.contracts.values import non_finite_path
 from quintain.errors import BadRequest
-from quintain_worker.providers.conversation import (
-    named_as_sent,
-    settings_of,
-    with_defaults,
-    with_field,
-)
+from quintain_worker.providers.conversation import named_as_sent, settings_of, with_defaults, with_field
 
 #: Where each API is, below a target's URL.
 PATHS: Final[Mapping[ApiName, str]] = {

@@ -29,14 +29,7 @@ from quintain.contracts.remote_target import (
     Teardown,
     WatchProcess,
 )
-from quintain.errors import (
-    BusError,
-    HostLost,
-    LeaseRequestNotDelivered,
-    NoAnswer,
-    QuintainError,
-    Unroutable,
-)
+from quintain.errors import BusError, HostLost, LeaseRequestNotDelivered, NoAnswer, QuintainError, Unroutable
 from quintain.routes import RENEW, TEARDOWN, WATCH_PROCESS, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import RemoteExceptions

@@ -11,11 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from quintain.bus.base import Bus, Delivery, Handler, run_handler
-from quintain.contracts.group import (
-    INVOKE_GROUP_TYPE,
-    GroupItem,
-    decode_group,
-)
+from quintain.contracts.group import INVOKE_GROUP_TYPE, GroupItem, decode_group
 from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, REQUEST_ID_HEADER
 from quintain.errors import BadRequest, Fault
 from quintain.routes import INVOKE

@@ -14,13 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from quintain.fleet.fleet_figures import (
-    FleetFigures,
-    TargetCondition,
-    TargetFigures,
-    WorkerCondition,
-    WorkerFigures,
-)
+from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFigures, WorkerCondition, WorkerFigures
 from quintain_gateway.fleet_page import TARGETS_PER_PAGE, FleetAccess, FleetEndpoints, FleetFilter, render_fleet
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 

@@ -9,12 +9,7 @@ import pytest
 from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import PROOF_HEADER, TOKEN_HEADER
-from quintain.dlq import (
-    DEAD_LETTERED_AT_HEADER,
-    EXCHANGE_HEADER,
-    POISON_ID_HEADER,
-    REASON_HEADER,
-)
+from quintain.dlq import DEAD_LETTERED_AT_HEADER, EXCHANGE_HEADER, POISON_ID_HEADER, REASON_HEADER
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, target_queue, target_topology
 from support.metadata_service import next_delivery, run_metadata_service
 

@@ -9,14 +9,7 @@ import pytest
 
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.summary import (
-    ExitCode,
-    RunSummary,
-    RunTotals,
-    exit_line,
-    summarize,
-    unaccounted_calls_note,
-)
+from quintain_runner.report.summary import ExitCode, RunSummary, RunTotals, exit_line, summarize, unaccounted_calls_note
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF

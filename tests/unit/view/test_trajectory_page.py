@@ -12,19 +12,8 @@ from quintain.contracts.remote_target import TRAJECTORY_FOLDER, TrajectoryLine, 
 from quintain_view.html_report import read_trajectories, write_html_report
 from quintain_view.reading import ContentMissing
 from quintain_view.render import ServedLinks, render
-from quintain_view.trajectory_files import (
-    TRAJECTORIES_PER_PAGE,
-    list_trajectories,
-    read_trajectory,
-    trajectory_version,
-)
-from quintain_view.trajectory_page import (
-    STEPS_PER_PAGE,
-    RunState,
-    TrajectoryPage,
-    TrajectoryRecord,
-    trajectory_page,
-)
+from quintain_view.trajectory_files import TRAJECTORIES_PER_PAGE, list_trajectories, read_trajectory, trajectory_version
+from quintain_view.trajectory_page import STEPS_PER_PAGE, RunState, TrajectoryPage, TrajectoryRecord, trajectory_page
 from support.results_folder import HOSTILE, graded_row, write_results
 
 #: The run began at this time, in milliseconds since the epoch.

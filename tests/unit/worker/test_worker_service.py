@@ -21,12 +21,7 @@ from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.quick import timings
-from support.running_worker import (
-    GatedProvider,
-    next_fault,
-    next_result,
-    running_worker,
-)
+from support.running_worker import GatedProvider, next_fault, next_result, running_worker
 
 
 @pytest.fixture
