@@ -16,8 +16,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from quintain.bus.broker_url import first_node_url, without_password
 from quintain.errors import BrokerUnavailable, BusError, ConfigError
+from quintain.settings import first_node_url, without_password
 
 #: The ports of the management API, by the scheme of the broker's URL.
 _PORTS = {"amqp": ("http", 15672), "amqps": ("https", 15671)}

@@ -16,11 +16,11 @@ from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
-from quintain.clock import Clock
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, BudgetExhausted, PayloadTooLarge, Unauthorized
 from quintain.rpc.requests import RpcClient
+from quintain.timings import Clock
 from quintain_gateway.bodies import BodyReader
 from quintain_gateway.calls import RetryWindow
 from quintain_gateway.endpoint import RequestContext, context_of, is_anthropic

@@ -20,13 +20,13 @@ from starlette.requests import Request
 
 from quintain.client.client import Client
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
-from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import Chunk, Result
 from quintain.contracts.values import RequestId, require_possible_deadline
 from quintain.errors import BadRequest, BudgetExhausted, BusError, Expired, Fault, ForbiddenTarget, NoAnswer
 from quintain.rpc.server import integer_header, log_defect
+from quintain.timings import Clock
 from quintain_gateway.endpoint import context_of, unreachable_fault
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from prometheus_client.core import CounterMetricFamily
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
 from quintain.client.transport import InvokeCall
-from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.session import Info
@@ -23,6 +22,7 @@ from quintain.errors import BusError, Cancelled, Fault
 from quintain.observe.metrics import ServiceMetrics
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient
+from quintain.timings import Clock
 
 #: The label of a call that named no target and has no result that names the default one.
 DEFAULT_TARGET_LABEL = "(default)"

@@ -22,7 +22,6 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quintain.bus.base import Bus
-from quintain.clock import Clock
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, Fault
@@ -31,6 +30,7 @@ from quintain.observe.health import OpsEndpoints
 from quintain.rpc.broker_probe import report_ready
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.http_server import serve_uvicorn
+from quintain.timings import Clock
 from quintain_gateway.apis.health import MetadataHealthCheck
 from quintain_gateway.app import build_app
 from quintain_gateway.auth import FleetGateway

@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from quintain.clock import Clock
 from quintain.contracts.credentials import public_id
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch
@@ -29,7 +28,7 @@ from quintain.observe import logs
 from quintain.observe.semconv import ledger_admit_span
 from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
-from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain_metadata.ledger.call_rows import CallKey, CallRow, read_capacities
 from quintain_metadata.ledger.calls import CallOperations
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred

@@ -18,14 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
 from quintain.observe.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
 from quintain.routes import ADMIT
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import BatchSender
-from quintain.timings import Timings
+from quintain.timings import Clock, Timings
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 
 from quintain.bus.base import Bus, Delivery
-from quintain.clock import Clock
 from quintain.errors import BusError
 from quintain.routes import INVOKE
 from quintain.rpc.server import ReplyGroups
 from quintain.runtime.concurrency import ByteBudget, RandomIds
-from quintain.timings import Timings
+from quintain.timings import Clock, Timings
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.completion import Completion
 from quintain_worker.copies import HELD_PART, EndedAttempts, copy_of

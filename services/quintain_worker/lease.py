@@ -14,12 +14,11 @@ import logging
 import math
 from collections.abc import Callable
 
-from quintain.clock import Clock
 from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Register
 from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
 from quintain.rpc.requests import RpcClient
-from quintain.timings import Timings
+from quintain.timings import Clock, Timings
 
 log = logging.getLogger(__name__)
 

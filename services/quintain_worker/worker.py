@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from quintain.bus.base import Bus, Consumer, Delivery
-from quintain.clock import Clock
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
@@ -21,7 +20,7 @@ from quintain.errors import Fault
 from quintain.fleet.announce import ServiceIdentity
 from quintain.rpc.requests import RpcClient
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS
-from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.consumer import TargetConsumer

@@ -1,7 +1,8 @@
-"""Settings from environment variables (``docs/protocol/programs.md``). The only module that reads the environment.
+"""Settings from environment variables (``docs/protocol/programs.md``), and what a broker's URL says.
 
-A secret may be in a file: ``NAME_FILE`` holds the path of a file with the value of ``NAME``, as in containers.
-One trailing newline is not part of the value. An empty variable counts as not set.
+This is the only module that reads the environment. A secret may be in a file: ``NAME_FILE`` holds the path of a file
+with the value of ``NAME``, as in containers. One trailing newline is not part of the value. An empty variable counts as
+not set.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from quintain.errors import ConfigError
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -263,3 +265,33 @@ def _state_dir(env: Mapping[str, str]) -> Path:
     if env.get("XDG_STATE_HOME"):
         return Path(env["XDG_STATE_HOME"]) / "quintain"
     return Path(env.get("HOME") or Path.home()) / ".local" / "state" / "quintain"
+
+
+#: A comma that is followed by another URL; any other comma may be part of a password.
+_URL_SEPARATOR = re.compile(r",\s*(?=amqps?://)")
+
+
+def first_node_url(urls: str) -> str:
+    """Return the URL of the first node."""
+    return _URL_SEPARATOR.split(urls.strip())[0]
+
+
+def all_node_urls(urls: str) -> list[str]:
+    """Return the URL of each node as it is written."""
+    return _URL_SEPARATOR.split(urls.strip())
+
+
+def url_user(urls: str) -> str:
+    """Return the broker user in the URL, ``guest`` if it names none."""
+    return unquote(urlsplit(first_node_url(urls)).username or "guest")
+
+
+def without_password(urls: str) -> str:
+    """Return the URL, or the URLs of all nodes, without passwords."""
+    return ", ".join(_without_password(url) for url in _URL_SEPARATOR.split(urls.strip()))
+
+
+def _without_password(url: str) -> str:
+    head, _, tail = url.rpartition("@")
+    scheme, _, user = head.partition("://")
+    return f"{scheme}://{user.partition(':')[0]}@{tail}" if head else url

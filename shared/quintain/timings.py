@@ -1,14 +1,15 @@
-"""The timings of the protocol and of failure handling, in one frozen value that composition roots pass down.
+"""The timings of the protocol and of failure handling, in one frozen value that programs pass down, and the clock.
 
 The services of one fleet must agree on them: a metadata service that expects a renewal every 3 s ends the lease of a
 worker that renews every 20 s. The defaults are the documented figures (``docs/protocol/timings.md``). They cover what a
 worker, a metadata service or a host waits for when something is lost, repeated or gone; a wait that belongs to one
-module alone is a constant of that module.
+module alone is a constant of that module. All deadlines refer to the clock of the metadata service.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 
 from quintain.errors import ConfigError
@@ -121,3 +122,26 @@ class Timings:
 
 #: The documented figures.
 DEFAULT_TIMINGS = Timings()
+
+
+class Clock:
+    """This process's clock, corrected by the ``now`` of the metadata service's replies; in milliseconds."""
+
+    def __init__(self) -> None:
+        self._offset_ms = 0.0
+
+    def now_ms(self) -> int:
+        """Return the metadata service's time in milliseconds since the epoch (UTC), as far as it is known."""
+        return int(time.time() * 1000 + self._offset_ms)
+
+    def synchronize(self, now_ms: int) -> None:
+        """Set the offset from a ``now`` (milliseconds since the epoch) that was just received."""
+        self._offset_ms = now_ms - time.time() * 1000
+
+    def deadline_ms(self, seconds: float) -> int:
+        """Return the time ``seconds`` from now, in milliseconds since the epoch."""
+        return int((time.time() + seconds) * 1000 + self._offset_ms)
+
+    def seconds_until(self, deadline_ms: float) -> float:
+        """Return the seconds left until a deadline; negative if it has passed."""
+        return (deadline_ms - time.time() * 1000 - self._offset_ms) / 1000

@@ -18,9 +18,9 @@ from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BusError, ConfigError
 from quintain.settings import read_settings
 from quintain.topology import INVOKE, METADATA_TOPOLOGY, Binding, Queue, Topology, target_queue, target_topology
+from quintain_cli.broker_checks import management_checks
 from quintain_cli.broker_management import Management, open_management
-from quintain_cli.commands.doctor import run_checks
-from quintain_cli.doctor_checks import database_checks, management_checks
+from quintain_cli.commands.doctor import database_checks, run_checks
 from quintain_metadata.store.opening import open_snapshot
 from support.servers.ports import free_port
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest

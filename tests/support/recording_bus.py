@@ -13,13 +13,13 @@ from quintain.bus.connect import connect_bus
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import DefaultTargets
-from quintain.clock import Clock
 from quintain.contracts.group import REPLY_GROUP_TYPE
 from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.session import Info
 from quintain.rpc.groups import split_replies
 from quintain.rpc.requests import RpcClient
+from quintain.timings import Clock
 from quintain.topology import Queue
 
 

@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import shutil
+import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import Field
 
-from quintain.bus.broker_url import without_password
-from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus, inspect_broker
+from quintain.bus.rabbit_declarations import inspect_broker
 from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.fleet.fleet_figures import FleetFigures
-from quintain.settings import Settings, environment, read_settings, secret_file_paths
+from quintain.settings import Settings, environment, read_settings, secret_file_paths, without_password
 from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_queue
-from quintain_cli.broker_management import Management, open_management
-from quintain_cli.commands.status import look_at_fleet_at
-from quintain_cli.console import EXIT_ERRORS, EXIT_OK, AsJson, print_result, print_stderr, print_table, run_command
-from quintain_cli.doctor_checks import (
+from quintain_cli.broker_checks import (
+    _CONSUMER_TIMEOUT_NOTE,
     CheckVerdict,
     DoctorCheck,
     check_broker_user,
-    check_free_disk,
-    check_modes,
+    check_clock,
+    check_declaration,
+    check_message_size,
     check_transport,
-    database_checks,
+    check_version,
     management_checks,
 )
+from quintain_cli.broker_management import Management, open_management
+from quintain_cli.commands.status import look_at_fleet_at
+from quintain_cli.console import EXIT_ERRORS, EXIT_OK, AsJson, print_result, print_stderr, print_table, run_command
 from quintain_cli.running_fleet import fleet_broker_url, has_stored_ledger, ledger_url
 from quintain_metadata.ledger.targets import target_names
 from quintain_metadata.store.base import redacted_url as shown_ledger
-from quintain_metadata.store.opening import open_snapshot
+from quintain_metadata.store.opening import DatabaseServer, open_snapshot
 from quintain_metadata.store.schema import SCHEMA_VERSION
 
 
@@ -83,10 +85,6 @@ def _print_report(report: DoctorReport) -> None:
     print_stderr(
         f"next     fix {failed_count} of these, then quintain doctor" if failed_count else "next     quintain status"
     )
-
-
-#: The oldest and the newest RabbitMQ version with which the tests are run.
-OLDEST_TESTED_VERSION, NEWEST_TESTED_VERSION = (3, 10), (4, 2)
 
 
 class DoctorReport(Message):
@@ -223,59 +221,6 @@ def _unanswered(what: str, timeout_seconds: float) -> DoctorCheck:
     return DoctorCheck(what=what, verdict="fail", says=says, mend="look for its cause there, or give --timeout more")
 
 
-#: RabbitMQ does not report its consumer timeout to clients.
-_CONSUMER_TIMEOUT_NOTE = DoctorCheck(
-    what="consumer timeout",
-    verdict="note",
-    says="RabbitMQ does not report it to clients; workers count with its default of 30 min",
-    mend="if rabbitmq.conf sets consumer_timeout to less, set QUINTAIN_CONSUMER_TIMEOUT_SECONDS of the workers to it",
-)
-
-
-def check_message_size(*, refuses_larger: bool) -> DoctorCheck:
-    """Check that the broker refuses what is larger than any message of the protocol."""
-    if refuses_larger:
-        return DoctorCheck(what="message size", verdict="ok", says=f"at most {MAX_BODY_BYTES >> 20} MiB")
-    return DoctorCheck(
-        what="message size",
-        verdict="warn",
-        says=f"messages of more than {MAX_BODY_BYTES >> 20} MiB are taken: a client can fill the memory of a service",
-        mend=f"set max_message_size = {MAX_BODY_BYTES} in rabbitmq.conf; it is the default since RabbitMQ 4.0",
-    )
-
-
-def check_version(version: str) -> DoctorCheck:
-    """Check the broker's version against the versions with which Quintain is tested."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    major_minor = (int(match[1]), int(match[2])) if match else None
-    if major_minor is None or major_minor > NEWEST_TESTED_VERSION:
-        tested = f"{_format_version(OLDEST_TESTED_VERSION)} to {_format_version(NEWEST_TESTED_VERSION)}"
-        fix = f"no problem is known; tested versions are {tested}"
-        return DoctorCheck(what="version", verdict="warn", says=f"RabbitMQ {version}", mend=fix)
-    if major_minor < OLDEST_TESTED_VERSION:
-        return DoctorCheck(
-            what="version",
-            verdict="fail",
-            says=f"RabbitMQ {version}",
-            mend=f"use {_format_version(OLDEST_TESTED_VERSION)} or newer",
-        )
-    return DoctorCheck(what="version", verdict="ok", says=f"RabbitMQ {version}")
-
-
-def check_declaration(declaration: DeclarationCheck) -> DoctorCheck:
-    """Check one exchange or queue of the protocol as it is declared at the broker."""
-    if declaration.status is DeclarationStatus.SAME:
-        return DoctorCheck(what=declaration.name, verdict="ok", says="as the protocol declares it")
-    if declaration.status is DeclarationStatus.MISSING:
-        fix = "the first service that needs it declares it: `quintain serve metadata`"
-        return DoctorCheck(what=declaration.name, verdict="warn", says="not declared yet", mend=fix)
-    if declaration.status is DeclarationStatus.HIDDEN:
-        fix = "use a broker user with configure permission, to compare its arguments"
-        return DoctorCheck(what=declaration.name, verdict="warn", says=declaration.broker_message, mend=fix)
-    fix = "empty and delete it, and a service declares it again; change settings of it with a policy"
-    return DoctorCheck(what=declaration.name, verdict="fail", says=declaration.broker_message, mend=fix)
-
-
 async def _ledger_checks(settings: Settings, timeout_seconds: float) -> tuple[list[DoctorCheck], list[str]]:
     """Return the checks of the ledger, and the names of its registered targets."""
     url = ledger_url(settings)
@@ -311,5 +256,57 @@ def _check_schema(shown: str, version: int) -> DoctorCheck:
     return DoctorCheck(what="ledger", verdict="ok", says=text)
 
 
-def _format_version(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+#: Below this the ledger may lose what it is told, in bytes.
+MIN_FREE_BYTES = 1024**3
+
+
+#: What a setting of PostgreSQL must not be, and what a crash of its machine then loses.
+_UNSAFE_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "fsync": ("off", "a crash of its machine can destroy the ledger"),
+    "full_page_writes": ("off", "a crash of its machine can destroy pages of the ledger"),
+    "synchronous_commit": ("off", "a crash forgets calls that were charged and answered"),
+}
+
+
+def check_modes(paths: Iterable[Path], shared: CheckVerdict = "fail") -> Iterator[DoctorCheck]:
+    """Check that nobody else can read files that hold tokens or calls; yields one check for each that exists.
+
+    ``shared`` is the verdict on one that others can read.
+    """
+    for path in paths:
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            continue
+        if mode & 0o077:
+            fix = f"chmod go= {path}"
+            yield DoctorCheck(
+                what=str(path), verdict=shared, says=f"others have rights on it (mode {mode:o})", mend=fix
+            )
+        else:
+            yield DoctorCheck(what=str(path), verdict="ok", says=f"for its owner alone (mode {mode:o})")
+
+
+def check_free_disk(folder: Path, min_free_bytes: int = MIN_FREE_BYTES) -> DoctorCheck:
+    """Check that the disk of the ledger has room."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    says = f"{free / 1024**3:.1f} GiB free at {folder}"
+    if free >= min_free_bytes:
+        return DoctorCheck(what="disk", verdict="ok", says=says)
+    return DoctorCheck(
+        what="disk", verdict="fail", says=says, mend="free some: a ledger that cannot be written to stops"
+    )
+
+
+def database_checks(server: DatabaseServer, now: float) -> Iterator[DoctorCheck]:
+    """Check the clock and the durability of a PostgreSQL server."""
+    yield check_clock("clock of the database", server.clock, now)
+    unsafe = [name for name, (wrong, _) in _UNSAFE_SETTINGS.items() if server.settings.get(name) == wrong]
+    for name in unsafe:
+        wrong, loss = _UNSAFE_SETTINGS[name]
+        fix = f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()"
+        yield DoctorCheck(what=f"durability: {name}", verdict="fail", says=f"{wrong}: {loss}", mend=fix)
+    if not unsafe:
+        yield DoctorCheck(what="durability", verdict="ok", says="the database writes what it confirms")

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from quintain.bus.base import Bus
-from quintain.bus.broker_url import without_password
 from quintain.bus.connect import connect_bus
 from quintain.errors import BrokerUnavailable, ConfigError
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
@@ -19,7 +18,7 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import report_ready
 from quintain.runtime.http_server import LOOPBACK
 from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
-from quintain.settings import Settings, environment, read_settings
+from quintain.settings import Settings, environment, read_settings, without_password
 from quintain_cli.console import handle_stop_signals, print_json, print_stderr, run_command, set_up_logging
 from quintain_cli.running_fleet import ledger_url
 from quintain_gateway.metrics import GatewayMetrics

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from quintain.bus.broker_url import without_password
 from quintain.config.loader import Config
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.settings import MEMORY_URL, environment, read_settings
+from quintain.settings import MEMORY_URL, environment, read_settings, without_password
 from quintain_cli.commands.serve import DEFAULT_PORT, AllowedHosts
 from quintain_cli.console import (
     handle_stop_signals,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from quintain.bus.broker_url import without_password
 from quintain.bus.memory import MemoryBroker
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
@@ -17,7 +16,7 @@ from quintain.client.http_transport import HttpTransport, open_http_connection, 
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import ConfigError
 from quintain.rpc.requests import RpcClient
-from quintain.settings import MEMORY_URL, Settings
+from quintain.settings import MEMORY_URL, Settings, without_password
 from quintain_gateway.server import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_runner import services

@@ -32,7 +32,6 @@ from quintain.errors import (
     RemoteTargetError,
     TimedOut,
 )
-from quintain.programs.idle import IdleLimit
 from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts
@@ -41,6 +40,7 @@ from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
 from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import IdleLimit
 from quintain.target import SESSION_SLOT, ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES, to_json_text

@@ -27,7 +27,6 @@ from quintain.bus.base import (
     QueueCount,
     Subscription,
 )
-from quintain.bus.broker_url import url_user, without_password
 from quintain.bus.rabbit_connection import (
     CONNECTION_ERRORS,
     RETRY_SECONDS,
@@ -39,6 +38,7 @@ from quintain.bus.rabbit_connection import (
 from quintain.bus.rabbit_consumer import RabbitConsumer, install_tolerant_decoders
 from quintain.bus.rabbit_declarations import Declarations
 from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
+from quintain.settings import url_user, without_password
 from quintain.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import time
 from collections.abc import Iterator
+from urllib.parse import parse_qsl, urlsplit
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
@@ -21,11 +23,13 @@ from aio_pika.connection import make_url
 from aiormq import exceptions as amqp
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
-from quintain.bus.broker_url import node_urls, round_robin, without_password
 from quintain.contracts.credentials import mask_tokens
-from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, QueueFull, Unroutable
+from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, ConfigError, QueueFull, Unroutable
+from quintain.settings import all_node_urls, without_password
 
 CONNECT_TIMEOUT_SECONDS = 10.0
+#: The interval of AMQP heartbeats where the URL names none, in seconds.
+HEARTBEAT_SECONDS = 15
 #: Pause before a lost consumer is started again or a publish is repeated, in seconds.
 RETRY_SECONDS = 0.2
 
@@ -326,3 +330,29 @@ class OutageLog:
         if not self._lost:
             seconds = time.monotonic() - self._began_at
             log.warning("%s: connected to the broker again after %.1f s", self._name, seconds)
+
+
+def node_urls(urls: str) -> tuple[str, ...]:
+    """Return the URL of each node, with a heartbeat of `HEARTBEAT_SECONDS` added where the URL names none.
+
+    Raises `ConfigError` where a parameter switches off the verification of the broker's certificate.
+    """
+    return tuple(_with_heartbeat(url) for url in all_node_urls(urls))
+
+
+def round_robin(nodes: tuple[str, ...]) -> Iterator[str]:
+    """Iterate over the nodes for ever, starting at a random one so that clients spread over the cluster."""
+    first = random.randrange(len(nodes))  # noqa: S311 -- spread, not a secret
+    return itertools.cycle(nodes[first:] + nodes[:first])
+
+
+def _with_heartbeat(url: str) -> str:
+    options = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    if any(name == "no_verify_ssl" and value != "0" for name, value in options):
+        raise ConfigError(
+            f"The broker's URL {without_password(url)} switches off the verification of its certificate: leave "
+            "no_verify_ssl out, and name your own CA's certificate as cafile=/path/to/ca.pem"
+        )
+    if "heartbeat=" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}heartbeat={HEARTBEAT_SECONDS}"

@@ -24,7 +24,6 @@ from quintain.client.transport import (
     expired_fault,
     may_be_uncharged,
 )
-from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.credentials import digest, make_proof, public_id
 from quintain.contracts.headers import (
@@ -59,6 +58,7 @@ from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, Requ
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import log_defect
 from quintain.runtime.concurrency import BatchSender
+from quintain.timings import Clock
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from urllib.parse import quote, urlencode, urlsplit
 from pydantic import JsonValue
 
 from quintain.client.transport import REPLY_GRACE_SECONDS, BatchItem, InvokeCall, expired_fault
-from quintain.clock import Clock
 from quintain.contracts import session as session_messages
 from quintain.contracts.credentials import public_id
 from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
@@ -37,6 +36,7 @@ from quintain.observe.spans import context_headers, current_traceparent, span
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
 from quintain.settings import environment
+from quintain.timings import Clock
 
 #: Maximum number of connections; further calls wait for a free one. A gateway accepts 1000 in total.
 MAX_CONNECTIONS = 256

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from quintain.bus.base import Delivery
-from quintain.clock import Clock
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROGRESS, CHUNK_TYPE, PROGRESS_TYPE
 from quintain.contracts.invoke import Chunk, InvokeRequest, Progress, Result
 from quintain.errors import BadRequest, Expired, Fault
 from quintain.routes import ReplyT, RequestT, Route
+from quintain.timings import Clock
 
 #: Default deadline of a call, in seconds.
 DEFAULT_DEADLINE_SECONDS = 600.0

@@ -24,7 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from quintain.programs.idle import IdleLimit
 from quintain.programs.program import (
     MARK_VARIABLE,
     Finished,
@@ -39,6 +38,7 @@ from quintain.programs.program import (
     write_pipe,
 )
 from quintain.programs.sandbox_port import SandboxPort
+from quintain.runtime.concurrency import IdleLimit
 
 #: How long to wait for processes that are just starting, in seconds; see `_has_no_environment_yet`.
 _STARTING_SECONDS = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus
-from quintain_cli.commands.doctor import check_declaration, check_message_size, check_version
+from quintain_cli.broker_checks import check_declaration, check_message_size, check_version
 
 
 @pytest.mark.parametrize(

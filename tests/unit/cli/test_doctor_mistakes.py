@@ -11,16 +11,8 @@ import pytest
 
 from quintain.errors import BusError
 from quintain.settings import secret_file_paths
-from quintain_cli.doctor_checks import (
-    DoctorCheck,
-    check_broker_user,
-    check_clock,
-    check_free_disk,
-    check_modes,
-    check_transport,
-    database_checks,
-    management_checks,
-)
+from quintain_cli.broker_checks import DoctorCheck, check_broker_user, check_clock, check_transport, management_checks
+from quintain_cli.commands.doctor import check_free_disk, check_modes, database_checks
 from quintain_metadata.store.opening import DatabaseServer
 
 QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from quintain.bus.memory import MemoryBroker
-from quintain.clock import Clock
 from quintain.contracts.credentials import digest
 from quintain.errors import BudgetUnavailable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, READINESS_CACHE_SECONDS
 from quintain.rpc.requests import RpcClient, RpcRequest
+from quintain.timings import Clock
 from quintain_gateway.app import build_app
 from quintain_gateway.auth import FleetGateway
 from quintain_gateway.fleet_page import FleetAccess

@@ -12,8 +12,8 @@ from hypothesis import settings
 from starlette.routing import Route
 
 from quintain.bus.memory import MemoryBroker
-from quintain.clock import Clock
 from quintain.rpc.requests import RpcClient
+from quintain.timings import Clock
 from quintain_gateway.apis.agentv import OPERATIONS as AGENTV_OPERATIONS
 from quintain_gateway.app import OPERATIONS, build_router
 from quintain_gateway.auth import FleetGateway

@@ -6,9 +6,10 @@ from itertools import islice
 
 import pytest
 
-from quintain.bus.broker_url import node_urls, round_robin, without_password
 from quintain.bus.rabbit import RabbitBus
+from quintain.bus.rabbit_connection import node_urls, round_robin
 from quintain.errors import ConfigError
+from quintain.settings import without_password
 
 HEARTBEAT = "heartbeat=15"
 

@@ -14,7 +14,6 @@ from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import CallGroups
 from quintain.client.transport import OnChunk
-from quintain.clock import Clock
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
@@ -23,6 +22,7 @@ from quintain.errors import BadRequest
 from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
+from quintain.timings import Clock
 from quintain.topology import target_queue, target_topology
 
 

@@ -18,7 +18,6 @@ from quintain.client import amqp_transport as cancellation
 from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
 from quintain.client.client import Client, connect
 from quintain.client.transport import BatchItem, may_be_uncharged
-from quintain.clock import Clock
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result, TokenUsage
@@ -49,6 +48,7 @@ from quintain.errors import (
 )
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
+from quintain.timings import Clock
 from quintain.topology import (
     INVOKE,
     METADATA_QUEUE,

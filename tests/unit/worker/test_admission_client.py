@@ -9,11 +9,10 @@ import pytest
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Delivery, Envelope
 from quintain.bus.memory import MemoryBus
-from quintain.clock import Clock
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
 from quintain.rpc.requests import RpcClient
-from quintain.timings import Timings
+from quintain.timings import Clock, Timings
 from quintain.topology import Exchange, admit_topology
 from quintain_worker.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, grant

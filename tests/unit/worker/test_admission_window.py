@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.clock import Clock
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import BudgetUnavailable, Expired
 from quintain.rpc.requests import RpcClient
+from quintain.timings import Clock
 from quintain_worker import admissions
 from quintain_worker.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, fake_ledger_service, grant
