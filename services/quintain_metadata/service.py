@@ -39,7 +39,7 @@ from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
 from quintain_metadata.events import FleetEvents
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
-from quintain_metadata.ledger import calls, leases, retention, targets
+from quintain_metadata.ledger import calls, leases, pruning, targets
 from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
 from quintain_metadata.routing import Router
@@ -268,7 +268,7 @@ async def _retaining(ledger: Ledger, retention_days: int | None) -> AsyncIterato
     if retention_days is None:
         yield
         return
-    task = asyncio.get_running_loop().create_task(retention.prune_periodically(ledger, retention_days), name="prune")
+    task = asyncio.get_running_loop().create_task(pruning.prune_periodically(ledger, retention_days), name="prune")
     try:
         yield
     finally:

@@ -11,8 +11,7 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import AmendSession, SessionOpened, SessionState
 from quintain.errors import ConfigError, Unauthorized
-from quintain_metadata.ledger import replies, retention, sessions
-from quintain_metadata.ledger import retention as rules
+from quintain_metadata.ledger import pruning, replies, sessions
 from quintain_metadata.ledger.audit import export_page, verify_counters
 from quintain_metadata.ledger.replies import REPLY_RETENTION_MS as DAY
 from quintain_metadata.store.base import SqlProgram
@@ -38,8 +37,8 @@ async def test_only_whole_sessions_that_ended_are_deleted(
     ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = ledger_driver
-    monkeypatch.setattr(rules, "CALLS_PER_STEP", 2)
-    monkeypatch.setattr(rules, "ROOTS_PER_STEP", 1)
+    monkeypatch.setattr(pruning, "CALLS_PER_STEP", 2)
+    monkeypatch.setattr(pruning, "ROOTS_PER_STEP", 1)
     driver.clock_ahead_ms = -10 * DAY
     await driver.renew()
     ended, expired, used_later, still_open, with_child = [
@@ -64,10 +63,10 @@ async def test_only_whole_sessions_that_ended_are_deleted(
     def run(make: Callable[[], SqlProgram[Any]]) -> Any:
         return driver.ledger.transact(lambda _: make())
 
-    old = [family async for family, _ in retention.find_old(run, before + 5 * DAY, before)]
+    old = [family async for family, _ in pruning.find_old(run, before + 5 * DAY, before)]
     children = [with_child.session_id, child.session_id, grandchild.session_id]
     assert sorted(map(sorted, old)) == sorted([[ended.session_id], [expired.session_id], sorted(children)])
-    report = await retention.prune(driver.ledger, before)
+    report = await pruning.prune(driver.ledger, before)
     assert (report.sessions, report.calls) == (5, 14)
     assert {session_id for session_id, _ in await calls_left(driver)} == {
         used_later.session_id,
@@ -76,14 +75,14 @@ async def test_only_whole_sessions_that_ended_are_deleted(
     assert (await driver.ledger.transact(lambda _: verify_counters())).findings == ()
     with pytest.raises(Unauthorized):
         await driver.admit_granted(ended, "r1")
-    assert (await retention.prune(driver.ledger, before)).sessions == 0
+    assert (await pruning.prune(driver.ledger, before)).sessions == 0
 
 
 async def test_what_was_interrupted_is_consistent_and_finished_later(
     ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = ledger_driver
-    monkeypatch.setattr(rules, "CALLS_PER_STEP", 2)
+    monkeypatch.setattr(pruning, "CALLS_PER_STEP", 2)
     driver.clock_ahead_ms = -10 * DAY
     await driver.renew()
     parent = await driver.open_session(max_calls=20)
@@ -92,12 +91,12 @@ async def test_what_was_interrupted_is_consistent_and_finished_later(
     await close(driver, parent)
     driver.clock_ahead_ms = 0
     await driver.ledger.transact(lambda moment: replies.delete_expired(moment.now))
-    assert await driver.ledger.transact(lambda _: rules.delete_calls(child.session_id)) == 2
+    assert await driver.ledger.transact(lambda _: pruning.delete_calls(child.session_id)) == 2
     assert (await driver.ledger.transact(lambda _: verify_counters())).findings == ()
-    report = await retention.prune(driver.ledger, await driver.ledger.now() - 5 * DAY)
+    report = await pruning.prune(driver.ledger, await driver.ledger.now() - 5 * DAY)
     assert (report.sessions, report.calls) == (2, 1)
 
 
 async def test_sessions_of_the_last_days_are_never_deleted(ledger_driver: ClockedLedgerDriver) -> None:
     with pytest.raises(ConfigError):
-        await retention.prune(ledger_driver.ledger, await ledger_driver.ledger.now() - DAY)
+        await pruning.prune(ledger_driver.ledger, await ledger_driver.ledger.now() - DAY)

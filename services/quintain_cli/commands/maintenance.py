@@ -31,8 +31,8 @@ from quintain_cli.console import (
 )
 from quintain_cli.running_fleet import ledger_url, open_fleet_admin
 from quintain_metadata.ledger.audit import AuditReport, export_page, verify_counters
-from quintain_metadata.ledger.retention import PruneReport, find_old
-from quintain_metadata.ledger.retention import prune as delete_old
+from quintain_metadata.ledger.pruning import PruneReport, find_old
+from quintain_metadata.ledger.pruning import prune as delete_old
 from quintain_metadata.store.opening import open_ledger, open_snapshot
 
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
