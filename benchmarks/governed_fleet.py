@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quintain.contracts.quota import QuotaTerms, RateReport, TryOutcome, TryReport
-from quintain_metadata.quotas.fair_queue import DEFAULT_WEIGHT, Priority, Waiting
+from quintain.contracts.session import DEFAULT_WEIGHT, Priority
+from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.governor import Governor
 from simulated_providers import IsDown, Limiter, never_down
 
@@ -162,7 +163,7 @@ class Fleet:
             return
         self._count_at_provider(now, 1)
         self.observed.taken.append(now)
-        self.observed.waits.setdefault(call.session_id, []).append(now - self._since[call_id])
+        self.observed.waits.setdefault(call.root_id, []).append(now - self._since[call_id])
         seconds = self._delay(self._scene.service_seconds)
 
         def answer(at: float) -> None:
@@ -179,7 +180,7 @@ class Fleet:
 
     def _later(self, now: float, seconds: float, call_id: str, outcome: TryOutcome, rates: RateReport | None) -> None:
         call = self._calls[call_id]
-        self.observed.tries.append(Try(now + seconds, call.session_id, call.target, outcome))
+        self.observed.tries.append(Try(now + seconds, call.root_id, call.target, outcome))
         tokens = self._scene.tokens if outcome is TryOutcome.ANSWERED else None
 
         def settle(at: float) -> None:

@@ -23,7 +23,7 @@ from rich.text import Text
 from quintain.contracts.credentials import SessionToken, mask_tokens
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.session import MAX_PAUSE_SECONDS
+from quintain.contracts.session import MAX_PAUSE_SECONDS, MAX_WEIGHT, MIN_WEIGHT, Priority
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
 from quintain.observe import logs
 from quintain.settings import environment, read_log_settings, read_trace_settings
@@ -70,6 +70,19 @@ ResultT = TypeVar("ResultT")
 
 #: The option of every command that prints a result.
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
+
+#: The options of commands that open a session.
+WeightOption = Annotated[
+    int | None,
+    typer.Option(
+        min=MIN_WEIGHT,
+        max=MAX_WEIGHT,
+        help="Its weight among those that use the same provider key; by default 10.",
+    ),
+]
+PriorityOption = Annotated[
+    Priority | None, typer.Option(help="Which calls go first where a provider key is fully used; by default normal.")
+]
 
 #: Libraries whose logs are shown only with ``--verbose``.
 NOISY_LOGGERS = ("aiormq", "aio_pika", "uvicorn")

@@ -69,6 +69,10 @@ def test_the_version_is_the_distributions(shell: CommandLine) -> None:
         (("session", "open"), "name one of echo, sage, rogue"),
         (("session", "open", "--default-target", "two words"), "default_target"),
         (("run", "eval.yaml", "--concurrency", "0"), "--concurrency"),
+        (("run", "eval.yaml", "--weight", "0"), "--weight"),
+        (("run", "eval.yaml", "--priority", "urgent"), "--priority"),
+        (("session", "open", "--default-target", "sage", "--weight", "101"), "--weight"),
+        (("session", "open", "--default-target", "sage", "--weight", "nan"), "--weight"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -98,7 +102,14 @@ def test_session_list_shows_every_session_as_its_opener_wrote_it(shell: CommandL
     words = ("session", "open", "--default-target", "echo", "--max-calls", "7", "--label", label, "--json")
     session_id = str(shell.run(*words).json["sessionId"])
     (row,) = [line for line in shell.run("session", "list").stdout.splitlines() if session_id in line]
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [session_id, "open", "echo", "0/7", label]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        session_id,
+        "open",
+        "echo",
+        "0/7",
+        "10 normal",
+        label,
+    ]
     listed = shell.run("session", "list", "--state", "open", "--json").json["sessions"]
     assert isinstance(listed, list)
     (told,) = [one for one in listed if one["sessionId"] == session_id]
@@ -113,6 +124,17 @@ def test_session_show_tells_one_session(shell: CommandLine) -> None:
     shown = shell.run("session", "show", session_id).stdout
     assert session_id in shown
     assert "0 of 3" in shown
+
+
+def test_a_sessions_share_of_quotas_is_shown(shell: CommandLine) -> None:
+    words = ("session", "open", "--default-target", "sage", "--weight", "42", "--priority", "batch", "--json")
+    session_id = shell.run(*words).json["sessionId"]
+    told = shell.run("session", "show", session_id, "--json").json
+    assert (told["weight"], told["priority"]) == (42, "batch")
+    (row,) = [line for line in shell.run("session", "list").stdout.splitlines() if session_id in line]
+    for shown in (shell.run("session", "show", session_id).stdout, row):
+        assert "42" in shown
+        assert "batch" in shown
 
 
 def test_a_session_that_is_not_there_is_said_with_where_to_look(shell: CommandLine) -> None:

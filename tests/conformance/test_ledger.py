@@ -12,7 +12,7 @@ from quintain.contracts.credentials import SessionToken
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES
-from quintain.contracts.session import AmendSession, Info, SessionState
+from quintain.contracts.session import AmendSession, Info, Priority, SessionOpened, SessionState
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
@@ -436,6 +436,33 @@ async def test_a_child_has_its_parents_limit_of_bodies_or_less(ledger_driver: Cl
         assert (await ledger_driver.info(child)).max_body_bytes == given
     with pytest.raises(BadRequest, match="maxBodyBytes"):
         await ledger_driver.open_session(parent=parent, max_body_bytes=3_000_001)
+
+
+async def test_a_child_has_its_parents_share_of_quotas_or_less(ledger_driver: ClockedLedgerDriver) -> None:
+    async def share(session: SessionOpened) -> tuple[int, Priority]:
+        info = await ledger_driver.info(session)
+        return info.weight, info.priority
+
+    async def amend(session: SessionOpened, **fields: object) -> None:
+        amendment = AmendSession.model_validate({"session_id": session.session_id, **fields})
+        await ledger_driver.ledger.transact(lambda moment: sessions.amend_session(moment.now, amendment))
+
+    usual = await ledger_driver.open_session()
+    assert await share(usual) == (10, Priority.NORMAL)
+    parent = await ledger_driver.open_session(weight=50, priority="interactive")
+    child = await ledger_driver.open_session(parent=parent)
+    assert await share(child) == (50, Priority.INTERACTIVE)
+    lower = await ledger_driver.open_session(parent=child, weight=20, priority="batch")
+    assert await share(lower) == (20, Priority.BATCH)
+    for of, more in ((parent, {"weight": 51}), (lower, {"priority": "normal"}), (usual, {"weight": 11})):
+        with pytest.raises(BadRequest, match=next(iter(more))):
+            await ledger_driver.open_session(parent=of, **more)
+    with pytest.raises(BadRequest, match="weight"):
+        await amend(child, weight=51)
+    await amend(parent, weight=5)
+    await amend(parent, priority="normal")
+    assert await share(parent) == await share(child) == (5, Priority.NORMAL)
+    assert await share(lower) == (5, Priority.BATCH)
 
 
 async def test_a_reply_no_longer_kept_is_never_a_second_call(ledger_driver: ClockedLedgerDriver) -> None:

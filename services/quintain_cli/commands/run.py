@@ -14,7 +14,15 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
-from quintain_cli.console import AsJson, exit_with_error, parse_duration_seconds, print_stderr, run_command
+from quintain_cli.console import (
+    AsJson,
+    PriorityOption,
+    WeightOption,
+    exit_with_error,
+    parse_duration_seconds,
+    print_stderr,
+    run_command,
+)
 from quintain_cli.run_output import (
     ConcurrencyOption,
     ConfigOption,
@@ -38,6 +46,10 @@ class InDoubtPolicy(StrEnum):
     RETRY = "retry"
 
 
+InDoubtOption = Annotated[
+    InDoubtPolicy,
+    typer.Option(help="Rows of calls charged without an answer: keep them, or retry and be charged again."),
+]
 CaseOption = Annotated[
     list[str] | None,
     typer.Option("--case", help="Execute only the case of this id; repeatable. Other rows stay as they are."),
@@ -91,13 +103,12 @@ def run(
         bool,
         typer.Option("--retry-errors/--keep-errors", help="On resume, call again for rows that failed, or keep them."),
     ] = True,
-    in_doubt: Annotated[
-        InDoubtPolicy,
-        typer.Option(help="Rows of calls charged without an answer: keep them, or retry and be charged again."),
-    ] = InDoubtPolicy.KEEP,
+    in_doubt: InDoubtOption = InDoubtPolicy.KEEP,
     max_errors: MaxErrorsOption = DEFAULT_MAX_ERRORS,
     fail_fast: FailFastOption = False,
     give_up_after: GiveUpOption = "30m",
+    weight: WeightOption = None,
+    priority: PriorityOption = None,
     concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
     graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
     keep_stale: KeepStaleOption = False,
@@ -132,6 +143,8 @@ def run(
         ),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         give_up_seconds=parse_duration_seconds(give_up_after),
+        weight=weight,
+        priority=priority,
         command=shlex.join(["quintain", *sys.argv[1:]]),
         is_fresh=fresh,
         waits=not no_wait,

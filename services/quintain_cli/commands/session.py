@@ -23,6 +23,8 @@ from quintain.errors import ConfigError, Fault, UnknownTarget
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.console import (
     AsJson,
+    PriorityOption,
+    WeightOption,
     escape_for_terminal,
     print_json,
     print_stderr,
@@ -53,6 +55,8 @@ def open_session(
         int | None,
         typer.Option(help="The size of its largest request; by default 1048576, at most 16777216."),
     ] = None,
+    weight: WeightOption = None,
+    priority: PriorityOption = None,
     label: Annotated[str | None, typer.Option(help="A note that is shown with the session.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,6 +69,8 @@ def open_session(
             expires_in_seconds=expires_in,
             unsupported=unsupported,
             max_body_bytes=max_body_bytes,
+            weight=weight,
+            priority=priority,
             label=label,
         )
     except ValidationError as error:
@@ -129,18 +135,19 @@ def print_info(info: Info, *, as_json: bool) -> None:
         f"{info.in_doubt} in doubt",
         "refunded": str(info.refunded),
         "tokens": f"{info.token_usage.input} in, {info.token_usage.output} out",
+        "share": f"weight {info.weight}, priority {info.priority}",
         "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
     }
     print_table(rows.items())
 
 
 def _print_page(page: SessionList) -> None:
-    table = Table("session", "state", "default target", "calls", "label")
+    table = Table("session", "state", "default target", "calls", "share", "label")
     for info in page.sessions:
         calls_text = f"{info.call_count}/{info.max_calls}"
-        table.add_row(
-            info.session_id, info.state.value, info.target_name, calls_text, Text(escape_for_terminal(info.label or ""))
-        )
+        label = Text(escape_for_terminal(info.label or ""))
+        share_text = f"{info.weight} {info.priority}"
+        table.add_row(info.session_id, info.state.value, info.target_name, calls_text, share_text, label)
     stdout_console().print(table)
     if page.cursor:
         print_stderr(f"next     quintain session list --cursor {page.cursor}")

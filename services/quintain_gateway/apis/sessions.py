@@ -26,10 +26,12 @@ from quintain.contracts.session import (
     Info,
     ListSessions,
     OpenSession,
+    Priority,
     SessionList,
     SessionOpened,
     SessionState,
     ShowSession,
+    Weight,
 )
 from quintain.contracts.values import Count, Id
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
@@ -55,6 +57,8 @@ class SessionPatch(StrictMessage):
     max_calls: Count | None = None
     state: SessionState | None = None
     max_body_bytes: BodyBytes | None = None
+    weight: Weight | None = None
+    priority: Priority | None = None
 
 
 OPERATIONS = (

@@ -34,7 +34,7 @@ from quintain_metadata.ledger.lifecycle import (
     refund_event,
     transition,
 )
-from quintain_metadata.ledger.session_rows import SessionRow, require_authorized, require_authorized_for
+from quintain_metadata.ledger.session_rows import SessionRow, Share, require_authorized, require_authorized_for
 
 
 class DeferReason(Enum):
@@ -54,7 +54,7 @@ class DeferReason(Enum):
 class Deferred:
     """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch.
 
-    ``root_id`` is the session at the root of its own, where it waits for its target or quota.
+    ``share`` is what it has of its quota.
     """
 
     session_id: str
@@ -62,9 +62,9 @@ class Deferred:
     target: str
     reason: DeferReason
     deadline: int
+    share: Share
     #: Whether it takes over a call that is charged already; it is granted before new calls.
     is_takeover: bool = False
-    root_id: str = ""
 
     @property
     def is_duplicate(self) -> bool:
@@ -207,7 +207,7 @@ def _start_attempt(
     if worker is None or not worker.is_alive:
         return _deferred(changes, request, session, DeferReason.LEASE)
     if _is_target_awaited(changes, operation, is_running=is_running):
-        return Deferred(*key, request.target, DeferReason.TARGET, deadline, is_running, session.root_id)
+        return Deferred(*key, request.target, DeferReason.TARGET, deadline, session.share, is_running)
     if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
         return Admission(attempt_id=request.attempt_id, must_be_alone=True)
     if change.used:
@@ -215,7 +215,7 @@ def _start_attempt(
     if operation.after_quota:
         if change.used:
             changes.counters.refund(session)
-        return Deferred(*key, request.target, DeferReason.QUOTA, deadline, is_running, session.root_id)
+        return Deferred(*key, request.target, DeferReason.QUOTA, deadline, session.share, is_running)
     started = CallRow(
         *key,
         request.body_sha256,
@@ -340,7 +340,8 @@ def _must_be_alone(changes: Changes, call: CallRow) -> bool:
 
 
 def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
-    return Deferred(session.id, request.request_id, request.target, reason, _deadline(changes, request, session, None))
+    deadline = _deadline(changes, request, session, None)
+    return Deferred(session.id, request.request_id, request.target, reason, deadline, session.share)
 
 
 def _deadline(changes: Changes, request: Admit, session: SessionRow, call: CallRow | None) -> int:

@@ -8,12 +8,21 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.session import SessionState
+from quintain.contracts.session import DEFAULT_WEIGHT, Priority, SessionState
 from quintain.errors import BudgetExhausted, Overloaded, Unauthorized
 from quintain_metadata.store.base import ForEach, Lookup, Row, SqlProgram
+
+
+class Share(NamedTuple):
+    """What the calls of a session have of a quota: together with all sessions of its root, by weight and priority."""
+
+    root_id: str
+    weight: int
+    priority: Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +54,26 @@ class SessionRow:
     reserved: int
     ignore_unsupported: int
     max_body_bytes: int | None
+    own_weight: int | None
+    own_priority: str | None
     ancestors: tuple[SessionRow, ...] = ()
 
     @property
-    def root_id(self) -> str:
-        """The id of the session that has no parent: its own, or that of its furthest ancestor."""
-        return self.ancestors[-1].id if self.ancestors else self.id
+    def weight(self) -> int:
+        """Its weight among the sessions that share a quota: at most that of each ancestor."""
+        weights = [each.own_weight for each in (self, *self.ancestors) if each.own_weight is not None]
+        return min(weights, default=DEFAULT_WEIGHT)
+
+    @property
+    def priority(self) -> Priority:
+        """The priority of its calls, which is at most that of each ancestor."""
+        priorities = [Priority(each.own_priority) for each in (self, *self.ancestors) if each.own_priority is not None]
+        return max(priorities, key=lambda priority: priority.rank, default=Priority.NORMAL)
+
+    @property
+    def share(self) -> Share:
+        """What its calls have of a quota."""
+        return Share((self, *self.ancestors)[-1].id, self.weight, self.priority)
 
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
@@ -84,7 +107,9 @@ class SessionRow:
                 raise Overloaded("This session is paused by its operator", retry_after_ms=10_000)
 
 
-_SESSION_COLUMNS = ", ".join(each.name for each in dataclasses.fields(SessionRow) if each.name != "ancestors")
+_SESSION_COLUMNS = ", ".join(
+    each.name.removeprefix("own_") for each in dataclasses.fields(SessionRow) if each.name != "ancestors"
+)
 
 
 #: Sessions and their ancestors, in the one order in which their rows are locked: children before roots.

@@ -102,10 +102,11 @@ def open_session(
     inherited = parent is not None and bool(parent.ignore_unsupported)
     ignore_unsupported = inherited if request.unsupported is None else request.unsupported == "ignore"
     max_body_bytes = _resolve_max_body_bytes(request, parent)
+    _require_no_larger_share(request, parent)
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
         " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported,"
-        " max_body_bytes) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?)",
+        " max_body_bytes, weight, priority) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -120,6 +121,8 @@ def open_session(
         reserved,
         int(ignore_unsupported),
         max_body_bytes,
+        request.weight,
+        request.priority,
     )
     if parent is not None and reserved:
         parent.require_not_paused()
@@ -162,6 +165,16 @@ def _resolve_max_body_bytes(request: OpenSession, parent: SessionRow | None) -> 
     return request.max_body_bytes
 
 
+def _require_no_larger_share(request: OpenSession | AmendSession, parent: SessionRow | None) -> None:
+    """Raise `BadRequest` where a child would have a larger share of a quota than its parent."""
+    if parent is None:
+        return
+    if request.weight is not None and request.weight > parent.weight:
+        raise BadRequest(f"weight: a child may only lower its parent's {parent.weight}")
+    if request.priority is not None and request.priority.rank < parent.priority.rank:
+        raise BadRequest(f"priority: a child may only lower its parent's {parent.priority}")
+
+
 def _resolve_reserved(request: OpenSession, max_calls: int, parent: SessionRow | None) -> int:
     if not request.reserve:
         return 0
@@ -197,6 +210,12 @@ def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
         )
     if request.max_body_bytes is not None:
         yield from execute("UPDATE session SET max_body_bytes = ? WHERE id = ?", request.max_body_bytes, session.id)
+    if request.weight is not None or request.priority is not None:
+        _require_no_larger_share(request, next(iter(session.ancestors), None))
+        yield from execute(
+            "UPDATE session SET weight = coalesce(?, weight), priority = coalesce(?, priority) WHERE id = ?",
+            *(request.weight, request.priority, session.id),
+        )
     if request.state is not None and session.state != SessionState.CLOSED:
         yield from execute("UPDATE session SET state = ? WHERE id = ?", request.state, session.id)
     return (yield from info_by_id(now, session.id))
@@ -258,6 +277,8 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         max_body_bytes=session.max_body_bytes,
         group_slots=slots or None,
         target_timeouts={name: seconds for name, seconds in timeouts.items() if name in available} or None,
+        weight=session.weight,
+        priority=session.priority,
         now=now,
     )
 

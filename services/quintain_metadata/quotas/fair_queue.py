@@ -1,8 +1,9 @@
 """The calls that wait for one key, in the order in which they start. No I/O, no clock.
 
-Calls that take over a running call come first. Then, within a priority, deficit round robin over sessions by weight;
-within a session and target the first to arrive is the first. A higher priority goes first, but the lowest one
-that waits gets one start in twenty, and one between them nearly so.
+Calls that take over a running call come first. Then, within a priority, deficit round robin over root sessions by
+weight; within a session and target the first to arrive is the first. Where a root session's children have less weight
+than it, its calls share its weight by theirs. A higher priority goes first, but the lowest one that waits gets one
+start in twenty, and one between them nearly so.
 """
 
 from __future__ import annotations
@@ -10,20 +11,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TypeVar
 
-
-class Priority(IntEnum):
-    """How urgent the calls of a session are, the most urgent first."""
-
-    INTERACTIVE = 0
-    NORMAL = 1
-    BATCH = 2
-
-
-#: A session's weight among others of its priority.
-MIN_WEIGHT, DEFAULT_WEIGHT, MAX_WEIGHT = 1, 10, 100
+from quintain.contracts.session import DEFAULT_WEIGHT, Priority
 
 #: A lower priority that waits gets at least one of so many starts.
 FLOOR_STARTS = 20
@@ -31,23 +21,26 @@ FLOOR_STARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A call that waits for its key: ``session_id`` is the root of its session."""
+    """A call that waits for its key: ``root_id`` is the root of its session, and ``weight`` that of its own."""
 
     attempt_id: str
     quota_id: str
     target: str
-    session_id: str
+    root_id: str
     weight: int = DEFAULT_WEIGHT
     priority: Priority = Priority.NORMAL
     is_takeover: bool = False
 
 
-@dataclass(slots=True)
-class _Session:
-    """The waiting calls of one session, by target in the order of arrival."""
+#: A root session and the weight of calls of it.
+_Share = tuple[str, int]
 
-    weight: int
-    deficit: int = 0
+
+@dataclass(slots=True)
+class _Calls:
+    """The waiting calls of one root session and weight, by target in the order of arrival."""
+
+    deficit: float = 0.0
     by_target: dict[str, OrderedDict[str, Waiting]] = field(default_factory=dict)
 
     def first(self, targets: Container[str]) -> Waiting | None:
@@ -57,50 +50,63 @@ class _Session:
 
 
 class _Round:
-    """The sessions of one priority, in turn: each gains its weight, and starts a call for the heaviest one's weight."""
+    """The lines of one priority, in turn: each gains its weight, and starts a call for the heaviest one's weight."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._lines: OrderedDict[_Share, _Calls] = OrderedDict()
         self._weights: Counter[int] = Counter()
+        #: The weights of each root session's lines.
+        self._weights_of: dict[str, set[int]] = {}
         #: How many calls wait for each target.
         self.by_target: Counter[str] = Counter()
 
     def add(self, waiting: Waiting) -> None:
-        session = self._sessions.get(waiting.session_id)
-        if session is None:
-            session = self._sessions[waiting.session_id] = _Session(waiting.weight)
+        share = waiting.root_id, waiting.weight
+        line = self._lines.get(share)
+        if line is None:
+            line = self._lines[share] = _Calls()
             self._weights[waiting.weight] += 1
-        session.by_target.setdefault(waiting.target, OrderedDict())[waiting.attempt_id] = waiting
+            self._weights_of.setdefault(waiting.root_id, set()).add(waiting.weight)
+        line.by_target.setdefault(waiting.target, OrderedDict())[waiting.attempt_id] = waiting
         self.by_target[waiting.target] += 1
 
     def remove(self, waiting: Waiting) -> None:
         _subtract(self.by_target, waiting.target)
-        session = self._sessions[waiting.session_id]
-        calls = session.by_target[waiting.target]
+        share = root_id, weight = waiting.root_id, waiting.weight
+        line = self._lines[share]
+        calls = line.by_target[waiting.target]
         del calls[waiting.attempt_id]
         if not calls:
-            del session.by_target[waiting.target]
-        if not session.by_target:
-            del self._sessions[waiting.session_id]
-            _subtract(self._weights, session.weight)
+            del line.by_target[waiting.target]
+        if not line.by_target:
+            del self._lines[share]
+            _subtract(self._weights, weight)
+            self._weights_of[root_id].remove(weight)
+            if not self._weights_of[root_id]:
+                del self._weights_of[root_id]
 
     def next(self, targets: Container[str]) -> Waiting | None:
         """The call whose turn it is among those to these targets, which the caller removes."""
         heaviest, without_call = max(self._weights, default=0), 0
-        while without_call < len(self._sessions):
-            session_id, session = next(iter(self._sessions.items()))
+        while without_call < len(self._lines):
+            share, line = next(iter(self._lines.items()))
             # To the end of the round.
-            self._sessions.move_to_end(session_id)
-            waiting = session.first(targets)
+            self._lines.move_to_end(share)
+            waiting = line.first(targets)
             if waiting is None:
                 without_call += 1
                 continue
             without_call = 0
-            session.deficit += session.weight
-            if session.deficit >= heaviest:
-                session.deficit -= heaviest
+            line.deficit += self._gain(*share)
+            if line.deficit >= heaviest:
+                line.deficit -= heaviest
                 return waiting
         return None
+
+    def _gain(self, root_id: str, weight: int) -> float:
+        """What a line gains in a round: its part of the heaviest weight among the lines of its root session."""
+        weights = self._weights_of[root_id]
+        return max(weights) * weight / sum(weights)
 
 
 class FairQueue:
@@ -146,7 +152,7 @@ class FairQueue:
             return None
         overdue = (each for each in reversed(waiting) if self._passed_over[each] >= FLOOR_STARTS - 1)
         chosen = next(overdue, waiting[0])
-        self._passed_over.update(each for each in waiting if each > chosen)
+        self._passed_over.update(each for each in waiting if each.rank > chosen.rank)
         self._passed_over[chosen] = 0
         return self._rounds[chosen].next(targets)
 

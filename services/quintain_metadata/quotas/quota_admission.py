@@ -104,7 +104,7 @@ class QuotaAdmission:
             if decision.reason is DeferReason.TARGET and had_place:
                 self._blocked.add(admit.target)
             self._governor.wait(
-                Waiting(attempt_id, quota_id, admit.target, decision.root_id, is_takeover=decision.is_takeover)
+                Waiting(attempt_id, quota_id, admit.target, *decision.share, is_takeover=decision.is_takeover)
             )
             self.changed.set()
             return dataclasses.replace(decision, reason=DeferReason.QUOTA)

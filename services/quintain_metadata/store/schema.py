@@ -15,6 +15,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # ``opened_for``: the request id of its parent's call for whose agent the session was opened; otherwise null.
         # ``ignore_unsupported``: calls are made without the settings that a provider cannot honour, and not refused.
         # ``max_body_bytes``: the size of its largest request; null where it was opened without a limit of its own.
+        # ``weight`` and ``priority``: its share of quotas; null where it has its parent's, or the default one.
         """CREATE TABLE session (
             id text PRIMARY KEY,
             token_sha256 bytea NOT NULL,
@@ -38,6 +39,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_cached bigint NOT NULL DEFAULT 0,
             tokens_cache_write bigint NOT NULL DEFAULT 0,
             tokens_reasoning bigint NOT NULL DEFAULT 0,
+            weight integer,
+            priority text,
             CHECK (0 <= used AND used <= max_calls)
         )""",
         "CREATE INDEX session_parent ON session (parent_id)",

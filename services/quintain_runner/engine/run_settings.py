@@ -17,6 +17,7 @@ from quintain.config.prices import Price, known_prices
 from quintain.config.quotas import card_of
 from quintain.config.targets import TargetConfig
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.session import Priority
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.program import program_environment
@@ -51,7 +52,8 @@ class RunOptions:
     ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
     number of grader processes, that run at the same time. A target with a quota is parked after
-    ``give_up_seconds`` without an answer. ``is_fresh`` renames the results of earlier commands.
+    ``give_up_seconds`` without an answer; the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
+    renames the results of earlier commands.
     ``waits`` waits for the first worker of a fleet to register. ``command`` is the command line, for the record, and
     ``resume_command`` the one that goes on with the run, if it is another.
     """
@@ -70,6 +72,8 @@ class RunOptions:
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS
+    weight: int | None = None
+    priority: Priority | None = None
     regrades: bool = False
     keeps_content: bool = True
     is_fresh: bool = False
@@ -135,6 +139,16 @@ class RunSettings:
     def own_max_calls(self) -> int | None:
         """The call budget that the user set; None if it follows from what the trials need."""
         return self.evaluation.spec.max_calls if self.options.max_calls is None else self.options.max_calls
+
+    @property
+    def weight(self) -> int | None:
+        """The session's weight where it shares a quota; None if the user set none."""
+        return self.evaluation.spec.weight if self.options.weight is None else self.options.weight
+
+    @property
+    def priority(self) -> Priority | None:
+        """The session's priority where it waits for a quota; None if the user set none."""
+        return self.evaluation.spec.priority if self.options.priority is None else self.options.priority
 
     @property
     def max_calls(self) -> int:

@@ -232,15 +232,28 @@ class RunSessions:
         """
         stored, info = self._stored, await self.client.get_info()
         max_calls, max_body_bytes = self._run.max_calls, self._run.evaluation.spec.max_body_bytes
+        weight, priority = self._run.weight, self._run.priority
         needed = info.call_count + most_calls
         limit = max(0, max_calls - stored.plan_calls) if self._is_bounded else max(info.max_calls, needed)
         is_size_unchanged = max_body_bytes in {None, info.max_body_bytes}
-        if (limit == info.max_calls and is_size_unchanged) or not most_calls:
+        is_share_unchanged = weight in {None, info.weight} and priority in {None, info.priority}
+        if (limit == info.max_calls and is_size_unchanged and is_share_unchanged) or not most_calls:
             return self._plan_session()
         if self._backend.admin is not None:
-            amendment = AmendSession(session_id=info.session_id, max_calls=limit, max_body_bytes=max_body_bytes)
+            amendment = AmendSession(
+                session_id=info.session_id,
+                max_calls=limit,
+                max_body_bytes=max_body_bytes,
+                weight=weight,
+                priority=priority,
+            )
             await self._backend.admin.amend(amendment)
             return self._plan_session()
+        if not is_share_unchanged:
+            raise ConfigError(
+                f"The session of this run has weight {info.weight} and priority {info.priority}: changing them needs "
+                "QUINTAIN_ADMIN_TOKEN"
+            )
         own_left, parent_left = info.max_calls - info.call_count, await self._parent_calls_left(info)
         if limit > info.max_calls and parent_left is not None and parent_left > own_left:
             return await self._replace(most_calls, is_changed=False)
@@ -274,6 +287,8 @@ class RunSessions:
             max_calls=max_calls,
             label=f"run {evaluation.name}",
             max_body_bytes=evaluation.spec.max_body_bytes,
+            weight=self._run.weight,
+            priority=self._run.priority,
             expires_in_seconds=SESSION_SECONDS,
         )
         return (await self._backend.open_session(request, may_have_more=not self._is_bounded)).token

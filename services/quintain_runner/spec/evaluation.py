@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationEr
 
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.message import BodyBytes
+from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.files import ModelsByPlace, config_error, validation_messages
@@ -116,6 +117,10 @@ class EvaluationSpec(SpecModel):
     """The size of the largest request, up to 16 MiB, and of the largest answer where it is more
     than 8 MiB. If absent, 1 MiB.
     """
+    weight: Weight | None = None
+    """The run's share of a provider key that it has together with others, from 1 to 100. If absent, 10."""
+    priority: Priority | None = None
+    """Which calls go first where a provider key is fully used: interactive, normal or batch. If absent, normal."""
     repeats: Annotated[int, Field(ge=1)] = 1
     """How many times each target answers each case, under each prompt."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None

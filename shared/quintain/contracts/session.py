@@ -27,6 +27,26 @@ class SessionState(StrEnum):
     CLOSED = "closed"
 
 
+class Priority(StrEnum):
+    """How urgent the calls of a session are where they wait for a quota, the most urgent first."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
+
+    @property
+    def rank(self) -> int:
+        """Its place in this order; the most urgent has 0."""
+        return _PRIORITY_RANKS[self]
+
+
+_PRIORITY_RANKS = {priority: rank for rank, priority in enumerate(Priority)}
+
+#: A session's weight among others of its priority, where they share a quota; and that of one that names none.
+MIN_WEIGHT, DEFAULT_WEIGHT, MAX_WEIGHT = 1, 10, 100
+
+Weight = Annotated[int, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
+
 #: How many request ids `GetInfo` may name.
 MAX_ANSWERED_IDS = 1000
 
@@ -68,6 +88,7 @@ class Info(Message):
     ``unsupported`` is set if it is ``ignore``, and ``max_body_bytes`` if the session was opened with it.
     ``group_slots`` are the targets with a live worker, each with the slots that one of its workers has.
     ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds.
+    ``weight`` and ``priority`` are those in force: a child has at most its parent's.
     """
 
     session_id: str
@@ -94,6 +115,8 @@ class Info(Message):
     max_body_bytes: int | None = None
     group_slots: dict[str, Count] | None = None
     target_timeouts: dict[str, float] | None = None
+    weight: int = DEFAULT_WEIGHT
+    priority: Priority = Priority.NORMAL
     now: int
 
 
@@ -106,6 +129,8 @@ class OpenSession(StrictMessage):
     it: by default the call is refused. A child has its parent's, unless it says otherwise.
     ``max_body_bytes`` is the size of the largest request, 1 MiB by default, and of the largest reply where that is more
     than 8 MiB. A child has at most its parent's.
+    ``weight`` and ``priority`` are its share of the quotas of the targets that it calls (``docs/limits.md``): 10 and
+    ``normal`` by default. A child has its parent's, and may have less.
     """
 
     default_target: TargetName
@@ -118,6 +143,8 @@ class OpenSession(StrictMessage):
     max_body_bytes: BodyBytes | None = None
     label: Id | None = None
     reserve: StrictBool | Count | None = None
+    weight: Weight | None = None
+    priority: Priority | None = None
 
 
 class SessionOpened(Message):
@@ -135,6 +162,8 @@ class AmendSession(StrictMessage):
     max_calls: Count | None = None
     state: SessionState | None = None
     max_body_bytes: BodyBytes | None = None
+    weight: Weight | None = None
+    priority: Priority | None = None
 
 
 class CloseSession(Message):

@@ -8,7 +8,8 @@ import pytest
 
 from governor import SCENES
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
-from quintain_metadata.quotas.fair_queue import Priority, Waiting
+from quintain.contracts.session import Priority
+from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.governor import Governor, QuotaFigures, smallest_terms
 from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS, CutCause
 from quintain_metadata.quotas.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
@@ -103,6 +104,20 @@ def test_sessions_share_by_weight_and_one_call_does_not_wait_behind_thousands() 
     assert order.index("late") <= 46
     heavy = sum(name.startswith("heavy") for name in order)
     assert 57 <= heavy <= 61
+
+
+def test_a_child_of_less_weight_takes_part_in_the_weight_of_its_root() -> None:
+    on = governor(start=1, adaptive=False)
+    for number in range(300):
+        wait(on, f"parent{number}", session="root", weight=30)
+        wait(on, f"child{number}", session="root", weight=10)
+        wait(on, f"other{number}", session="other", weight=30)
+    order = list[str]()
+    for now in range(200):
+        order += granted(on, now)
+        on.end(now, order[-1], ANSWERED)
+    counts = [sum(name.startswith(word) for name in order) for word in ("parent", "child", "other")]
+    assert counts == [75, 25, 100]
 
 
 def test_a_higher_priority_comes_first_and_each_lower_one_has_its_floor() -> None:

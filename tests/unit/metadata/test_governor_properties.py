@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
-from quintain_metadata.quotas.fair_queue import Priority, Waiting
+from quintain.contracts.session import Priority
+from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.governor import Governor
 from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS
 from quintain_metadata.quotas.outages import MAX_PROBE_SECONDS
@@ -37,7 +38,7 @@ calls = st.builds(
     attempt_id=st.integers(0, 30).map(str),
     quota_id=st.just("key"),
     target=st.sampled_from(["a", "b"]),
-    session_id=st.sampled_from(["x", "y", "z"]),
+    root_id=st.sampled_from(["x", "y", "z"]),
     weight=st.integers(1, 100),
     priority=st.sampled_from(Priority),
     is_takeover=st.booleans(),

@@ -156,6 +156,8 @@ async def test_info_is_the_protocols(metadata: RunningMetadataService, session: 
         "availableTargets": ["a", "b"],
         "reserved": 0,
         "running": 0,
+        "weight": 10,
+        "priority": "normal",
         "committed": 0,
         "refunded": 0,
         "inDoubt": 0,

@@ -266,6 +266,23 @@ async def test_ten_calls_do_not_wait_behind_five_thousand(desk: QueueDriver, ses
     assert desk.state().in_flight == 8
 
 
+async def test_sessions_share_a_quota_by_weight_and_children_take_part_in_it(desk: QueueDriver) -> None:
+    await desk.register("a", "b", start=1)
+    heavy, light, batch = [
+        await desk.driver.open_session(max_calls=200, **share)
+        for share in ({"weight": 30}, {"weight": 10}, {"priority": "batch"})
+    ]
+    child = await desk.driver.open_session(parent=heavy, max_calls=100)
+    for session, name in ((batch, "batch"), (light, "light"), (heavy, "heavy"), (child, "heavy child")):
+        await desk.admit(session, *(f"{name}{number}" for number in range(80)))
+    while len(desk.order) < 100:
+        await desk.settle(next(iter(desk.running)))
+    counts = [sum(name.startswith(word) for name in desk.order) for word in ("heavy", "light", "batch")]
+    assert counts[0] == pytest.approx(72, abs=3)
+    assert counts[1] == pytest.approx(24, abs=3)
+    assert counts[2] == pytest.approx(5, abs=1)
+
+
 async def set_quota(desk: QueueDriver, **fields: object) -> None:
     request = SetQuota.model_validate({"quota": "team", "reason": "a test", **fields})
     await desk.driver.ledger.transact(lambda moment: quota_rows.set_quota(moment, request))

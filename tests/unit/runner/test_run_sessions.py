@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
+from quintain.client.admin import Admin
 from quintain.client.client import Client, connect, connect_admin
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.session import AmendSession, Info
+from quintain.contracts.session import AmendSession, Info, Priority
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
     BudgetUnavailable,
+    ConfigError,
     GatewayUnavailable,
     InternalFault,
     QuintainError,
@@ -71,12 +74,16 @@ def sessions_of(
     *,
     max_calls: int,
     is_explicit: bool,
+    admin: Admin | None = None,
+    options: Mapping[str, object] = MappingProxyType({}),
 ) -> RunSessions:
-    """The sessions of a command without an admin token."""
+    """The sessions of a command with these options, without an admin token unless there is an ``admin``."""
 
     evaluation = load_evaluation(write_evaluation(folder, cases(1), [EXACT]))
     run = RunSettings(
-        options=RunOptions(path=evaluation.path, output=folder, max_calls=max_calls if is_explicit else None),
+        options=RunOptions(
+            path=evaluation.path, output=folder, max_calls=max_calls if is_explicit else None, **options
+        ),
         settings=read_settings({}),
         env={},
         evaluation=evaluation,
@@ -87,7 +94,7 @@ def sessions_of(
     backend = Backend(
         location="here",
         gateway_url="",
-        admin=None,
+        admin=admin,
         parent_token=parent_token,
         connect_session=connect_session,
         client_of=FakeClient().child,
@@ -103,6 +110,31 @@ async def test_a_session_whose_children_cannot_be_closed_is_taken_up(
     async with run_sessions(tmp_path, stored) as sessions:
         session = await sessions.open(is_changed=False, most_calls=3)
         assert session.client is stored
+
+
+async def test_a_resumed_run_has_the_share_that_its_command_says(tmp_path: Path) -> None:
+    async with memory_fleet(tmp_path, "targets: {echo: {provider: mock}}\n") as fleet:
+        parent = await fleet.open_session("echo", 5)
+        join = partial(connect, "memory://", memory=fleet.running.memory)
+
+        def sessions(admin: Admin | None = None, **share: object) -> RunSessions:
+            return sessions_of(
+                tmp_path, join, parent.token, max_calls=2, is_explicit=True, admin=admin, options=dict(share)
+            )
+
+        async with sessions(weight=5) as run:
+            plan = await run.open(is_changed=False, most_calls=2)
+            assert (await plan.client.get_info()).weight == 5
+        async with sessions(weight=7, priority=Priority.BATCH) as run:
+            with pytest.raises(ConfigError, match="QUINTAIN_ADMIN_TOKEN"):
+                await run.open(is_changed=False, most_calls=2)
+        async with (
+            connect_admin("memory://", ADMIN_TOKEN, memory=fleet.running.memory) as admin,
+            sessions(admin, weight=7, priority=Priority.BATCH) as run,
+        ):
+            plan = await run.open(is_changed=False, most_calls=2)
+            info = await plan.client.get_info()
+            assert (info.weight, info.priority) == (7, Priority.BATCH)
 
 
 async def test_a_session_that_ended_meanwhile_is_replaced(tmp_path: Path) -> None:

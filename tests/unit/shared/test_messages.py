@@ -335,3 +335,12 @@ def test_a_number_that_became_nan_later_is_not_sent_as_null() -> None:
 def test_a_session_of_infinite_life_is_refused() -> None:
     with pytest.raises(BadRequest, match="^expiresInSeconds: "):
         session_messages.OpenSession.from_wire(b'{"defaultTarget": "a", "expiresInSeconds": 1e400}')
+
+
+@pytest.mark.parametrize(
+    "share", ['"weight": 0', '"weight": 101', '"weight": NaN', '"weight": 2.5', '"priority": "urgent"', '"priority": 1']
+)
+def test_what_is_no_share_of_a_quota_is_refused_by_name(share: str) -> None:
+    for kind, rest in ((session_messages.OpenSession, "defaultTarget"), (session_messages.AmendSession, "sessionId")):
+        with pytest.raises(BadRequest, match=share.split('"')[1]):
+            kind.from_wire(f'{{"{rest}": "a", {share}}}'.encode())
