@@ -18,6 +18,7 @@ from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.ledger.decisions import Deferred
 from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.store import postgres
 from quintain_metadata.store.base import (
     AdvisoryLock,
     Ledger,
@@ -25,7 +26,6 @@ from quintain_metadata.store.base import (
     SqlProgram,
     execute,
     fetch_one,
-    postgres,
     redacted_url,
 )
 from quintain_metadata.store.opening import open_ledger
