@@ -1,6 +1,6 @@
 """RabbitMQ's management API, and the policies, limits and permissions that `quintain broker` sets with it.
 
-These are those of ``deploy/rabbitmq/definitions.json``; a test compares both.
+They are read from ``deploy/rabbitmq/definitions.json``, which is a part of this package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from importlib import resources
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
@@ -119,153 +120,27 @@ def vhost_of(broker_url: str) -> str:
     return unquote(urlsplit(first_node_url(broker_url)).path.removeprefix("/")) or DEFAULT_VHOST
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuePolicy:
-    """A policy for the queues whose names match ``pattern``."""
-
-    name: str
-    pattern: str
-    definition: Mapping[str, int | str]
-    #: Of the policies that match a queue, the one with the highest priority is applied, and no other.
-    priority: int = 0
-
-    def body(self) -> dict[str, object]:
-        """The policy as the management API takes it."""
-        return {
-            "pattern": self.pattern,
-            "apply-to": "queues",
-            "priority": self.priority,
-            "definition": dict(self.definition),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Permissions:
-    """Regular expressions of the names that a user may declare and delete, write to, and read from."""
-
-    configure: str
-    write: str
-    read: str
-
-    def body(self) -> dict[str, str]:
-        """The permissions as the management API takes them."""
-        return {"configure": self.configure, "write": self.write, "read": self.read}
-
+#: The users, permissions, policies and limits of a broker: the file with which Compose starts one.
+_DEFINITIONS: Final = json.loads(resources.files("quintain_cli").joinpath("definitions.json").read_text("utf-8"))
 
 #: Limits for every name that a user may declare. Bodies alone count as bytes: what headers may fill is the length times
 #: frame_max. A policy with a key that a type of queue does not have is not applied to that type, therefore the two last
-#: ones: for a client's own queues, and for streams of any name.
-QUEUE_POLICIES: Final = (
-    QueuePolicy(
-        name="quintain-target",
-        pattern=r"^quintain\.target\.",
-        definition={"max-length": 100000, "max-length-bytes": 1073741824, "overflow": "reject-publish"},
-    ),
-    QueuePolicy(
-        name="quintain-requests",
-        pattern=r"^quintain\.metadata(\.unrouted)?$",
-        definition={"max-length": 20000, "max-length-bytes": 268435456, "overflow": "reject-publish"},
-    ),
-    QueuePolicy(
-        name="quintain-dead",
-        pattern=r"^quintain\.metadata\.dead$",
-        definition={"max-length": 100000, "max-length-bytes": 1073741824, "overflow": "reject-publish"},
-    ),
-    QueuePolicy(
-        name="quintain-ledger",
-        pattern=r"^quintain\.ledger\.",
-        definition={"max-length": 100000, "max-length-bytes": 2147483648, "overflow": "reject-publish"},
-    ),
-    QueuePolicy(
-        name="quintain-poison",
-        pattern=r"^quintain\.poison$",
-        definition={
-            "max-length": 10000,
-            "max-length-bytes": 268435456,
-            "overflow": "drop-head",
-            "message-ttl": 1209600000,
-        },
-    ),
-    # Lease requests wait here for a host that starts again.
-    QueuePolicy(
-        name="quintain-host",
-        pattern=r"^quintain\.host\.",
-        definition={
-            "max-length": 5000,
-            "max-length-bytes": 67108864,
-            "overflow": "reject-publish",
-            "expires": 86400000,
-        },
-    ),
-    # Copies of one message for many: a full queue of one of them must not refuse the message of all.
-    QueuePolicy(
-        name="quintain-copies",
-        pattern=r"^quintain\.(cancel|discovery|events)\.",
-        definition={"max-length": 1000, "max-length-bytes": 16777216, "overflow": "drop-head", "expires": 600000},
-    ),
-    QueuePolicy(
-        name="quintain-own",
-        pattern=r"^quintain\.",
-        definition={"max-length": 5000, "max-length-bytes": 67108864, "overflow": "reject-publish", "expires": 600000},
-        priority=-1,
-    ),
-    QueuePolicy(
-        name="quintain-streams",
-        pattern=r"^quintain\.",
-        definition={"max-length-bytes": 67108864, "max-age": "10m", "stream-max-segment-size-bytes": 16777216},
-        priority=-1,
-    ),
-)
+#: ones: for a client's own queues, and for streams of any name. A full queue with copies of one message for many drops
+#: the oldest, because it must not refuse the message of all.
+QUEUE_POLICIES: Final[list[dict[str, object]]] = [
+    {name: value for name, value in policy.items() if name != "vhost"} for policy in _DEFINITIONS["policies"]
+]
 
-#: The most queues of a virtual host: RabbitMQ has no such limit for a user.
-MAX_QUEUES: Final = 1000
+#: The limits of a virtual host, of whose queues there is a limit: RabbitMQ has none for a user.
+VHOST_LIMITS: Final[Mapping[str, int]] = _DEFINITIONS["parameters"][0]["value"]
 
 #: The most connections and channels of each user.
-USER_LIMITS: Final[Mapping[str, int]] = {"max-connections": 500, "max-channels": 2000}
+USER_LIMITS: Final[Mapping[str, int]] = _DEFINITIONS["users"][0]["limits"]
 
-
-def vhost_limits(vhost: str) -> dict[str, object]:
-    """The most queues of this virtual host, as a parameter of definitions."""
-    return {"vhost": vhost, "component": "vhost-limits", "name": "limits", "value": {"max-queues": MAX_QUEUES}}
-
-
-#: The permissions of each role.
-ROLES: Final[Mapping[str, Permissions]] = {
-    "metadata": Permissions(
-        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|cancel|dead|poison|host|run|discovery|events|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
-        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger\.(admit|heartbeat|settle)|probe|reply|cancel|dead|poison|events|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
-        r"^quintain\.(unrouted|invoke|metadata(\.unrouted|\.dead)?|ledger(\.admit|\.heartbeat|\.settle)?|probe|reply|dead|poison|discovery|(target|discovery|ledger\.admit|reply\.metadata)\..+)$",
-    ),
-    "worker": Permissions(
-        r"^quintain\.((cancel|run|discovery|reply\.worker)\..+)$",
-        r"^quintain\.(invoke|metadata|ledger|reply|host|(cancel|run|discovery|reply\.worker)\..+)$",
-        r"^quintain\.(reply|cancel|run|discovery|(target|cancel|run|discovery|reply\.worker)\..+)$",
-    ),
-    "gateway": Permissions(
-        r"^quintain\.((discovery|events|reply\.gateway)\..+)$",
-        r"^quintain\.(invoke|metadata|reply|discovery|(discovery|events|reply\.gateway)\..+)$",
-        r"^quintain\.(reply|discovery|events|(discovery|events|reply\.gateway)\..+)$",
-    ),
-    "host": Permissions(
-        r"^quintain\.((host|lease|discovery|reply\.host)\..+)$",
-        r"^quintain\.(reply|run|(host|lease|discovery|reply\.host)\..+)$",
-        r"^quintain\.(host|reply|discovery|(host|lease|discovery|reply\.host)\..+)$",
-    ),
-    "controller": Permissions(
-        r"^quintain\.((run|reply\.controller)\..+)$",
-        r"^quintain\.(host|metadata|(run|reply\.controller)\..+)$",
-        r"^quintain\.(reply|run|(run|reply\.controller)\..+)$",
-    ),
-    "evaluator": Permissions(
-        r"^quintain\.(reply\.evaluator\..+)$",
-        r"^quintain\.(invoke|metadata|reply\.evaluator\..+)$",
-        r"^quintain\.(reply(\.evaluator\..+)?)$",
-    ),
-    "operator": Permissions(
-        r"^quintain\.(poison|(events|reply\.operator)\..+)$",
-        r"^quintain\.(invoke|metadata|discovery|poison|(events|reply\.operator)\..+)$",
-        r"^quintain\.(reply|events|poison|(events|reply\.operator)\..+)$",
-    ),
+#: The permissions of each role: regular expressions of the names that it may declare and delete, write to, and read.
+ROLES: Final[Mapping[str, Mapping[str, str]]] = {
+    each["user"]: {right: each[right] for right in ("configure", "write", "read")}
+    for each in _DEFINITIONS["permissions"]
 }
 
 #: What the names of a user may consist of: they become part of regular expressions and of queues' names.
@@ -278,13 +153,13 @@ _TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _QUEUE_WORDS: Final = {"worker": "target", "host": "host"}
 
 
-def user_permissions(role: str, name: str, only: Sequence[str] = ()) -> Permissions:
+def user_permissions(role: str, name: str, only: Sequence[str] = ()) -> dict[str, str]:
     """Return the permissions of a user of this role, whose queues for replies have its own name.
 
     ``only`` narrows a worker to the queues of these targets, and a host to the targets of these names. Raises
     `ConfigError`.
 
-        user_permissions("evaluator", "evaluator-alice").read
+        user_permissions("evaluator", "evaluator-alice")["read"]
     """
     if role not in ROLES:
         raise ConfigError(f"--role {role}: there is no such role; the roles are {', '.join(ROLES)}")
@@ -294,13 +169,10 @@ def user_permissions(role: str, name: str, only: Sequence[str] = ()) -> Permissi
         raise ConfigError(f"--only: a user of the role {role} has no queues of targets; leave it out")
     if unfit := [each for each in only if not _TARGET_NAME.fullmatch(each)]:
         raise ConfigError(f"--only {unfit[0]!r}: it is no name of a target")
-    role_permissions = ROLES[role]
-    return Permissions(
-        *(
-            _narrowed(role, re.sub(rf"(reply\(?\\.){role}\b", rf"\g<1>{name}", expression), only)
-            for expression in (role_permissions.configure, role_permissions.write, role_permissions.read)
-        )
-    )
+    return {
+        right: _narrowed(role, re.sub(rf"(reply\(?\\.){role}\b", rf"\g<1>{name}", expression), only)
+        for right, expression in ROLES[role].items()
+    }
 
 
 def _narrowed(role: str, expression: str, only: Sequence[str]) -> str:

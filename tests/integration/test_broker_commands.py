@@ -16,12 +16,11 @@ from quintain.bus.connect import connect_bus
 from quintain.errors import ConfigError
 from quintain.topology import METADATA_TOPOLOGY, host_topology, reply_topology, target_topology
 from quintain_cli.broker_management import (
-    MAX_QUEUES,
     QUEUE_POLICIES,
     ROLES,
     USER_LIMITS,
+    VHOST_LIMITS,
     user_permissions,
-    vhost_limits,
 )
 from quintain_cli.commands.broker import add_user, apply
 from support.broker_users import DEFINITIONS, broker_users
@@ -81,11 +80,9 @@ def shell(tmp_path: Path) -> Iterator[CommandLine]:
         yield shell
 
 
-def test_policies_and_permissions_are_those_of_the_deployment() -> None:
-    assert [{"vhost": "/", "name": each.name, **each.body()} for each in QUEUE_POLICIES] == DEFINITIONS["policies"]
-    assert [{"user": role, "vhost": "/", **ROLES[role].body()} for role in ROLES] == DEFINITIONS["permissions"]
+def test_the_deployment_gives_its_users_the_rights_and_limits_of_their_roles() -> None:
     assert all(user_permissions(role, role) == ROLES[role] for role in ROLES)
-    assert [vhost_limits("/")] == DEFINITIONS["parameters"]
+    assert {user["name"] for user in DEFINITIONS["users"]} == ROLES.keys()
     assert all(user["limits"] == USER_LIMITS for user in DEFINITIONS["users"])
 
 
@@ -97,8 +94,8 @@ def test_apply_sets_every_policy_and_limit_in_one_virtual_host(
     api.answers[f"/api/vhosts/{path}/permissions"] = [{"user": "root"}, {"user": "worker"}]
     shell.run("broker", "apply", "--management", api.url, *(() if vhost is None else ("--vhost", vhost)))
     assert api.written() == {
-        **{f"/api/policies/{path}/{each.name}": each.body() for each in QUEUE_POLICIES},
-        f"/api/vhost-limits/{path}/max-queues": {"value": MAX_QUEUES},
+        **{f"/api/policies/{path}/{each['name']}": each for each in QUEUE_POLICIES},
+        **{f"/api/vhost-limits/{path}/{name}": {"value": most} for name, most in VHOST_LIMITS.items()},
         **{f"/api/user-limits/worker/{name}": {"value": most} for name, most in USER_LIMITS.items()},
     }
 
@@ -124,7 +121,7 @@ def test_printed_definitions_are_of_the_urls_virtual_host_and_change_nothing(
     monkeypatch.setenv("QUINTAIN_BROKER_URL", url)
     apply(management=api.url, vhost=vhost, print_only=True)
     printed = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in printed["policies"]] == [each.name for each in QUEUE_POLICIES]
+    assert [each["name"] for each in printed["policies"]] == [each["name"] for each in QUEUE_POLICIES]
     assert {each["vhost"] for each in printed["policies"] + printed["parameters"]} == {printed_vhost}
     add_user("worker-a", role="worker", only=["echo"], management=api.url, vhost=vhost, print_only=True)
     told = capsys.readouterr()
@@ -142,7 +139,7 @@ def test_a_user_is_added_with_the_permissions_of_its_role(api: ManagementApi, sh
     added = shell.run("broker", "add-user", "evaluator-alice", "--role", "evaluator", *there, "--json").json
     assert api.written() == {
         "/api/users/evaluator-alice": {"password": added["password"], "tags": ""},
-        "/api/permissions/evals/evaluator-alice": user_permissions("evaluator", "evaluator-alice").body(),
+        "/api/permissions/evals/evaluator-alice": user_permissions("evaluator", "evaluator-alice"),
         **{f"/api/user-limits/evaluator-alice/{name}": {"value": most} for name, most in USER_LIMITS.items()},
     }
 
@@ -173,7 +170,7 @@ async def test_a_user_of_ones_own_reaches_only_its_own(
         "worker-echo": ("worker", ["echo"]),
         "host-desk": ("host", ["desk"]),
     }
-    rights = [{"user": name, **user_permissions(role, name, only).body()} for name, (role, only) in own.items()]
+    rights = [{"user": name, **user_permissions(role, name, only)} for name, (role, only) in own.items()]
     users = broker_users(broker_admin, breakable_broker.url, [*DEFINITIONS["permissions"], *rights])
     topologies = {
         "metadata": METADATA_TOPOLOGY + target_topology("echo") + target_topology("paid"),

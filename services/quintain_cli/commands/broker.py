@@ -18,14 +18,13 @@ from quintain.errors import BusError, ConfigError
 from quintain.settings import environment, read_settings
 from quintain_cli.broker_management import (
     DEFAULT_VHOST,
-    MAX_QUEUES,
     QUEUE_POLICIES,
     ROLES,
     USER_LIMITS,
+    VHOST_LIMITS,
     Management,
     open_management,
     user_permissions,
-    vhost_limits,
     vhost_of,
 )
 from quintain_cli.console import AsJson, exit_with_error, print_json, print_stderr, stdout_console
@@ -59,24 +58,26 @@ def apply(
     """
     if print_only:
         where = vhost or _vhost_of_url()
-        policies = [{"vhost": where, "name": policy.name, **policy.body()} for policy in QUEUE_POLICIES]
-        print_json({"parameters": [vhost_limits(where)], "policies": policies})
+        policies = [{"vhost": where, **policy} for policy in QUEUE_POLICIES]
+        limits_of_vhost = {"vhost": where, "component": "vhost-limits", "name": "limits", "value": VHOST_LIMITS}
+        print_json({"parameters": [limits_of_vhost], "policies": policies})
         limits = json.dumps(dict(USER_LIMITS))
         print_stderr(f"next     for each user of the broker: rabbitmqctl set_user_limits NAME '{limits}'")
         return
     with _management(management, vhost, as_json=as_json) as api:
         for policy in QUEUE_POLICIES:
-            api.put(f"policies/{{vhost}}/{policy.name}", policy.body())
-        api.put("vhost-limits/{vhost}/max-queues", {"value": MAX_QUEUES})
+            api.put(f"policies/{{vhost}}/{policy['name']}", policy)
+        for limit, value in VHOST_LIMITS.items():
+            api.put(f"vhost-limits/{{vhost}}/{limit}", {"value": value})
         administrators = {user["name"] for user in api.get("users") if "administrator" in user["tags"]}
         users = {each["user"] for each in api.get("vhosts/{vhost}/permissions")} - administrators
         for user in sorted(users):
             _limit_user(api, user)
-    names = [policy.name for policy in QUEUE_POLICIES]
+    names, max_queues = [str(policy["name"]) for policy in QUEUE_POLICIES], VHOST_LIMITS["max-queues"]
     if as_json:
-        print_json({"policies": names, "maxQueues": MAX_QUEUES, "limitedUsers": sorted(users)})
+        print_json({"policies": names, "maxQueues": max_queues, "limitedUsers": sorted(users)})
         return
-    limited = f"{MAX_QUEUES} queues; limits of {', '.join(sorted(users)) or 'no user'}"
+    limited = f"{max_queues} queues; limits of {', '.join(sorted(users)) or 'no user'}"
     stdout_console().print(f"applied  {', '.join(names)}; {limited}", markup=False, soft_wrap=True)
     print_stderr("next     quintain doctor")
 
@@ -103,7 +104,7 @@ def add_user(
     """
     password = secrets.token_urlsafe(32)
     try:
-        permissions = user_permissions(role, name, only or ()).body()
+        permissions = user_permissions(role, name, only or ())
     except ConfigError as error:
         exit_with_error(error, as_json=as_json)
     tags = "monitoring" if role == "operator" else ""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from quintain_cli.broker_management import MAX_QUEUES, vhost_limits
 from support.kubernetes_manifests import REPOSITORY, Workload, objects_of_kind, services
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
@@ -60,8 +59,9 @@ def test_both_have_the_same_limits_of_users_and_of_the_virtual_host() -> None:
         "scaler": definitions()["users"][0]["limits"],
     }
     (vhost,) = objects_of_kind("Vhost")
-    assert definitions()["parameters"] == [vhost_limits(vhost["spec"]["name"])]
-    assert vhost["spec"]["limits"] == {"queues": MAX_QUEUES}
+    (limits_of_vhost,) = definitions()["parameters"]
+    assert limits_of_vhost["vhost"] == vhost["spec"]["name"]
+    assert limits_of_vhost["value"] == {f"max-{what}": most for what, most in vhost["spec"]["limits"].items()}
 
 
 def test_both_give_the_broker_the_same_largest_message_and_frame() -> None:
