@@ -115,7 +115,8 @@ async def run_worker(
             timeout_seconds=resolved.targets[name].timeout_seconds,
             trace_content=trace_content,
             ignore_unsupported=resolved.targets[name].unsupported == "ignore",
-            read_fingerprint=fingerprints[name],
+            fingerprint=fingerprints[name].first,
+            read_fingerprint=fingerprints[name].read,
             price=target_price(resolved.targets[name]),
         )
         for name in names

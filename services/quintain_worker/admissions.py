@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
@@ -120,7 +121,7 @@ class AdmissionClient:
         self,
         request: Admit,
         *,
-        timeout_seconds: float,
+        ends_at: float,
         return_at: float = math.inf,
         on_held: Callable[[], object] | None = None,
     ) -> Admission | None:
@@ -130,7 +131,7 @@ class AdmissionClient:
         None where the call must return to its queue: the worker stops, `return_calls` was called for its target, or it
         is ``return_at``, in the loop's seconds. ``on_held`` is called once the ledger says that the admit must wait.
 
-        ``timeout_seconds`` is the time to the call's deadline. The ledger is asked once more when it passes: its own
+        ``ends_at`` is the call's deadline, in the loop's seconds. The ledger is asked once more when it passes: its own
         refusal says whether the call is charged. Raises `Expired` if there is no such answer, and `BudgetUnavailable`
         when no metadata service answers anything. The attempt must then be settled as never sent, so that a grant that
         is still on its way becomes void.
@@ -138,10 +139,13 @@ class AdmissionClient:
         if self._stopped:
             return None
         loop = asyncio.get_running_loop()
-        pending = _PendingAdmit(request, loop.create_future(), loop.time() + timeout_seconds, return_at, on_held)
+        pending = _PendingAdmit(request, loop.create_future(), ends_at, return_at, on_held)
         self._pending[request.attempt_id] = pending
-        self._unsent.append(pending)
-        self._send_next()
+        if len(self._under_way) < MAX_UNDER_WAY:
+            self._under_way.add(request.attempt_id)
+            self._add_to_batch(pending)
+        else:
+            self._unsent.append(pending)
         if self._check_timer is None:
             self._check_timer = loop.call_later(
                 self._timings.admit_repeat_seconds / CHECKS_PER_REPEAT, self._check_pending
@@ -196,15 +200,32 @@ class AdmissionClient:
         )
 
     async def _send(self, is_first: bool, batch: list[_PendingAdmit]) -> None:  # noqa: FBT001 -- a key of `_batches`
-        """Publish a batch: one that is sent first to a service's own queue, if one is known, else to the shared one."""
-        own_key = self._own_key if is_first else None
+        """Publish a batch: one that is sent first to a service's own queue, if one is known, else to the shared one.
+
+        One that cannot be sent is repeated with the calls that wait for it.
+        """
+        key = (self._own_key if is_first else None) or ADMIT.key
         try:
-            body = AdmitBatch.unchecked(
-                incarnation=self._incarnation, items=[pending.admit for pending in batch]
-            ).to_wire()
-            for key in (ADMIT.key,) if own_key is None else (own_key, ADMIT.key):
-                if await self._publish(body, key):
-                    break
+            items = list(map(attrgetter("admit"), batch))
+            envelope = Envelope(
+                body=AdmitBatch.unchecked(incarnation=self._incarnation, items=items).to_wire(),
+                type=ADMIT.key,
+                correlation_id=CORRELATION_ID,
+                reply_to=self._rpc_client.reply_key,
+                expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
+                persistent=False,
+            )
+            try:
+                await self._bus.publish(
+                    ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds
+                )
+            except BusError as error:
+                if self._is_queue_gone(key, error):
+                    await self._send(False, batch)  # noqa: FBT003 -- a key of `_batches`
+            else:
+                if self._is_unreachable and key == ADMIT.key:
+                    log.warning("Admits can be sent again")
+                    self._is_unreachable = False
         except Exception as defect:
             # A defect in encoding the batch would occur again with every resend: fail the calls instead.
             for pending in batch:
@@ -214,37 +235,19 @@ class AdmissionClient:
             for pending in batch:
                 pending.is_being_sent = False
 
-    async def _publish(self, body: bytes, key: str) -> bool:
-        """Publish a batch to a queue; returns False where it is a service's own queue and gone.
-
-        One that cannot be sent is repeated with the calls that wait for it.
-        """
-        envelope = Envelope(
-            body=body,
-            type=ADMIT.key,
-            correlation_id=CORRELATION_ID,
-            reply_to=self._rpc_client.reply_key,
-            expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
-            persistent=False,
-        )
+    def _is_queue_gone(self, key: str, error: BusError) -> bool:
+        """Whether admits were not sent because a service's own queue is gone; log any other error."""
         is_own = key != ADMIT.key
-        try:
-            await self._bus.publish(ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
-        except BusError as error:
-            if is_own and isinstance(error, Unroutable | QueueFull):
-                self._own_key = None if self._own_key == key else self._own_key
-                return False
-            if is_own:
-                log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
-            # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
-            elif not self._is_unreachable:
-                log.warning("Admits cannot be sent and will be repeated: %s", error.message)
-            self._is_unreachable = self._is_unreachable or not is_own
-        else:
-            if self._is_unreachable and not is_own:
-                log.warning("Admits can be sent again")
-                self._is_unreachable = False
-        return True
+        if is_own and isinstance(error, Unroutable | QueueFull):
+            self._own_key = None if self._own_key == key else self._own_key
+            return True
+        if is_own:
+            log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
+        # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
+        elif not self._is_unreachable:
+            log.warning("Admits cannot be sent and will be repeated: %s", error.message)
+        self._is_unreachable = self._is_unreachable or not is_own
+        return False
 
     def _on_answer(self, delivery: Delivery) -> None:
         if delivery.type != "result":

@@ -1,9 +1,7 @@
-"""One attempt at a call: asks its provider, again where that helps, and makes the call's response of what came.
+"""One attempt at a call: asks its provider, again where that helps; and what the attempts of a call have used so far.
 
 Tries end with the deadline, and what may have been billed is tracked. An attempt at a target with a quota is one try:
-the ledger decides when the next one may begin. A provider's answer may hold anything: lone
-surrogates, numbers that are not finite, more than a message may hold. An answer that cannot be sent becomes a fault of
-its own call, and never affects the settles of the same batch.
+the ledger decides when the next one may begin.
 """
 
 from __future__ import annotations
@@ -13,21 +11,17 @@ import logging
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic_core import from_json
-
-from quintain.config.prices import Price
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage, content_text
+from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.contracts.quota import TryOutcome, TryReport
-from quintain.contracts.values import replace_surrogates
-from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, ReplyTooLarge, Throttled, TimedOut
+from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
-from quintain_worker.target import PauseState
+from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +69,7 @@ class RetryPolicy(NamedTuple):
 
     max_tries: int
     ends_at: float
-    timeout_seconds: float | None = None
+    timeout_seconds: float = math.inf
     unproven: bool = False
     has_quota: bool = False
     is_probe: bool = False
@@ -85,35 +79,31 @@ class _CallReturned(Exception):
     """The wait before the next try is too long, and nothing was billed: the call returns to its queue."""
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt at a call: tries the provider until it succeeds or the policy ends it, and tracks the billing."""
+    """One attempt at a call: tries the provider until it succeeds or the policy ends it, and tracks the billing.
 
-    def __init__(
-        self,
-        provider: Provider,
-        request: InvokeRequest | ApiRequest,
-        retry_policy: RetryPolicy,
-        pause: PauseState,
-        on_text: Callable[[int, Delta], None] | None = None,
-    ) -> None:
-        """Prepare an attempt; `run` starts it.
+    ``on_text`` is called with the number of the try and each piece of text as it arrives; a later try voids the text of
+    the earlier ones.
+    """
 
-        ``on_text`` is called with the number of the try and each piece of text as it arrives; a later try voids the
-        text of the earlier ones.
-        """
-        self._provider, self._request, self._on_text = provider, request, on_text
-        self._policy, self._pause = retry_policy, pause
-        timeout_seconds = math.inf if retry_policy.timeout_seconds is None else retry_policy.timeout_seconds
-        self._timeout_ends_at = asyncio.get_running_loop().time() + timeout_seconds
-        self._tries = 0
-        self._billing = Billing.UNBILLED
-        self._failure: ProviderFailure | None = None
+    provider: Provider
+    request: InvokeRequest | ApiRequest
+    policy: RetryPolicy
+    pause: PauseState
+    on_text: Callable[[int, Delta], None] | None = None
+    #: When the target's own limit ends it, in the loop's seconds.
+    _timeout_ends_at: float = math.inf
+    _tries: int = 0
+    _billing: Billing = Billing.UNBILLED
+    _failure: ProviderFailure | None = None
 
     async def run(self) -> AttemptResult:
         """Call the provider until it answers, fails for good, or the deadline leaves no time for another try.
 
         No try starts while the target is paused. Every failure is returned as an `AttemptResult`, not raised.
         """
+        self._timeout_ends_at = asyncio.get_running_loop().time() + self.policy.timeout_seconds
         if (remaining_seconds := self._remaining_seconds) <= 0:
             # The grant came too late: the provider was not called, and nothing is charged.
             fault = Expired("The deadline passed before the provider was called")
@@ -136,13 +126,13 @@ class Attempt:
 
     async def _try_until_answered(self, remaining_seconds: float) -> ProviderAnswer:
         """Return the answer of the first try that has one. Raises the last `ProviderFailure`, or `_CallReturned`."""
-        if self._pause.remaining_seconds > 0:
+        if self.pause.until > -math.inf:
             remaining_seconds = await self._wait_before_try(0)
         while True:
             try:
                 return await self._try_once(remaining_seconds)
             except ProviderFailure as failure:
-                if self._policy.has_quota or not failure.retryable or self._tries >= self._policy.max_tries:
+                if self.policy.has_quota or not failure.retryable or self._tries >= self.policy.max_tries:
                     raise
                 seconds = seconds_before_retry(failure.retry_after_seconds, self._tries)
                 remaining_seconds = await self._wait_before_try(seconds)
@@ -157,11 +147,11 @@ class Attempt:
 
     def _may_ask_again(self, failure: ProviderFailure) -> bool:
         """Whether the call waits for another attempt after this try, the only one of its own."""
-        if not self._policy.has_quota or not self._tries or self._remaining_seconds <= 0:
+        if not self.policy.has_quota or not self._tries or self._remaining_seconds <= 0:
             return False
         if failure.outcome is TryOutcome.THROTTLED:
             return True
-        return failure.retryable and (self._policy.is_probe or self._policy.max_tries > 1)
+        return failure.retryable and (self.policy.is_probe or self.policy.max_tries > 1)
 
     def _failed_result(self, fault: Fault, taken: TryOutcome) -> AttemptResult:
         charged_fault = with_charge(fault, charged=self._billing is not Billing.UNBILLED)
@@ -177,7 +167,7 @@ class Attempt:
     ) -> AttemptResult:
         """Return the result, and with a quota how the provider took the last try."""
         report = None
-        if self._policy.has_quota:
+        if self.policy.has_quota:
             usage = None if answer is None else answer.token_usage
             told = self._failure if answer is None else answer
             report = TryReport(
@@ -189,25 +179,25 @@ class Attempt:
 
     @property
     def _remaining_seconds(self) -> float:
-        return min(self._policy.ends_at, self._timeout_ends_at) - asyncio.get_running_loop().time()
+        return min(self.policy.ends_at, self._timeout_ends_at) - asyncio.get_running_loop().time()
 
     def _record_billing(self, billing: Billing) -> None:
         self._billing = max(self._billing, billing, key=_BILLING_SEVERITY.index)
 
     async def _try_once(self, remaining_seconds: float) -> ProviderAnswer:
         self._tries += 1
-        on_text = None if self._on_text is None else partial(self._on_text, self._tries)
+        on_text = None if self.on_text is None else partial(self.on_text, self._tries)
         try:
             # The provider applies the timeout itself; this limit is for one that does not.
             async with asyncio.timeout(remaining_seconds):
                 # An `ApiRequest` comes with a provider that takes it.
-                request: Any = self._request
-                return await self._provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
+                request: Any = self.request
+                return await self.provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
         except ProviderFailure as failure:
             self._record_billing(failure.billing)
             self._failure = failure
-            if failure.retry_after_seconds is not None and not self._policy.has_quota:
-                self._pause.pause_for(failure.retry_after_seconds)
+            if failure.retry_after_seconds is not None and not self.policy.has_quota:
+                self.pause.pause_for(failure.retry_after_seconds)
             raise
         except TimeoutError:
             self._record_billing(Billing.UNKNOWN)
@@ -229,14 +219,14 @@ class Attempt:
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + seconds
-        while (remaining_seconds := max(ends_at - (now := loop.time()), self._pause.remaining_seconds)) > 0:
-            is_paused = self._pause.remaining_seconds > 0
-            if remaining_seconds >= (self._policy.ends_at - now if is_paused else self._remaining_seconds):
+        while (remaining_seconds := max(ends_at - (now := loop.time()), self.pause.remaining_seconds)) > 0:
+            is_paused = self.pause.remaining_seconds > 0
+            if remaining_seconds >= (self.policy.ends_at - now if is_paused else self._remaining_seconds):
                 raise self._failure or _pause_failure(remaining_seconds)
-            is_unbilled = self._billing is Billing.UNBILLED and not self._policy.unproven
-            if is_unbilled and (self._pause.stopping or self._pause.holds_no_longer(remaining_seconds)):
+            is_unbilled = self._billing is Billing.UNBILLED and not self.policy.unproven
+            if is_unbilled and (self.pause.stopping or self.pause.holds_no_longer(remaining_seconds)):
                 raise _CallReturned
-            await self._pause.changed.wait(remaining_seconds)
+            await self.pause.changed.wait(remaining_seconds)
             if is_paused:
                 self._timeout_ends_at += loop.time() - now
         remaining_seconds = self._remaining_seconds
@@ -271,99 +261,53 @@ def seconds_before_retry(retry_after_seconds: float | None, tries: int) -> float
     return random.uniform(0, longest_seconds)  # noqa: S311 -- jitter, not a secret
 
 
-#: The JSON around a result in a settle batch. A settle that cannot be parsed would lose the whole batch.
-SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
+@dataclass(slots=True, eq=False)
+class CallTries:
+    """What the attempts of one delivery have used so far of what its target allows.
 
+    The time between them counts neither against ``timeout_seconds`` nor against ``max_tries``. Nor does a try that was
+    throttled, or one that failed while the provider is out: they say nothing of the call.
+    """
 
-class CallResponse(NamedTuple):
-    """The reply to the caller, a result also as its bytes on the wire, and the outcome for the ledger."""
+    #: How often the provider was called.
+    count: int = 0
+    _counted: int = 0
+    _seconds: float = 0.0
+    _throttled: Throttled | None = None
 
-    answer: Result | Fault
-    outcome: AttemptOutcome
-    wire: bytes = b""
-
-
-class CallTiming(NamedTuple):
-    """The target of a call, its fingerprint and price, and the milliseconds spent in the provider and in the queue."""
-
-    target: str
-    duration_ms: float
-    queued_ms: float
-    fingerprint: str | None = None
-    price: Price | None = None
-
-
-def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTiming) -> CallResponse:
-    """Convert the result of an attempt into the call's response."""
-    if attempt_result.fault is not None:
-        # This attempt was not billed, but an earlier one may have been: the ledger keeps the call in doubt, so the
-        # fault must say that it is charged.
-        fault = with_charge(attempt_result.fault, charged=True) if grant.unproven else attempt_result.fault
-        return CallResponse(fault, attempt_result.outcome)
-    assert attempt_result.answer is not None, "an attempt result has an answer or a fault"
-    try:
-        result = _result(attempt_result.answer, attempt_result.tries, grant, timing)
-        wire = result.to_wire()
-        if attempt_result.answer.output is not None or attempt_result.answer.body is not None:
-            # JSON that can be written may still be nested too deeply to be parsed; plain text has no nesting.
-            from_json(SETTLE_ENVELOPE[0] + wire + SETTLE_ENVELOPE[1])
-    except Exception:
-        # The provider answered, but its answer cannot be encoded: the call ends, charged.
-        log.exception("An answer of target %s cannot be encoded as a reply", timing.target)
-        return CallResponse(
-            ProviderFailed("The provider's answer cannot be encoded as a reply", charged=True), AttemptOutcome.CHARGED
+    def policy(self, target: WorkerTarget, grant: Admission, ends_at: float) -> RetryPolicy:
+        """Return what is left for an attempt."""
+        return RetryPolicy(
+            max_tries=target.max_tries - self._counted,
+            ends_at=ends_at,
+            timeout_seconds=(target.timeout_seconds or math.inf) - self._seconds,
+            unproven=grant.unproven,
+            has_quota=target.has_quota,
+            is_probe=bool(grant.is_probe),
         )
-    # A reply is one message, however large the session's requests may be.
-    max_bytes = min(max(grant.max_body_bytes or 0, DEFAULT_REPLY_BYTES), MAX_BODY_BYTES)
-    if len(wire) > max_bytes:
-        too_large = ReplyTooLarge(f"The answer has {len(wire)} bytes; the limit of this session is {max_bytes}")
-        return CallResponse(too_large, AttemptOutcome.CHARGED)
-    return CallResponse(result, AttemptOutcome.RESULT, wire)
 
+    def add(self, result: AttemptResult, seconds: float, *, is_probe: bool) -> float:
+        """Add an attempt, which took so many seconds; returns how long the call waits before it asks for the next one.
 
-#: The fields of a message that is nothing but text.
-_PLAIN: Final = {"role": "assistant", "tool_calls": None, "reasoning": None, "refusal": None, "logprobs": None}
+        What was throttled asks at once: the ledger knows when its turn is.
+        """
+        self.count += result.tries
+        if result.outcome is not AttemptOutcome.THROTTLED or result.report is None:
+            return 0.0
+        if result.report.outcome is TryOutcome.THROTTLED:
+            self._throttled = result.fault if isinstance(result.fault, Throttled) else None
+            return 0.0
+        self._throttled = None
+        self._seconds += seconds
+        if is_probe:
+            return 0.0
+        self._counted += 1
+        rates = result.report.rates
+        asked = None if rates is None else rates.retry_after_seconds
+        return min(MAX_BACKOFF_SECONDS, seconds_before_retry(asked, self._counted))
 
-
-def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTiming) -> Result:
-    text = replace_surrogates(answer.text)
-    # What is plain text is not validated again: its types are known here.
-    is_plain = not answer.output and answer.body is None and not answer.ignored and _has_plain_fields(answer)
-    make_result = Result.unchecked if is_plain else Result
-    return make_result(
-        output=[OutputMessage.unchecked(content=text, **_PLAIN)] if is_plain else _output(answer, text),
-        token_usage=answer.token_usage,
-        cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
-        target=timing.target,
-        model=answer.model,
-        finish_reason=answer.finish_reason,
-        attempts=grant.attempt - 1 + tries,
-        cached=False,
-        replayed=False,
-        duration_ms=round(float(timing.duration_ms), 3),
-        queued_ms=float(timing.queued_ms),
-        call_count=grant.call_count,
-        max_calls=grant.max_calls,
-        target_fingerprint=timing.fingerprint,
-        ignored=list(answer.ignored) or None,
-        body=answer.body,
-    )
-
-
-def _output(answer: ProviderAnswer, text: str) -> list[OutputMessage]:
-    """Return the answer's messages, the last of which has its text; an answer in the words of an API has none."""
-    if answer.body is not None:
-        return []
-    messages = answer.output or []
-    if messages and (not text or content_text(messages[-1].content) == text):
-        return messages
-    return [*messages, OutputMessage(content=text)]
-
-
-def _has_plain_fields(answer: ProviderAnswer) -> bool:
-    return (
-        type(answer.text) is str
-        and (answer.model is None or type(answer.model) is str)
-        and (answer.finish_reason is None or type(answer.finish_reason) is str)
-        and (answer.token_usage is None or type(answer.token_usage) is TokenUsage)
-    )
+    def fault_of(self, refusal: FaultReply) -> Fault:
+        """Return the fault of a call that was refused; one that waited until its deadline ends as it was throttled."""
+        fault = refusal.to_fault()
+        is_uncharged = isinstance(fault, Expired) and fault.charged is False
+        return self._throttled if is_uncharged and self._throttled is not None else fault

@@ -1,6 +1,9 @@
-"""Ends calls: settles each, then answers its caller, then acknowledges its delivery.
+"""The end of a call: makes its response of what its attempt brought, settles it, answers it, acknowledges its message.
 
-Calls that end together share messages on the way. A reply leaves only after its own settle is confirmed, and a delivery
+A provider's answer may hold anything: lone surrogates, numbers that are not finite, more than a message may hold. An
+answer that cannot be sent becomes a fault of its own call, and never affects the settles of the same batch.
+
+Calls that end together share messages on the way. A reply leaves only after its own settle is confirmed, and a message
 is acknowledged only after its reply is confirmed or returned.
 """
 
@@ -11,24 +14,149 @@ import contextvars
 import logging
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from pydantic_core import from_json
 
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.config.prices import Price
 from quintain.contracts.group import GroupItem, count_fitting
 from quintain.contracts.headers import REQUEST_ID_HEADER
-from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle, encode_settle_batch
-from quintain.contracts.message import MAX_REPLAY_BYTES, MAX_STORED_REPLY_BYTES, Message
-from quintain.contracts.quota import TryReport
-from quintain.errors import BrokerUnavailable, BusError, Fault, QueueFull, Unroutable
+from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage, content_text
+from quintain.contracts.ledger import Admission, AttemptOutcome, encode_settle_batch
+from quintain.contracts.message import (
+    DEFAULT_REPLY_BYTES,
+    MAX_BODY_BYTES,
+    MAX_REPLAY_BYTES,
+    MAX_STORED_REPLY_BYTES,
+    Message,
+)
+from quintain.contracts.values import replace_surrogates
+from quintain.errors import (
+    BrokerUnavailable,
+    BusError,
+    Fault,
+    ProviderFailed,
+    QueueFull,
+    ReplyTooLarge,
+    Unroutable,
+)
 from quintain.routes import SETTLE
-from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
+from quintain.rpc.server import GroupedReply, ReplyGroups
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
+from quintain_worker.attempt import AttemptResult, with_charge
+from quintain_worker.providers.provider import ProviderAnswer
 
 log = logging.getLogger(__name__)
+
+#: The JSON around a result in a settle batch. A settle that cannot be parsed would lose the whole batch.
+SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
+
+
+class CallResponse(NamedTuple):
+    """The reply to the caller, a result also as its bytes on the wire, and the outcome for the ledger."""
+
+    answer: Result | Fault
+    outcome: AttemptOutcome
+    wire: bytes = b""
+
+
+class CallTiming(NamedTuple):
+    """The target of a call, its fingerprint and price, and the milliseconds spent in the provider and in the queue."""
+
+    target: str
+    duration_ms: float
+    queued_ms: float
+    fingerprint: str | None = None
+    price: Price | None = None
+
+
+def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTiming) -> CallResponse:
+    """Convert the result of an attempt into the call's response."""
+    if attempt_result.fault is not None:
+        # This attempt was not billed, but an earlier one may have been: the ledger keeps the call in doubt, so the
+        # fault must say that it is charged.
+        fault = with_charge(attempt_result.fault, charged=True) if grant.unproven else attempt_result.fault
+        return CallResponse(fault, attempt_result.outcome)
+    assert attempt_result.answer is not None, "an attempt result has an answer or a fault"
+    try:
+        result = _result(attempt_result.answer, attempt_result.tries, grant, timing)
+        wire = result.to_wire()
+        if attempt_result.answer.output is not None or attempt_result.answer.body is not None:
+            # JSON that can be written may still be nested too deeply to be parsed; plain text has no nesting.
+            from_json(SETTLE_ENVELOPE[0] + wire + SETTLE_ENVELOPE[1])
+    except Exception:
+        # The provider answered, but its answer cannot be encoded: the call ends, charged.
+        log.exception("An answer of target %s cannot be encoded as a reply", timing.target)
+        return CallResponse(
+            ProviderFailed("The provider's answer cannot be encoded as a reply", charged=True), AttemptOutcome.CHARGED
+        )
+    # A reply is one message, however large the session's requests may be.
+    max_bytes = min(max(grant.max_body_bytes or 0, DEFAULT_REPLY_BYTES), MAX_BODY_BYTES)
+    if len(wire) > max_bytes:
+        too_large = ReplyTooLarge(f"The answer has {len(wire)} bytes; the limit of this session is {max_bytes}")
+        return CallResponse(too_large, AttemptOutcome.CHARGED)
+    return CallResponse(result, AttemptOutcome.RESULT, wire)
+
+
+#: The fields of a message that is nothing but text.
+_PLAIN: Final = {"role": "assistant", "tool_calls": None, "reasoning": None, "refusal": None, "logprobs": None}
+
+
+def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTiming) -> Result:
+    text = replace_surrogates(answer.text)
+    # What is plain text is not validated again: its types are known here.
+    is_plain = (
+        not (answer.output or answer.ignored)
+        and answer.body is None
+        and type(answer.text) is str
+        and (answer.model is None or type(answer.model) is str)
+        and (answer.finish_reason is None or type(answer.finish_reason) is str)
+        and (answer.token_usage is None or type(answer.token_usage) is TokenUsage)
+    )
+    make_result = Result.unchecked if is_plain else Result
+    return make_result(
+        output=[OutputMessage.unchecked(content=text, **_PLAIN)] if is_plain else _output(answer, text),
+        token_usage=answer.token_usage,
+        cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
+        target=timing.target,
+        model=answer.model,
+        finish_reason=answer.finish_reason,
+        attempts=grant.attempt - 1 + tries,
+        cached=False,
+        replayed=False,
+        duration_ms=round(float(timing.duration_ms), 3),
+        queued_ms=float(timing.queued_ms),
+        call_count=grant.call_count,
+        max_calls=grant.max_calls,
+        target_fingerprint=timing.fingerprint,
+        ignored=list(answer.ignored) or None,
+        body=answer.body,
+    )
+
+
+def _output(answer: ProviderAnswer, text: str) -> list[OutputMessage]:
+    """Return the answer's messages, the last of which has its text; an answer in the words of an API has none."""
+    if answer.body is not None:
+        return []
+    messages = answer.output or []
+    if messages and (not text or content_text(messages[-1].content) == text):
+        return messages
+    return [*messages, OutputMessage(content=text)]
+
+
+def compress_reply(wire: bytes) -> bytes:
+    """Return a reply of more than `LARGE_REPLY_BYTES` as the ledger stores it; empty where it is too large for that."""
+    if len(wire) > MAX_REPLAY_BYTES:
+        return b""
+    compressed = zlib.compress(wire, level=1)
+    return compressed if len(compressed) <= MAX_STORED_REPLY_BYTES else b""
+
 
 #: What is called once a settle is confirmed.
 OnSettled = Callable[[], object]
@@ -41,88 +169,34 @@ def no_action() -> None:
 class Reply(NamedTuple):
     """The final answer to a delivery. ``wire`` is the answer as it is sent, where that is known.
 
-    ``may_share_message``: the caller reads groups of replies.
+    ``ack`` acknowledges the message of the call. ``may_share_message``: the caller reads groups of replies.
     """
 
     delivery: Delivery
     answer: Message | Fault
     request_id: str
+    ack: Callable[[], Awaitable[None]]
     wire: bytes = b""
     may_share_message: bool = False
 
-    def item(self) -> GroupItem:
-        """Return it as an item of a group."""
-        message = FaultReply.from_fault(self.answer) if isinstance(self.answer, Fault) else self.answer
-        return GroupItem(
-            self.delivery.correlation_id or "",
-            self.wire or message.to_wire(),
-            {REQUEST_ID_HEADER: truncate_echo(self.request_id)},
-            "fault" if isinstance(self.answer, Fault) else "result",
-        )
 
-
-def compress_reply(wire: bytes) -> bytes:
-    """Return a reply of more than `LARGE_REPLY_BYTES` as the ledger stores it; empty where it is too large for that."""
-    if len(wire) > MAX_REPLAY_BYTES:
-        return b""
-    compressed = zlib.compress(wire, level=1)
-    return compressed if len(compressed) <= MAX_STORED_REPLY_BYTES else b""
-
-
-def encode_settle(  # noqa: PLR0913 -- everything that is told
-    call: CallKey,
-    attempt_id: str,
-    outcome: AttemptOutcome,
-    answer: Result | Fault | None,
-    stored: bytes,
-    traceparent: str | None,
-    *,
-    report: TryReport | None = None,
-    unproven: bool = False,
-) -> bytes:
-    """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one."""
-    result = answer if isinstance(answer, Result) else None
-    # The times and the cost are those of a stored reply, which the ledger reads unless it is compressed.
-    unread = None if stored.startswith(b"{") else result
-    settle = Settle.unchecked(
-        session_id=call.session_id,
-        request_id=call.request_id,
-        attempt_id=attempt_id,
-        outcome=outcome,
-        reply=None,
-        compressed_reply=None,
-        queued_ms=None if unread is None else unread.queued_ms,
-        duration_ms=None if unread is None else unread.duration_ms,
-        cost_usd=None if unread is None else unread.cost_usd,
-        fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
-        token_usage=None if result is None else result.token_usage,
-        traceparent=traceparent,
-        report=report,
-        unproven=unproven or None,
-    )
-    return settle.to_wire_with_reply(stored) if stored else settle.to_wire()
-
-
+@dataclass(slots=True, eq=False)
 class _UnfinishedCall:
     """A call on its way to its end; ``ended`` is done when it is there, with the time at which its reply began.
 
     What is logged of it is logged in ``context``, its handler's, which has the ids of the call.
     """
 
-    __slots__ = ("context", "ended", "on_settled", "reply", "replying_since", "settle")
+    settle: bytes
+    reply: Reply | None
+    on_settled: OnSettled
+    context: contextvars.Context
+    ended: asyncio.Future[float]
+    replying_since: float = 0.0
 
-    def __init__(self, settle: bytes, reply: Reply | None, on_settled: OnSettled) -> None:
-        self.settle, self.reply, self.on_settled, self.replying_since = settle, reply, on_settled, 0.0
-        self.context = contextvars.copy_context()
-        self.ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-    def end(self, error: Exception | None = None) -> None:
-        """End the call; after an error its handler decides what becomes of the delivery."""
-        if self.ended.done():
-            return
-        if error is None:
-            self.ended.set_result(self.replying_since)
-        else:
+    def fail(self, error: Exception) -> None:
+        """End the call with an error: its handler decides what becomes of the delivery."""
+        if not self.ended.done():
             self.ended.set_exception(error)
 
 
@@ -137,25 +211,26 @@ class Completion:
 
     async def settle(self, settle: bytes) -> None:
         """Report the outcome of an attempt, a `Settle` as it is sent, until it is confirmed into a quorum queue."""
-        call = _UnfinishedCall(settle, None, no_action)
-        self._settles.add(None, call)
-        await call.ended
+        ended = asyncio.get_running_loop().create_future()
+        self._settles.add(None, _UnfinishedCall(settle, None, no_action, contextvars.copy_context(), ended))
+        await ended
 
-    async def finish(self, reply: Reply, settle: bytes | None = None, on_settled: OnSettled = no_action) -> float:
-        """Report the outcome, if there is one, then call ``on_settled``, send the reply, and acknowledge the delivery.
+    async def finish(self, reply: Reply, settle: bytes = b"", on_settled: OnSettled = no_action) -> float:
+        """Report the outcome, if there is one, then call ``on_settled``, send the reply, and acknowledge the message.
 
         Both publishes are repeated while the broker is unavailable. Returns when the reply was first sent, on the clock
         of `time.perf_counter`.
         """
-        call = _UnfinishedCall(settle or b"", reply, on_settled)
-        if settle is None:
-            self._begin_reply(call, reply)
-        else:
+        ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        call = _UnfinishedCall(settle, reply, on_settled, contextvars.copy_context(), ended)
+        if settle:
             self._settles.add(None, call)
-        return await call.ended
+        else:
+            self._begin_reply(call, reply)
+        return await ended
 
     async def _send_settles(self, _: None, calls: list[_UnfinishedCall]) -> None:
-        body = encode_settle_batch(self._incarnation, [call.settle for call in calls])
+        body = encode_settle_batch(self._incarnation, map(attrgetter("settle"), calls))
         try:
             await self._bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=body, type=SETTLE.key))
         except BusError as error:
@@ -164,47 +239,50 @@ class Completion:
                 self._after_pause(call, partial(self._settles.add, None, call))
         except Exception as defect:
             for call in calls:
-                call.end(defect)
+                call.fail(defect)
         else:
             for call in calls:
-                if call.reply is None:
-                    call.end()
-                else:
+                if call.reply is not None:
                     self._begin_reply(call, call.reply)
+                elif not call.ended.done():
+                    call.ended.set_result(0.0)
 
     def _begin_reply(self, call: _UnfinishedCall, reply: Reply) -> None:
         """Send a reply with others; its call is settled, or needs no settle."""
         call.on_settled()
         call.replying_since = time.perf_counter()
+        answer, delivery = reply.answer, reply.delivery
+        kind, message = ("fault", FaultReply.from_fault(answer)) if isinstance(answer, Fault) else ("result", answer)
         try:
-            grouped = GroupedReply(reply.item(), partial(self._on_reply_sent, call, reply))
+            headers = {REQUEST_ID_HEADER: reply.request_id}
+            item = GroupItem(delivery.correlation_id or "", reply.wire or message.to_wire(), headers, kind)
         except Exception as defect:
-            call.end(defect)
-        else:
-            self._add_reply(reply, grouped)
-
-    def _add_reply(self, reply: Reply, grouped: GroupedReply) -> None:
-        self._reply_groups.add(reply.delivery.reply_to or "", grouped, alone=not reply.may_share_message)
+            call.fail(defect)
+            return
+        grouped = GroupedReply(item, partial(self._on_reply_sent, call, reply))
+        self._reply_groups.add(delivery.reply_to or "", grouped, alone=not reply.may_share_message)
 
     async def _on_reply_sent(
         self, call: _UnfinishedCall, reply: Reply, grouped: GroupedReply, error: Exception | None
     ) -> None:
-        """Acknowledge a delivery after its reply was sent, or send that again where the broker was unavailable."""
+        """Acknowledge a message after its reply was sent, or send that again where the broker was unavailable."""
         if isinstance(error, BrokerUnavailable):
             call.context.run(log.warning, "A reply could not be sent and will be repeated: %s", error.message)
-            self._after_pause(call, partial(self._add_reply, reply, grouped))
+            address, alone = reply.delivery.reply_to or "", not reply.may_share_message
+            self._after_pause(call, partial(self._reply_groups.add, address, grouped, alone=alone))
             return
         if isinstance(error, Unroutable | QueueFull):
             call.context.run(log.info, "A reply was dropped: the client's reply queue is gone or full")
         elif error is not None:
-            call.end(error)
+            call.fail(error)
             return
         try:
-            await reply.delivery.ack()
+            await reply.ack()
         except Exception as defect:
-            call.end(defect)
+            call.fail(defect)
         else:
-            call.end()
+            if not call.ended.done():
+                call.ended.set_result(call.replying_since)
 
     def _after_pause(self, call: _UnfinishedCall, send: Callable[[], None]) -> None:
         """Send again after a pause, if the call's handler still waits."""

@@ -16,17 +16,23 @@ from functools import partial
 from quintain.bus.base import Consumer, Delivery, Envelope, earlier_deliveries
 from quintain.contracts.fleet import ServedTarget
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
-from quintain.contracts.headers import CALL_HEADERS, DEADLINE_HEADER, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
+from quintain.contracts.headers import (
+    CALL_HEADERS,
+    COPY_HEADER,
+    DEADLINE_HEADER,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    RETURNED_HEADER,
+)
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import INVOKE
 from quintain.rpc.groups import GroupedDelivery, handle_each, refuse_broken, refuse_group, split_group_or_fault
 from quintain.rpc.server import copyable_headers, integer_header
 from quintain.topology import target_queue
-from quintain_worker.call_handler import CallHandler
 from quintain_worker.context import WorkerContext
-from quintain_worker.copies import copied_attempt
+from quintain_worker.delivery import DeliveryHandler
 from quintain_worker.slots import CallSlots, SlotDecision
-from quintain_worker.target import PauseState, WorkerTarget
+from quintain_worker.target import GIVEN_BACK, PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +57,9 @@ class TargetConsumer:
     def __init__(
         self, target: WorkerTarget, context: WorkerContext, *, slots: int, report_pause: Callable[[float], None]
     ) -> None:
-        self._name, self._context, self._slots = target.name, context, slots
+        self._target, self._name, self._context, self._slots = target, target.name, context, slots
         self._call_slots = CallSlots(slots)
         self.pause = PauseState(report_pause, context.timings)
-        self._handler = CallHandler(target, context, self.pause)
         self._in_flight = 0
         self._consumer: Consumer | None = None
         #: One for each copy of another worker's call that is held here: it takes no place of a message.
@@ -196,8 +201,8 @@ class TargetConsumer:
             await handle_each(partial(self._handle_call, slots, return_at), calls)
 
     async def _handle_call(self, slots: CallSlots, return_at: float, delivery: Delivery) -> None:
-        is_known = delivery.redelivered or copied_attempt(delivery) is not None
-        if is_known and not await self._join(slots, return_at, delivery):
+        handler = DeliveryHandler(self._target, self._context, self.pause, delivery, return_at)
+        if (delivery.redelivered or COPY_HEADER in delivery.headers) and not await self._join(slots, handler):
             return
         self._in_flight += 1
         try:
@@ -205,7 +210,7 @@ class TargetConsumer:
             if not slots.try_acquire():
                 decision = await slots.wait(delivery, self._remaining_seconds(delivery), return_at)
             if decision is SlotDecision.HELD_LONG_ENOUGH:
-                self._context.metrics.count_returned(self._name)
+                self._context.metrics.calls(self._name, GIVEN_BACK).inc()
                 await self._context.requeue_copy(
                     delivery, self._name, remaining_seconds=self._remaining_seconds(delivery)
                 )
@@ -213,7 +218,7 @@ class TargetConsumer:
                 return
             try:
                 # The ledger refuses a call whose deadline has passed; it needs no slot for that.
-                await self._handler.run(delivery, return_at)
+                await handler.run()
             finally:
                 if decision is SlotDecision.GRANTED:
                     slots.release()
@@ -222,7 +227,7 @@ class TargetConsumer:
             if self._consumer is None:
                 self.pause.changed.notify_all()
 
-    async def _join(self, slots: CallSlots, return_at: float, delivery: Delivery) -> bool:
+    async def _join(self, slots: CallSlots, handler: DeliveryHandler) -> bool:
         """Hold a message whose call runs here or in another worker, without a slot; returns whether it needs one.
 
         While another worker runs it, a further message is taken in its place: what is held keeps no call from a slot.
@@ -244,7 +249,7 @@ class TargetConsumer:
                 further.add_done_callback(self._opening.discard)
 
         try:
-            return await self._handler.join(delivery, return_at, on_held)
+            return await handler.join(on_held)
         finally:
             if further is not None:
                 await asyncio.wait([further])
@@ -268,7 +273,7 @@ async def return_calls(context: WorkerContext, target: str, calls: Sequence[Deli
     for number, call in enumerate(calls):
         key = (call.group_correlation_id or "") if isinstance(call, GroupedDelivery) else f"alone {number}"
         groups.setdefault(key, []).append(call)
-        context.metrics.count_returned(target)
+        context.metrics.calls(target, GIVEN_BACK).inc()
     await asyncio.gather(*(_return_together(context, target, group) for group in groups.values()))
 
 

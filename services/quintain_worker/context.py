@@ -12,8 +12,8 @@ from quintain.runtime.concurrency import ByteBudget, RandomIds
 from quintain.timings import Clock, Timings
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.completion import Completion
-from quintain_worker.copies import HELD_PART, EndedAttempts, copy_of
-from quintain_worker.inflight import CallGate, InflightCalls
+from quintain_worker.inflight import HELD_PART, EndedAttempts, InflightCall, InflightCalls, copy_of
+from quintain_worker.slots import CallGate
 from quintain_worker.streaming import EXPIRATION_SECONDS
 from quintain_worker.target import WorkerMetrics
 
@@ -45,18 +45,25 @@ class WorkerContext:
         """
         self.bus, self.admission_client, self.clock = bus, admission_client, clock
         self.metrics, self.timings = metrics, timings
-        self.inflight, self.call_gate = InflightCalls(slots), CallGate(timings.held_call_seconds)
         self.attempt_ids, self.ended_attempts = RandomIds(), EndedAttempts()
         #: For how long a message is held at most, in seconds.
         self.held_seconds = consumer_timeout_seconds * HELD_PART
+        self.inflight, self.gate = InflightCalls(bus, slots, self.held_seconds), CallGate(timings.held_call_seconds)
         self.incarnation = incarnation
         self.completion = Completion(bus, incarnation, timings)
         self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
         self.large_replies = ByteBudget(LARGE_REPLIES_BYTES)
 
-    async def requeue_copy(self, delivery: Delivery, target: str, *, remaining_seconds: float | None = None) -> None:
+    async def requeue_copy(
+        self,
+        delivery: Delivery,
+        target: str,
+        *,
+        remaining_seconds: float | None = None,
+        call: InflightCall | None = None,
+    ) -> None:
         """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``, by
-        default after as long as the delivery itself.
+        default after as long as the delivery itself. ``call`` is its call, where that holds its message.
 
         A requeue of the delivery itself would count towards the queue's delivery limit. It is used only where the copy
         cannot be published.
@@ -66,6 +73,6 @@ class WorkerContext:
             await self.bus.publish(INVOKE.exchange, target, copy)
         except BusError as error:
             log.warning("A call could not be published again, and is requeued: %s", error.message)
-            await delivery.requeue()
+            await (call or delivery).requeue()
         else:
-            await delivery.ack()
+            await (call or delivery).ack()

@@ -1,17 +1,41 @@
-"""The calls in flight in this worker: duplicates wait for them, cancellations abort them, a gate lets one run alone."""
+"""The calls in flight in this worker, and the message of each: duplicates wait for them, cancellations abort them.
+
+RabbitMQ closes the channel of a message that is unacknowledged for longer than its ``consumer_timeout``, and the ledger
+holds no bodies. So a worker publishes a copy to the target's queue before half of that time has passed, and then
+acknowledges the message: one queued or unacknowledged message holds the body at every moment. A copy that comes back
+to the worker that runs the call takes the message's place there. Another worker holds it as long as the call runs, and
+takes the call over where its worker dies. A call that waits is not copied but put back into its queue: nothing is lost
+but its place.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quintain.bus.base import Delivery
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.contracts.headers import COPY_HEADER
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
-from quintain.errors import Overloaded
-from quintain_worker.copies import CallMessage, copied_attempt
+from quintain.errors import BusError, Overloaded
+from quintain.routes import INVOKE
+from quintain.rpc.server import copyable_headers
+
+log = logging.getLogger(__name__)
+
+#: For which part of the broker's consumer timeout a message is held. A publish may take 30 s to be confirmed.
+HELD_PART = 0.45
+
+#: After which part of that time it is checked again which copies are due, and after which one that could not be
+#: published is tried again.
+CHECK_PART, RETRY_PART = 0.02, 0.05
+
+#: How many attempts are remembered that ended while a copy of their message was elsewhere.
+MAX_ENDED_ATTEMPTS = 10_000
 
 #: How many duplicates of one call wait in this worker; a further one is refused as `overloaded`.
 MAX_WAITING_DUPLICATES = 16
@@ -38,13 +62,25 @@ class CallIdentity(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InflightCall:
-    """One call in flight in this worker, from its arrival until it is settled."""
+    """One call in flight in this worker, from its arrival until it is settled, and the message that holds its body.
+
+    The message is the delivery that came first, a copy of it, or none while its copy is queued or held by another
+    worker: to acknowledge or to requeue it has no effect then.
+    """
 
     identity: CallIdentity
-    attempt_id: str = ""
-    #: Its message, once an attempt was granted, and when that was, in the loop's seconds.
-    message: CallMessage | None = None
+    delivery: Delivery
+    attempt_id: str
+    #: The message now.
+    held: Delivery | None
+    #: When an attempt was granted, in the loop's seconds; 0 before.
     granted_at: float = 0.0
+    #: The deadline of the attempt that runs, in the loop's seconds; None while none does: no copy is published then.
+    ends_at: float | None = None
+    #: When a copy of the message is due, in the loop's seconds.
+    copy_at: float = math.inf
+    #: Whether a copy was published, or may have been.
+    was_copied: bool = False
     waiting_duplicates: int = 0
     is_settled: bool = False
     #: The task that handles the call, while the call may be aborted.
@@ -53,6 +89,49 @@ class InflightCall:
     _result: Result | None = None
     #: Made by the first duplicate that waits.
     _settled: asyncio.Event | None = None
+    #: Whether its message was acknowledged or requeued.
+    _is_released: bool = False
+    #: Done when the message that took the place of the delivery is held no longer.
+    _released: asyncio.Future[None] | None = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a copy of its message is queued, or another worker holds it."""
+        return self.held is None and not self._is_released
+
+    async def hold(self, delivery: Delivery, copy_at: float) -> None:
+        """Hold this message in the place of the one before; returns when it is not held any more."""
+        if self._is_released:
+            await delivery.ack()
+            return
+        before, released_before = self.held, self._released
+        released = self._released = asyncio.get_running_loop().create_future()
+        self.held, self.copy_at = delivery, copy_at
+        if before is not None:
+            await before.ack()
+        if released_before is not None and not released_before.done():
+            released_before.set_result(None)
+        await released
+
+    async def ack(self) -> None:
+        """Acknowledge the message."""
+        held, self.held, self._is_released, self.ends_at = self.held, None, True, None
+        if held is not None:
+            await held.ack()
+        if self._released is not None:
+            self.release()
+
+    async def requeue(self) -> None:
+        """Return the message to its queue."""
+        held, self.held, self._is_released, self.ends_at = self.held, None, True, None
+        if held is not None:
+            await held.requeue()
+        self.release()
+
+    def release(self) -> None:
+        """End the wait of `hold`: the message is held no longer."""
+        if self._released is not None and not self._released.done():
+            self._released.set_result(None)
 
     def settle(self, result: Result | None) -> None:
         """Record that the call is settled, with its result or None; only the first call has an effect."""
@@ -97,12 +176,18 @@ class InflightCall:
 
 
 class InflightCalls:
-    """The calls in flight in a worker of so many slots, by session and request id."""
+    """The calls in flight in a worker of so many slots, by session and request id, and the copies of their messages.
 
-    def __init__(self, slots: int) -> None:
+    ``held_seconds`` is for how long a message is held at most.
+    """
+
+    def __init__(self, bus: Bus, slots: int, held_seconds: float) -> None:
+        self._bus, self._held_seconds = bus, held_seconds
         self._calls: dict[tuple[str, str], list[InflightCall]] = {}
         self._max_waiting = max(MIN_WAITING_DUPLICATES, int(slots * DUPLICATES_SHARE))
         self._waiting = 0
+        self._copying: set[asyncio.Task[None]] = set()
+        self._copy_timer: asyncio.TimerHandle | None = None
 
     def find(self, identity: CallIdentity) -> InflightCall | None:
         """Return the unsettled call with this identity, if there is one."""
@@ -111,21 +196,21 @@ class InflightCalls:
                 return call
         return None
 
-    def find_message(self, identity: CallIdentity, delivery: Delivery) -> CallMessage | None:
-        """Return the message of the running call that this delivery is: a copy of it, or itself, delivered again."""
+    def find_copied(self, identity: CallIdentity, delivery: Delivery) -> InflightCall | None:
+        """Return the running call whose message this delivery is: a copy of it, or itself, delivered again."""
         copied = copied_attempt(delivery)
         for call in self._calls.get(identity.key, ()):
-            message = call.message
-            if message is None or call.identity != identity:
+            if not call.granted_at or call.identity != identity:
                 continue
-            is_same = (delivery.correlation_id, delivery.reply_to) == (message.correlation_id, message.reply_to)
+            first = call.delivery
+            is_same = (delivery.correlation_id, delivery.reply_to) == (first.correlation_id, first.reply_to)
             if copied == call.attempt_id or (delivery.redelivered and is_same):
-                return message
+                return call
         return None
 
     def running(self) -> list[InflightCall]:
-        """Return the calls that an attempt runs, the oldest first."""
-        running = [call for calls in self._calls.values() for call in calls if call.message is not None]
+        """Return the calls that an attempt was granted to, the oldest first."""
+        running = [call for calls in self._calls.values() for call in calls if call.granted_at]
         return sorted(running, key=lambda call: call.granted_at)
 
     async def wait_for_duplicate(self, call: InflightCall, timeout_seconds: float) -> Result | None:
@@ -145,10 +230,13 @@ class InflightCalls:
             self._waiting -= 1
             call.waiting_duplicates -= 1
 
-    def add(self, identity: CallIdentity, attempt_id: str) -> InflightCall:
+    def add(self, identity: CallIdentity, delivery: Delivery, attempt_id: str) -> InflightCall:
         """Register a call, which `remove` must end, and the attempt that is requested for it."""
-        call = InflightCall(identity, attempt_id)
+        call = InflightCall(identity, delivery, attempt_id, held=delivery)
         self._calls.setdefault(identity.key, []).append(call)
+        if self._copy_timer is None:
+            seconds = self._held_seconds * CHECK_PART
+            self._copy_timer = asyncio.get_running_loop().call_later(seconds, self._publish_due_copies)
         return call
 
     def remove(self, call: InflightCall) -> None:
@@ -166,110 +254,70 @@ class InflightCalls:
             for inflight_call in self._calls.get((key.session_id, key.request_id), ()):
                 inflight_call.abort()
 
+    def _publish_due_copies(self) -> None:
+        """Publish the copies that are due before the next check: one timer serves all calls."""
+        loop, seconds = asyncio.get_running_loop(), self._held_seconds * CHECK_PART
+        due_until = loop.time() + seconds
+        for calls in self._calls.values():
+            for call in calls:
+                if call.ends_at is not None and call.copy_at <= due_until and call.held is not None:
+                    call.copy_at = math.inf
+                    task = loop.create_task(self._copy(call, call.held, call.ends_at), name="copy a message")
+                    self._copying.add(task)
+                    task.add_done_callback(self._copying.discard)
+        self._copy_timer = loop.call_later(seconds, self._publish_due_copies) if self._calls else None
 
-@dataclass(slots=True, eq=False)
-class GateVisit:
-    """One call at the gate. ``is_alone``: it was let in, or waits, as one that is to be alone."""
-
-    is_inside: bool = False
-    is_alone: bool = False
-    turn: asyncio.Future[None] | None = None
-
-
-class CallGate:
-    """Counts the calls that are inside: those that wait for their admission, and those that run.
-
-    All targets of a worker share one gate, because a call that ends the process ends the calls of all of them. A call
-    that is to be alone enters when all others have left, and none enters beside it. The others wait for one such call
-    each, and enter before the next one, so that neither kind waits for ever.
-
-    A call that runs may wait for others that the gate keeps out: those that its agent sends to this worker. So no call
-    keeps others out, nor waits as the next to be alone, for more than ``max_wait_seconds``: then they enter.
-
-    Example::
-
-        visit = GateVisit()
-        try:
-            await call_gate.enter(visit, timeout_seconds=60)
-            await call_gate.enter_alone(visit, timeout_seconds=60)
-        finally:
-            call_gate.leave(visit)
-    """
-
-    def __init__(self, max_wait_seconds: float) -> None:
-        self._max_wait_seconds = max_wait_seconds
-        self._inside = 0
-        self._waiting: list[GateVisit] = []
-        #: Those that are to be alone, in order of arrival. The first one is inside, or the next to enter.
-        self._alone: list[GateVisit] = []
-        self._next: GateVisit | None = None
-        self._is_open = False
-
-    async def enter(self, visit: GateVisit, timeout_seconds: float) -> None:
-        """Enter, unless a call is or is to be alone: then after it, and after ``timeout_seconds`` at the latest."""
-        if self._is_open or not self._alone:
-            visit.is_inside = True
-            self._inside += 1
-        else:
-            await self._wait(self._waiting, visit, min(timeout_seconds, self._max_wait_seconds))
-
-    async def enter_alone(self, visit: GateVisit, timeout_seconds: float) -> None:
-        """Leave, and enter when nothing else is inside, and after ``timeout_seconds`` at the latest."""
-        self._inside -= 1
-        visit.is_inside, visit.is_alone = False, True
-        await self._wait(self._alone, visit, timeout_seconds)
-
-    def leave(self, visit: GateVisit) -> None:
-        """Leave, or stop waiting."""
-        self._inside -= visit.is_inside
-        visit.is_inside = False
-        if visit in self._waiting:
-            self._waiting.remove(visit)
-        elif visit in self._alone:
-            is_first = self._alone[0] is visit
-            self._alone.remove(visit)
-            if is_first:
-                self._let_in_all(self._waiting)
-        if self._alone:
-            self._let_next_in()
-
-    def open(self) -> None:
-        """Let all calls in, now and from now on: the worker stops and starts none of them."""
-        self._is_open = True
-        self._let_in_all(self._waiting + self._alone)
-
-    async def _wait(self, line: list[GateVisit], visit: GateVisit, timeout_seconds: float) -> None:
+    async def _copy(self, call: InflightCall, held: Delivery, ends_at: float) -> None:
+        """Publish the message again, as a copy of the call's attempt that expires with the call."""
+        call.was_copied = True
         loop = asyncio.get_running_loop()
-        visit.turn = loop.create_future()
-        line.append(visit)
-        timer = loop.call_later(0 if self._is_open else timeout_seconds, self._let_in, visit)
-        self._let_next_in()
         try:
-            await visit.turn
-        finally:
-            timer.cancel()
-
-    def _let_next_in(self) -> None:
-        """Let the first that is to be alone in, when nothing is inside or it has waited for the longest time."""
-        first = self._alone[0] if self._alone else None
-        if first is None or first.is_inside:
+            copy = copy_of(held, ends_at - loop.time(), call.attempt_id)
+            await self._bus.publish(INVOKE.exchange, call.identity.target, copy)
+        except BusError as error:
+            log.warning("A copy of a long call could not be published and will be repeated: %s", error.message)
+            call.copy_at = loop.time() + self._held_seconds * RETRY_PART
             return
-        if not self._inside:
-            self._let_in(first)
-        elif self._next is not first:
-            self._next = first
-            asyncio.get_running_loop().call_later(self._max_wait_seconds, self._let_in, first)
+        # It may have been acknowledged meanwhile, or its copy may have come back already.
+        if call.held is held:
+            call.held = None
+            await held.ack()
+            call.release()
 
-    def _let_in_all(self, visits: list[GateVisit]) -> None:
-        for visit in list(visits):
-            self._let_in(visit)
 
-    def _let_in(self, visit: GateVisit) -> None:
-        """Let a call in that waits; one that has stopped waiting, or is inside, is left as it is."""
-        if visit.turn is None or visit.turn.done():
-            return
-        visit.turn.set_result(None)
-        visit.is_inside = True
-        self._inside += 1
-        if visit in self._waiting:
-            self._waiting.remove(visit)
+def copy_of(delivery: Delivery, remaining_seconds: float | None, attempt_id: str | None = None) -> Envelope:
+    """Return a delivery as a new message that expires after ``remaining_seconds``, or as late as the delivery.
+
+    ``attempt_id`` is the attempt that runs the call: it marks the message as a copy, and nobody else knows it.
+    """
+    mark = {} if attempt_id is None else {COPY_HEADER: attempt_id}
+    return Envelope(
+        body=delivery.body,
+        type=delivery.type,
+        correlation_id=delivery.correlation_id,
+        reply_to=delivery.reply_to,
+        headers={**copyable_headers(delivery.headers), **mark},
+        expiration_ms=delivery.expiration_ms if remaining_seconds is None else max(1, int(remaining_seconds * 1000)),
+    )
+
+
+def copied_attempt(delivery: Delivery) -> str | None:
+    """Return the attempt whose call's message this is a copy of; None where it is no copy."""
+    attempt_id = delivery.headers.get(COPY_HEADER)
+    return attempt_id if isinstance(attempt_id, str) else None
+
+
+class EndedAttempts:
+    """The last attempts whose calls were answered while a copy of their message was elsewhere: it needs no answer."""
+
+    def __init__(self) -> None:
+        self._attempt_ids: dict[str, None] = {}
+
+    def add(self, attempt_id: str) -> None:
+        """Remember an attempt; the oldest is forgotten."""
+        self._attempt_ids[attempt_id] = None
+        if len(self._attempt_ids) > MAX_ENDED_ATTEMPTS:
+            del self._attempt_ids[next(iter(self._attempt_ids))]
+
+    def __contains__(self, attempt_id: str) -> bool:
+        return attempt_id in self._attempt_ids

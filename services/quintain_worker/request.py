@@ -1,15 +1,15 @@
-"""Parses a delivery of a target's queue into a request. No I/O."""
+"""Parses a delivery of a target's queue into a request, and makes of it what the ledger is asked and told. No I/O."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 from quintain.bus.base import Delivery
-from quintain.contracts.api_request import ApiRequest, read_request
+from quintain.contracts.api_request import ApiRequest, read_api_request
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import (
     ACCEPT_HEADER,
@@ -19,9 +19,10 @@ from quintain.contracts.headers import (
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
 )
-from quintain.contracts.invoke import FaultReply, InvokeRequest
-from quintain.contracts.ledger import Admit
-from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
+from quintain.contracts.ledger import Admit, AttemptOutcome, Settle
+from quintain.contracts.message import MAX_BODY_BYTES, Message
+from quintain.contracts.quota import TryReport
 from quintain.contracts.values import sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.rpc.server import Credential, call_credential, integer_header, request_id_of
@@ -48,16 +49,8 @@ class IncomingRequest(NamedTuple):
     request: InvokeRequest | ApiRequest | None
     problem: Fault | None
     accepts: frozenset[str]
-
-    def identity(self, target: str) -> CallIdentity:
-        """Return what a duplicate of this call has in common with it."""
-        return CallIdentity(
-            credential=self.credential.text,
-            key=(self.credential.id, self.request_id),
-            target=target,
-            body_sha256=self.body_sha256,
-            problem=None if self.problem is None else self.problem.message,
-        )
+    #: What a duplicate of this call has in common with it.
+    identity: CallIdentity
 
     def admit(
         self,
@@ -86,6 +79,42 @@ class IncomingRequest(NamedTuple):
             copy_of=copied,
         )
 
+    def settle(  # noqa: PLR0913 -- everything that is told
+        self,
+        attempt_id: str,
+        outcome: AttemptOutcome,
+        traceparent: str | None,
+        answer: Message | Fault | None,
+        stored: bytes = b"",
+        *,
+        report: TryReport | None = None,
+        unproven: bool = False,
+    ) -> bytes:
+        """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
+
+        ``report`` and ``unproven`` are fields of `Settle`.
+        """
+        result = answer if isinstance(answer, Result) else None
+        # The times and the cost are those of a stored reply, which the ledger reads unless it is compressed.
+        unread = None if stored.startswith(b"{") else result
+        settle = Settle.unchecked(
+            session_id=self.credential.id,
+            request_id=self.request_id,
+            attempt_id=attempt_id,
+            outcome=outcome,
+            reply=None,
+            compressed_reply=None,
+            queued_ms=None if unread is None else unread.queued_ms,
+            duration_ms=None if unread is None else unread.duration_ms,
+            cost_usd=None if unread is None else unread.cost_usd,
+            fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
+            token_usage=None if result is None else result.token_usage,
+            traceparent=traceparent,
+            report=report,
+            unproven=unproven or None,
+        )
+        return settle.to_wire_with_reply(stored)
+
 
 def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest], None]) -> IncomingRequest:
     """Parse a delivery of this target's queue; ``check`` raises `BadRequest` for what its provider does not take.
@@ -106,7 +135,13 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
     credential = call_credential(headers, named_id, target, body_sha256, deadline)
     try:
         if problem is None:
-            _check_message(headers, named_id, request_id, len(body))
+            version = integer_header(headers, PROTOCOL_HEADER)
+            if version not in {None, PROTOCOL_VERSION}:
+                raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
+            if request_id != named_id:
+                raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
+            if (size := len(body)) > MAX_BODY_BYTES:
+                raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
             request = parse_body(body, target, check)
     except Fault as fault:
         problem = truncate_message(fault)
@@ -121,22 +156,19 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
         request=request,
         problem=problem,
         accepts=_split_types(accepts) if isinstance(accepts, str) else frozenset(),
+        identity=CallIdentity(
+            credential=credential.text,
+            key=(credential.id, request_id),
+            target=target,
+            body_sha256=body_sha256,
+            problem=None if problem is None else problem.message,
+        ),
     )
-
-
-def _check_message(headers: Mapping[str, object], named_id: str, request_id: str, size: int) -> None:
-    version = integer_header(headers, PROTOCOL_HEADER)
-    if version not in {None, PROTOCOL_VERSION}:
-        raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
-    if request_id != named_id:
-        raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
-    if size > MAX_BODY_BYTES:
-        raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
 
 
 def parse_body(body: bytes, target: str, check: Callable[[ApiRequest], None]) -> InvokeRequest | ApiRequest:
     """Parse the body of a request for this target; ``check`` judges one in a vendor's words. Raises `BadRequest`."""
-    request = read_request(body)
+    request = (read_api_request(body) if b'"api"' in body else None) or InvokeRequest.from_wire(body)
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")
     # A provider is told its target's name, whether the body names it or not.

@@ -17,13 +17,12 @@ from typing import Any
 from quintain.config.fingerprint import hosted_fingerprint
 from quintain.config.prices import Price
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.contracts.ledger import AttemptOutcome, TargetCard
-from quintain.contracts.message import Message
-from quintain.errors import Fault, Throttled
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.ledger import TargetCard
+from quintain.errors import Throttled
 from quintain.observe.metrics import ServiceMetrics
 from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
-from quintain.observe.spans import Span, in_span
+from quintain.observe.spans import Span, span, tracer
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_worker.providers.api_conversation import check_conversation
 from quintain_worker.providers.provider import (
@@ -35,7 +34,6 @@ from quintain_worker.providers.provider import (
     Provider,
     ProviderAnswer,
     ProviderFailure,
-    SessionScopedProvider,
 )
 from quintain_worker.streaming import PROGRESS_SECONDS
 
@@ -45,7 +43,7 @@ OK, REPLAYED, GIVEN_BACK = "ok", "replayed", "given_back"
 
 
 class WorkerMetrics(ServiceMetrics):
-    """Prometheus metrics of one worker."""
+    """Prometheus metrics of one worker, each a function of its labels, as in ``metrics.calls(target, code).inc()``."""
 
     def __init__(self) -> None:
         super().__init__("worker")
@@ -59,34 +57,9 @@ class WorkerMetrics(ServiceMetrics):
         )
         throttled = self.counter("throttled", "Tries that a provider refused for its rate limit", "target")
         # `labels()` is cached: the label values are few, and every call updates several metrics.
-        self._calls, self._attempts = cache(calls.labels), cache(attempts.labels)
-        self._provider_seconds, self._queue_seconds = cache(provider_seconds.labels), cache(queue_seconds.labels)
-        self._throttled = cache(throttled.labels)
-
-    def count_answered(self, target: str, answer: Message | Fault) -> None:
-        """Count a delivery that was answered with a result or a fault."""
-        replayed = isinstance(answer, Result) and answer.replayed
-        self._calls(target, answer.code if isinstance(answer, Fault) else REPLAYED if replayed else OK).inc()
-
-    def count_returned(self, target: str) -> None:
-        """Count a delivery that was returned to its queue."""
-        self._calls(target, GIVEN_BACK).inc()
-
-    def count_settled(self, target: str, outcome: AttemptOutcome) -> None:
-        """Count a settled attempt by its outcome."""
-        self._attempts(target, outcome.value).inc()
-
-    def observe_queue_wait(self, target: str, seconds: float) -> None:
-        """Observe the seconds between the publish of a request and its receipt."""
-        self._queue_seconds(target).observe(seconds)
-
-    def observe_try(self, target: str, outcome: str, seconds: float) -> None:
-        """Observe the seconds of one provider try; ``outcome`` is ``ok`` or the billing of a failure."""
-        self._provider_seconds(target, outcome).observe(seconds)
-
-    def count_throttled(self, target: str) -> None:
-        """Count a try that the provider refused for its rate limit."""
-        self._throttled(target).inc()
+        self.calls, self.attempts = cache(calls.labels), cache(attempts.labels)
+        self.provider_seconds, self.queue_seconds = cache(provider_seconds.labels), cache(queue_seconds.labels)
+        self.throttled = cache(throttled.labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +67,12 @@ class WorkerTarget:
     """One target as this worker serves it. ``trace_content`` adds prompts and answers to the spans.
 
     ``ignore_unsupported``: settings that its provider cannot honour are ignored, unless a request refuses that.
-    ``read_fingerprint`` returns the fingerprint of the target's configuration and files as they are now, or None.
+    ``fingerprint`` is that of its configuration and files at the start, or None; ``read_fingerprint`` returns what it
+    is now, and is None where it cannot change.
     ``hosts`` is the provider of a hosted target: the fingerprint of such a target is also that of its hosts.
     ``price`` is the price of its tokens, or None where it is not known. ``api_provider`` is the provider, if it takes
     requests in the words of vendors' APIs as they are. ``has_quota``: the ledger decides when each of its tries begins.
+    ``for_call`` returns the provider of one call, where each has one of its own.
     """
 
     name: str
@@ -107,11 +82,13 @@ class WorkerTarget:
     progress_seconds: float = PROGRESS_SECONDS
     trace_content: bool = False
     ignore_unsupported: bool = False
-    read_fingerprint: Callable[[], str | None] = lambda: None
+    fingerprint: str | None = None
+    read_fingerprint: Callable[[], str | None] | None = None
     hosts: HostedProvider | None = None
     price: Price | None = None
     api_provider: ApiProvider | None = None
     has_quota: bool = False
+    for_call: Callable[[CallHolder], Provider] | None = None
 
     def check(self, request: ApiRequest) -> None:
         """Check what a caller asks of it. Raises `BadRequest`, which names the field."""
@@ -119,7 +96,7 @@ class WorkerTarget:
 
     def current_fingerprint(self) -> str | None:
         """The fingerprint to register, or None where it is unknown."""
-        configured = self.read_fingerprint()
+        configured = self.fingerprint if self.read_fingerprint is None else self.read_fingerprint()
         return configured if self.hosts is None else hosted_fingerprint(configured, self.hosts.host_fingerprint)
 
     def answer_fingerprint(self, configured: str | None, answer: ProviderAnswer | None) -> str | None:
@@ -127,12 +104,12 @@ class WorkerTarget:
 
         None where a file changed meanwhile: nobody knows which of the two answered.
         """
-        if answer is None or configured != self.read_fingerprint():
+        if answer is None or (self.read_fingerprint is not None and configured != self.read_fingerprint()):
             return None
         return configured if self.hosts is None else hosted_fingerprint(configured, answer.host_fingerprint)
 
 
-class InstrumentedProvider(SessionScopedProvider):
+class InstrumentedProvider:
     """A provider that times and counts each try of the one it wraps, and records it by the conventions for GenAI.
 
     ``record_content`` adds prompts and answers to the spans.
@@ -152,27 +129,28 @@ class InstrumentedProvider(SessionScopedProvider):
         outcome: str = Billing.UNKNOWN.value
         # An `ApiRequest` comes with a provider that takes it.
         asked: Any = request
-        ask = partial(self._provider.answer, asked, timeout_seconds=timeout_seconds, on_text=on_text)
         card = self._card
         try:
-            answer = await in_span(
-                partial(provider_span, card.name, card.provider, card.model, request),
-                partial(self._ask, ask, request),
-            )
+            if tracer() is None:
+                answer = await self._provider.answer(asked, timeout_seconds=timeout_seconds, on_text=on_text)
+            else:
+                with span(partial(provider_span, card.name, card.provider, card.model, request)) as try_span:
+                    ask = partial(self._provider.answer, asked, timeout_seconds=timeout_seconds, on_text=on_text)
+                    answer = await self._ask(ask, request, try_span)
             outcome = OK
         except ProviderFailure as failure:
             outcome = failure.billing.value
             if isinstance(failure.fault, Throttled):
-                self._metrics.count_throttled(card.name)
+                self._metrics.throttled(card.name).inc()
             raise
         finally:
-            self._metrics.observe_try(card.name, outcome, time.perf_counter() - started_at)
+            self._metrics.provider_seconds(card.name, outcome).observe(time.perf_counter() - started_at)
         return answer
 
     async def _ask(
-        self, ask: Callable[[], Awaitable[ProviderAnswer]], request: InvokeRequest | ApiRequest, try_span: Span | None
+        self, ask: Callable[[], Awaitable[ProviderAnswer]], request: InvokeRequest | ApiRequest, try_span: Span
     ) -> ProviderAnswer:
-        if try_span is None or not try_span.is_recording:
+        if not try_span.is_recording:
             return await ask()
         if self._record_content:
             try_span.set_attributes(input_content(request))
@@ -185,14 +163,6 @@ class InstrumentedProvider(SessionScopedProvider):
         if self._record_content:
             try_span.set_attributes(output_content(answer.text, answer.output, answer.finish_reason, answer.body))
         return answer
-
-    def for_call(self, holder: CallHolder) -> InstrumentedProvider:
-        """Return the wrapped provider for this call, with the same instrumentation."""
-        if not isinstance(self._provider, SessionScopedProvider):
-            return self
-        return InstrumentedProvider(
-            self._provider.for_call(holder), self._card, self._metrics, record_content=self._record_content
-        )
 
     async def close(self) -> None:
         """Close the wrapped provider."""
@@ -231,20 +201,20 @@ class PauseState:
     def __init__(self, report: Callable[[float], None] = lambda _: None, timings: Timings = DEFAULT_TIMINGS) -> None:
         self._report, self._timings = report, timings
         self._provider_until = self._ledger_until = -math.inf
+        #: The end of the pause, in the loop's seconds; before every time where the target is not paused.
+        self.until = -math.inf
         self.changed = Notification()
         self.stopping = False
 
     @property
     def remaining_seconds(self) -> float:
         """Seconds until the target may be called; 0 where it is not paused."""
-        until = max(self._provider_until, self._ledger_until)
-        return 0.0 if until == -math.inf else max(0.0, until - asyncio.get_running_loop().time())
+        return 0.0 if self.until == -math.inf else max(0.0, self.until - asyncio.get_running_loop().time())
 
     @property
     def exceeds_hold_limit(self) -> bool:
         """Whether the pause is so long that calls must return to their queue instead of waiting here."""
-        is_paused = self._provider_until > -math.inf or self._ledger_until > -math.inf
-        return is_paused and self.holds_no_longer(self.remaining_seconds)
+        return self.holds_no_longer(self.remaining_seconds)
 
     def holds_no_longer(self, seconds: float) -> bool:
         """Whether a wait of this many seconds is too long for holding a call in this worker."""
@@ -256,6 +226,7 @@ class PauseState:
         if seconds <= self._timings.shared_pause_seconds or until <= self._provider_until:
             return
         self._provider_until = until
+        self.until = max(until, self._ledger_until)
         self._report(seconds)
         self.changed.notify_all()
 
@@ -271,6 +242,7 @@ class PauseState:
             self._ledger_until = -math.inf
         else:
             self._ledger_until = asyncio.get_running_loop().time() + seconds
+        self.until = max(self._provider_until, self._ledger_until)
         self.changed.notify_all()
 
     def stop(self) -> None:

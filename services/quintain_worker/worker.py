@@ -27,7 +27,13 @@ from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.lease import WorkerLease
-from quintain_worker.providers.provider import MAX_RETRY_AFTER_SECONDS, ApiProvider, HostedProvider
+from quintain_worker.providers.provider import (
+    MAX_RETRY_AFTER_SECONDS,
+    ApiProvider,
+    CallHolder,
+    HostedProvider,
+    SessionScopedProvider,
+)
 from quintain_worker.target import InstrumentedProvider, WorkerMetrics, WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -130,7 +136,7 @@ class Worker:
         for consumer in self._consumers.values():
             await consumer.cancel()
         self._admission_client.stop()
-        self._context.call_gate.open()
+        self._context.gate.open()
         told = asyncio.get_running_loop().create_task(self._tell_long_calls(grace_seconds), name="long calls")
         drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
         told.cancel()
@@ -209,11 +215,22 @@ class Worker:
 
 def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics) -> WorkerTarget:
     """Return the target with its provider wrapped in an `InstrumentedProvider`."""
-    provider = InstrumentedProvider(target.provider, card, metrics, record_content=target.trace_content)
-    hosts = target.provider if isinstance(target.provider, HostedProvider) else None
-    api_provider = target.provider if isinstance(target.provider, ApiProvider) else None
+    provider, instrument = (
+        target.provider,
+        partial(InstrumentedProvider, card=card, metrics=metrics, record_content=target.trace_content),
+    )
+
+    def for_call(holder: CallHolder) -> InstrumentedProvider:
+        assert isinstance(provider, SessionScopedProvider), "only its calls have providers of their own"
+        return instrument(provider.for_call(holder))
+
     return dataclasses.replace(
-        target, provider=provider, hosts=hosts, api_provider=api_provider, has_quota=card.quota is not None
+        target,
+        provider=instrument(provider),
+        for_call=for_call if isinstance(provider, SessionScopedProvider) else None,
+        hosts=provider if isinstance(provider, HostedProvider) else None,
+        api_provider=provider if isinstance(provider, ApiProvider) else None,
+        has_quota=card.quota is not None,
     )
 
 

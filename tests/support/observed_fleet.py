@@ -18,7 +18,6 @@ from pamqp.commands import Basic
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Consumer, Delivery, Envelope, Handler
 from quintain.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
-from quintain.bus.rabbit import to_amqp_properties
 from quintain.contracts.credentials import digest
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
@@ -95,7 +94,9 @@ class ObservedBus(MemoryBus):
     ) -> None:
         # As a broker takes it: whatever a stranger wrote, nothing may be sent that AMQP cannot carry.
         Basic.Publish(exchange=exchange.name, routing_key=key).marshal()
-        to_amqp_properties(envelope).marshal()
+        Basic.Properties(
+            correlation_id=envelope.correlation_id, reply_to=envelope.reply_to, headers=dict(envelope.headers)
+        ).marshal()
         if exchange == REPLY and not key.startswith("worker."):
             self.delivery_log.answers.append(envelope)
         await super().publish(exchange, key, envelope, timeout_seconds=timeout_seconds)

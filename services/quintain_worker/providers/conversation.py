@@ -64,12 +64,12 @@ def _text_message(field: str, message: ChatMessage) -> TextMessage:
 _CHAT_SETTINGS = tuple(name for name in InvokeSettings.model_fields if name not in {"extra_body", "unsupported"})
 
 
-def with_policy(request: InvokeRequest | ApiRequest, *, ignore_unsupported: bool) -> InvokeRequest | ApiRequest:
+def ignoring_unsupported(request: InvokeRequest | ApiRequest) -> InvokeRequest | ApiRequest:
     """Return the request with ``unsupported: ignore``, unless it says itself what is to be done."""
     if isinstance(request, ApiRequest):
-        return request._replace(ignore_unsupported=True) if ignore_unsupported else request
+        return request._replace(ignore_unsupported=True)
     settings = request.settings
-    if not ignore_unsupported or settings is None or settings.unsupported is not None:
+    if settings is None or settings.unsupported is not None:
         return request
     return request.model_copy(update={"settings": settings.model_copy(update={"unsupported": "ignore"})})
 

@@ -185,8 +185,3 @@ class HostedProvider(SessionScopedProvider):
 def key_of(target: OpenAITarget | AnthropicTarget | PydanticAITarget) -> str:
     """Return the key of a target's provider; empty where it has none."""
     return "" if target.api_key is None else target.api_key.get_secret_value().strip()
-
-
-def provider_for_call(provider: Provider, holder: CallHolder) -> Provider:
-    """Return the provider for one call: the provider itself, unless it is session-scoped."""
-    return provider.for_call(holder) if isinstance(provider, SessionScopedProvider) else provider

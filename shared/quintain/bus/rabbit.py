@@ -188,7 +188,18 @@ class RabbitBus:
                 envelope.body,
                 exchange=exchange.name,
                 routing_key=key,
-                properties=to_amqp_properties(envelope),
+                properties=Basic.Properties(
+                    content_type=envelope.content_type,
+                    delivery_mode=2 if envelope.persistent else 1,
+                    # New for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
+                    # the wrong one.
+                    message_id=secrets.token_hex(16),
+                    message_type=envelope.type,
+                    correlation_id=envelope.correlation_id,
+                    reply_to=envelope.reply_to,
+                    headers=dict(envelope.headers),
+                    expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
+                ),
                 mandatory=True,
                 wait=False,
             )
@@ -225,21 +236,3 @@ class RabbitBus:
             return
         with contextlib.suppress(*CONNECTION_ERRORS):
             await self._publish_connection.close_channel(channel.pika_channel)
-
-
-def to_amqp_properties(envelope: Envelope) -> Basic.Properties:
-    """Return the AMQP properties of an envelope.
-
-    ``message_id`` is new for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
-    the wrong publish.
-    """
-    return Basic.Properties(
-        content_type=envelope.content_type,
-        delivery_mode=2 if envelope.persistent else 1,
-        message_id=secrets.token_hex(16),
-        message_type=envelope.type,
-        correlation_id=envelope.correlation_id,
-        reply_to=envelope.reply_to,
-        headers=dict(envelope.headers),
-        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
-    )

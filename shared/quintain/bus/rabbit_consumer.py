@@ -14,6 +14,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import aiormq
@@ -166,7 +167,22 @@ class RabbitConsumer:
 
             # The callback only starts a task: aio-pika would cancel its own task together with the channel.
             async def on_message(message: DeliveredMessage) -> None:
-                self._tasks.start(self._subscription.handler, RabbitDelivery(message, acks))
+                properties = message.header.properties
+                expiration = properties.expiration
+                delivery = RabbitDelivery(
+                    body=message.body,
+                    type=properties.message_type or "",
+                    correlation_id=properties.correlation_id,
+                    reply_to=properties.reply_to,
+                    headers=properties.headers or {},
+                    expiration_ms=int(expiration) if expiration and expiration.isdecimal() else None,
+                    exchange=message.exchange or "",
+                    routing_key=message.routing_key or "",
+                    redelivered=bool(message.redelivered),
+                    acks=acks,
+                    tag=message.delivery_tag or 0,
+                )
+                self._tasks.start(self._subscription.handler, delivery)
 
             consume_ok = await underlay.basic_consume(self._queue.name, on_message)
         self._consumer_tag, self._loss_reported, self._attach_failures = consume_ok.consumer_tag, False, 0
@@ -193,47 +209,33 @@ class RabbitConsumer:
                 log.debug("The channel of %s was gone before it was closed", self._queue.name)
 
 
+@dataclass(slots=True, eq=False)
 class RabbitDelivery:
     """A `Delivery` over RabbitMQ, settled on the channel it arrived on or not at all."""
 
-    __slots__ = (
-        "_acks",
-        "_tag",
-        "body",
-        "correlation_id",
-        "exchange",
-        "expiration_ms",
-        "headers",
-        "redelivered",
-        "reply_to",
-        "routing_key",
-        "type",
-    )
-
-    def __init__(self, message: DeliveredMessage, acks: ChannelAcks) -> None:
-        properties = message.header.properties
-        self.body = message.body
-        self.type = properties.message_type or ""
-        self.correlation_id = properties.correlation_id
-        self.reply_to = properties.reply_to
-        self.headers: Mapping[str, object] = properties.headers or {}
-        expiration = properties.expiration
-        self.expiration_ms = int(expiration) if expiration and expiration.isdecimal() else None
-        self.exchange, self.routing_key = message.exchange or "", message.routing_key or ""
-        self.redelivered = bool(message.redelivered)
-        self._acks, self._tag = acks, message.delivery_tag or 0
+    body: bytes
+    type: str
+    correlation_id: str | None
+    reply_to: str | None
+    headers: Mapping[str, object]
+    expiration_ms: int | None
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    acks: ChannelAcks
+    tag: int
 
     async def ack(self) -> None:
         """Implements `Delivery.ack`."""
-        self._acks.ack(self._tag)
+        self.acks.ack(self.tag)
 
     async def requeue(self) -> None:
         """Implements `Delivery.requeue`."""
-        await self._acks.nack(self._tag, requeue=True)
+        await self.acks.nack(self.tag, requeue=True)
 
     async def dead_letter(self) -> None:
         """Implements `Delivery.dead_letter`."""
-        await self._acks.nack(self._tag, requeue=False)
+        await self.acks.nack(self.tag, requeue=False)
 
 
 class ChannelAcks:

@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
@@ -50,6 +51,18 @@ _LENGTH = 32
 
 #: Gives a target's fingerprint as its files are now; None where one of them cannot be read any more.
 ReadFingerprint = Callable[[], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFingerprint:
+    """The fingerprint of a target. ``read`` returns what it is now; None where no file of the target is part of it."""
+
+    first: str
+    read: ReadFingerprint | None
+
+    def __call__(self) -> str | None:
+        """Return the fingerprint as it is now; None where a file cannot be read."""
+        return self.first if self.read is None else self.read()
 
 
 def fingerprint_of(value: object) -> str:
@@ -117,7 +130,7 @@ def unseen_warnings(
 
 def target_fingerprints(
     targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]
-) -> dict[str, ReadFingerprint]:
+) -> dict[str, TargetFingerprint]:
     """The fingerprint of each of these resolved targets, as a function: the program of a command, and what
     ``depends_on`` names, may change while it is served. The module of a Python target is read here, once.
 
@@ -126,7 +139,7 @@ def target_fingerprints(
     return {name: _reader(name, targets, folder, env) for name in targets}
 
 
-def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]) -> ReadFingerprint:
+def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]) -> TargetFingerprint:
     """The target's own fingerprint, and those of the targets that it may call as far as they are configured here."""
     try:
         read_values = [_values_reader(target, folder, env) for target in _with_callees(targets, name)]
@@ -143,7 +156,7 @@ def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: M
     has_files = any(
         isinstance(one, CommandTarget | PythonTarget) or one.depends_on for one in _with_callees(targets, name)
     )
-    return read_fingerprint if has_files else lambda: first
+    return TargetFingerprint(first, read_fingerprint if has_files else None)
 
 
 def _with_callees(targets: Mapping[str, TargetConfig], name: str) -> Iterator[TargetConfig]:

@@ -302,7 +302,10 @@ class Settle(Message):
     unproven: bool | None = None
 
     def to_wire_with_reply(self, reply: bytes) -> bytes:
-        """Return a settle without a reply as it is sent with this one, which is encoded or compressed already."""
+        """Return a settle without a reply as it is sent with this one, which is encoded or compressed already; empty
+        where none is stored."""
+        if not reply:
+            return self.to_wire()
         if reply.startswith(b"{"):
             return b"".join((self.to_wire()[:-1], b',"reply":', reply, b"}"))
         return b"".join((self.to_wire()[:-1], b',"compressedReply":"', base64.b64encode(reply), b'"}'))

@@ -23,7 +23,7 @@ MAX_ID_LENGTH = 128
 #: The ids in the order in which they are shown, with their short names in the text format.
 _TEXT_NAMES = {"requestId": "call", "sessionId": "session", "runId": "run", "target": "target", "traceId": "trace"}
 
-_log_ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
+log_ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
 
 
 class _LogContext(contextlib.AbstractContextManager[None]):
@@ -35,10 +35,10 @@ class _LogContext(contextlib.AbstractContextManager[None]):
         self._ids_to_add = ids_to_add
 
     def __enter__(self) -> None:
-        self._token = _log_ids.set({**(_log_ids.get() or {}), **self._ids_to_add})
+        self._token = log_ids.set({**(log_ids.get() or {}), **self._ids_to_add})
 
     def __exit__(self, *_: object) -> None:
-        _log_ids.reset(self._token)
+        log_ids.reset(self._token)
 
 
 def log_context(
@@ -53,14 +53,9 @@ def log_context(
     return _LogContext({name: value for name, value in named_ids.items() if value})
 
 
-def set_call_ids(request_id: str, session_id: str, target: str) -> None:
-    """Add the ids of a call to all log lines of the current context, which must be the call's own."""
-    _log_ids.set({"requestId": request_id, "sessionId": session_id, "target": target})
-
-
 def current_ids() -> dict[str, str]:
     """Return the current ids, shortened to `MAX_ID_LENGTH`, including the trace's id if there is one."""
-    bound_ids = {**(_log_ids.get() or {})}
+    bound_ids = {**(log_ids.get() or {})}
     if (trace := current_trace_id()) is not None:
         bound_ids["traceId"] = trace
     return {name: bound_ids[name][:MAX_ID_LENGTH] for name in _TEXT_NAMES if name in bound_ids}

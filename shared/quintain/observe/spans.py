@@ -108,11 +108,11 @@ def span(
     - ``new_trace`` starts a new trace, linked to the current span.
     """
     incoming = None if parent is None else valid_traceparent(parent)
-    tracer = _tracer()
-    if tracer is None:
+    recorder = tracer()
+    if recorder is None:
         return _NO_OP_CONTEXT if incoming is None else _propagate_only(incoming)
     context = Context() if new_trace else None if incoming is None else _otel_context(incoming)
-    return _recording_span(tracer, start if isinstance(start, SpanStart) else start(), context, new_trace=new_trace)
+    return _recording_span(recorder, start if isinstance(start, SpanStart) else start(), context, new_trace=new_trace)
 
 
 async def in_span(
@@ -127,7 +127,7 @@ async def in_span(
 
         answer = await in_span(ADMIT, lambda admit_span: self._admit(admit_span))
     """
-    if _tracer() is not None:
+    if tracer() is not None:
         with span(start, parent=parent) as running:
             return await run(running)
     if parent is None or (incoming := valid_traceparent(parent)) is None:
@@ -138,10 +138,10 @@ async def in_span(
 
 def start_span(start: SpanStart) -> Span:
     """Start a child of the current span that does not become the current one; `Span.end` ends it."""
-    tracer = _tracer()
-    if tracer is None:
+    recorder = tracer()
+    if recorder is None:
         return _NO_OP_SPAN
-    return Span(tracer.start_span(start.name, kind=trace.SpanKind[start.kind.name], attributes=start.attributes))
+    return Span(recorder.start_span(start.name, kind=trace.SpanKind[start.kind.name], attributes=start.attributes))
 
 
 @contextlib.contextmanager
@@ -171,12 +171,12 @@ def record_finished_span(
 ) -> None:
     """Record a span that ends now and began ``duration_seconds`` ago."""
     incoming = valid_traceparent(parent)
-    tracer = _tracer()
-    if tracer is None:
+    recorder = tracer()
+    if recorder is None:
         return
     now = time.time_ns()
     kind = trace.SpanKind[start.kind.name]
-    otel_span = tracer.start_span(
+    otel_span = recorder.start_span(
         start.name,
         context=None if incoming is None else _otel_context(incoming),
         kind=kind,
@@ -234,7 +234,7 @@ def _otel_context(incoming: str) -> Any:
     return TraceContextTextMapPropagator().extract({TRACEPARENT_HEADER: incoming})
 
 
-def _tracer() -> Any:
+def tracer() -> Any:
     """Return the tracer, None if no OpenTelemetry provider is configured by the command or the application."""
     if not _INSTALLED:
         return None

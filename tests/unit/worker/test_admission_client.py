@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import pytest
@@ -48,7 +49,8 @@ class AdmissionClientUnderTest:
 
     def admit(self, name: str, *, seconds: float = 5, target: str = "a") -> asyncio.Task[Admission | None]:
         admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target=target, body_sha256="b")
-        return asyncio.get_running_loop().create_task(self.admission_client.admit(admit, timeout_seconds=seconds))
+        loop = asyncio.get_running_loop()
+        return loop.create_task(self.admission_client.admit(admit, ends_at=loop.time() + seconds))
 
 
 @pytest.fixture
@@ -229,7 +231,7 @@ async def test_an_admit_that_cannot_be_written_is_told_to_whoever_waits_at_once(
         traceparent=None,
     )  # fmt: skip
     with pytest.raises(BadRequest, match="no Unicode"):
-        await admission_client.admission_client.admit(half, timeout_seconds=5)
+        await admission_client.admission_client.admit(half, ends_at=math.inf)
     assert admission_client.admission_client._pending == {}
 
 

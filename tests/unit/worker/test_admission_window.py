@@ -33,7 +33,8 @@ class ManyAdmits:
 
     def admit(self, number: int, *, seconds: float = 5) -> asyncio.Task[Admission | None]:
         request = Admit(token="t", request_id=f"r{number}", attempt_id=f"a{number}", target="a", body_sha256="b")
-        return asyncio.get_running_loop().create_task(self.client.admit(request, timeout_seconds=seconds))
+        loop = asyncio.get_running_loop()
+        return loop.create_task(self.client.admit(request, ends_at=loop.time() + seconds))
 
 
 @pytest.fixture

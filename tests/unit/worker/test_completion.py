@@ -88,7 +88,8 @@ def settle(name: str, padding: int = 0) -> bytes:
 
 
 def reply_to(bus: ScriptedBus, name: str, *, may_share: bool, answer: Message | Fault = FAULT) -> Reply:
-    return Reply(cast(Delivery, FakeDelivery(bus, name)), answer, name, may_share_message=may_share)
+    delivery = FakeDelivery(bus, name)
+    return Reply(cast(Delivery, delivery), answer, name, delivery.ack, may_share_message=may_share)
 
 
 @either_way

@@ -13,7 +13,7 @@ from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import QueueFull
 from quintain.topology import INVOKE, target_queue
-from quintain_worker.copies import HELD_PART
+from quintain_worker.inflight import HELD_PART
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.quick import timings
 from support.running_worker import FlakyBus, GatedProvider, next_fault, next_result, running_worker

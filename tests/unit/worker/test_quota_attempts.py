@@ -13,8 +13,7 @@ from quintain.contracts.quota import QuotaCard, QuotaTerms, RateFigures, RateRep
 from quintain.errors import Expired, Fault, ProviderFailed, TargetUnavailable, Throttled
 from quintain.topology import target_queue
 from quintain_worker import attempt as attempts
-from quintain_worker.attempt import AttemptResult
-from quintain_worker.call_tries import CallTries
+from quintain_worker.attempt import AttemptResult, CallTries
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item

@@ -9,7 +9,8 @@ from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, AttemptOutcome, Settle, SettleBatch
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import ProviderFailed, ReplyTooLarge
-from quintain_worker.attempt import AttemptResult, CallResponse, CallTiming, response_of
+from quintain_worker.attempt import AttemptResult
+from quintain_worker.completion import CallResponse, CallTiming, response_of
 from quintain_worker.providers.provider import ProviderAnswer
 
 
