@@ -13,22 +13,13 @@ from pathlib import Path
 import pytest
 
 from quintain.remote.factory import remote_factory
-from quintain.target import ControllableInjection, Event, EventResponse, SecurityDomainTag
+from quintain.target import SecurityDomainTag
 from support.command_line import CommandLine, RunningCommand, command_line, run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
 
 #: The tags of `desk.py`.
 DESK_TAGS = [SecurityDomainTag("user"), SecurityDomainTag("post", SecurityDomainTag("tools"))]
-
-#: What goes wrong with a target that cannot be made: the module, and what the command says of it.
-BROKEN = {
-    "raises": ("def make():\n    raise ValueError('no key: set BOT_KEY')\n", "no key: set BOT_KEY"),
-    "leaves": ("def make():\n    raise SystemExit('no licence')\n", "no licence"),
-    "no target": ("def make():\n    return 5\n", "it lacks config_specs"),
-    "no module": ("import nowhere\n", "No module named 'nowhere'"),
-    "no factory": ("def other():\n    pass\n", "has no factory make"),
-}
 
 
 @pytest.fixture
@@ -231,45 +222,6 @@ def test_a_slot_is_ready_once_its_process_has_made_an_instance(shell: CommandLin
     children = children_of(host.running.pid)
     assert len(children) == 2
     assert {*children} <= {*host.written("made")}
-
-
-async def test_a_host_that_is_told_to_stop_lets_the_run_in_a_process_end(
-    shell: CommandLine, name: str, broker_url: str
-) -> None:
-    # Started and ended on threads: this loop answers the target meanwhile.
-    host = await asyncio.to_thread(serve, shell, name, "--isolation", "process")
-    asked, told = asyncio.Event(), asyncio.Event()
-
-    async def send_event(event: Event) -> EventResponse:
-        asked.set()
-        await told.wait()
-        return ControllableInjection(event=event, controllable=event.controllable, value="late")  # type: ignore[attr-defined]
-
-    seen: list[Event] = []
-    factory = await asyncio.to_thread(remote_factory, name, url=broker_url, prefetch=0, tags=DESK_TAGS)
-    target = await asyncio.to_thread(factory.create)
-    running = asyncio.create_task(target.run(seen.append, send_event))
-    await asyncio.wait_for(asked.wait(), 30)
-    stopping = asyncio.create_task(asyncio.to_thread(host.stop))
-    await asyncio.to_thread(host.wait_for, lambda one: "may go on for 30 s" in one.stderr)
-    assert not stopping.done()
-    told.set()
-    await running
-    assert [event.content for event in seen] == ["Thank you for asking: late"]  # type: ignore[attr-defined]
-    assert await asyncio.to_thread(target.query, "reply") == "Thank you for asking: late"
-    await target.teardown()
-    assert (await stopping).code == 0
-    await asyncio.to_thread(factory.close)
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_target_that_cannot_be_made_ends_the_start_with_its_words(shell: CommandLine, name: str, how: str) -> None:
-    source, says = BROKEN[how]
-    (shell.folder / "broken.py").write_text(source)
-    refused = shell.run("serve", "host", "broken:make", "--name", name, code=2)
-    assert says in refused.stderr
-    assert "broken" in refused.stderr
-    assert "ready" not in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line, run_python
+from support.command_line import CommandLine, RunningCommand, command_line
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.servers.ports import free_port
 
@@ -82,28 +82,3 @@ def test_a_service_that_waits_for_its_broker_lives_and_says_so(shell: CommandLin
     assert status == 503
     assert "No broker at amqp://guest@127.0.0.1:1/" in json.loads(said)["reason"]
     assert worker.stop().code == 0
-
-
-@pytest.mark.parametrize("slots", ["1", "2"])
-def test_a_host_is_ready_and_counts_in_threads_and_in_processes(shell: CommandLine, slots: str) -> None:
-    host = shell.start("serve", "host", "desk:Desk", "--name", "desk", "--slots", slots, "--ops-port", "0")
-    url = ops_url(host)
-    wait_until_ready(url)
-    run_python(shell.folder / "drive.py", "desk", "hello", env=shell.env, folder=shell.folder)
-    counts = {
-        'quintain_host_runs_total{end="ended"} 1.0',
-        f'quintain_target_slots{{kind="leased",target="desk"}} {slots}.0',
-        "quintain_service_in_flight 0.0",
-    }
-    ends = time.monotonic() + 30
-    while not counts <= set(told := http_get(url, "/metrics")[1].splitlines()):
-        assert time.monotonic() < ends, told
-        time.sleep(0.2)
-    assert "quintain_host_leases_total 0.0" not in told
-    assert host.stop().code == 0
-
-
-def test_a_port_that_cannot_be_had_is_refused_with_its_mend(shell: CommandLine) -> None:
-    refused = shell.run("serve", "worker", "--ops-port", "0", "--ops-host", "192.0.2.1", code=2)
-    assert "--ops-port" in refused.stderr
-    assert "QUINTAIN_OPS_PORT is no port" in shell.run("serve", "worker", code=2, env={"QUINTAIN_OPS_PORT": "x"}).stderr

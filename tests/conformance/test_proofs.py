@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery, HeaderValue
 from quintain.bus.connect import connect_bus
-from quintain.client.amqp_transport import Authorization
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply, Result
@@ -110,32 +108,6 @@ async def test_a_taken_message_makes_its_own_call_and_no_other(reader: QueueRead
             with pytest.raises(Unauthorized):
                 await reader.publish(call, key=key)
         assert (await client.get_info()).call_count == 1
-
-
-async def test_a_message_without_a_routing_key_opens_no_call_of_another_target(reader: QueueReader) -> None:
-    session = await reader.fleet.open_session("model", 9)
-    deadline = int((time.time() + 60) * 1000)
-
-    def message(request_id: str, body: bytes, key: str) -> RpcRequest:
-        proof = Authorization(session.token).of_call(request_id, "", body, deadline)
-        headers = {**proof, REQUEST_ID_HEADER: request_id, DEADLINE_HEADER: deadline}
-        return RpcRequest(INVOKE, key, "invoke", body, headers, deadline_seconds=30)
-
-    async def code(request: RpcRequest) -> str:
-        reply = await reader.rpc_client.call(request)
-        return FaultReply.from_wire(reply.body).code if reply.type == "fault" else Result.from_wire(reply.body).target
-
-    question = b'{"question": "hello"}'
-    assert await code(message("r1", question, "other")) == "unauthorized"
-    assert await code(message("r1", question, "")) == "model"
-    [forwarded] = await reader.take()
-    with pytest.raises(Unauthorized):
-        await reader.publish(forwarded, key="other")
-    for name, answered in (("other", "bad_request"), ("nobody", "unknown_target"), ("model", "model")):
-        body = f'{{"question": "hello", "target": "{name}"}}'.encode()
-        assert await code(message(f"to {name}", body, "")) == answered
-    async with reader.fleet.client_of(session) as client:
-        assert (await client.get_info()).call_count == 2
 
 
 async def test_what_a_message_has_is_no_token_for_operations(reader: QueueReader) -> None:

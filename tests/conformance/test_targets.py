@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import dataclasses
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import datetime
 from typing import Any
 
 import pytest
 
-from quintain.target.type_registry import to_json_text
 from support.target_placements import (
     Controller,
     InProcessPlacement,
@@ -223,51 +219,6 @@ async def test_a_target_that_waits_no_longer_may_go_on_and_the_late_answer_harms
 # What an event carries.
 
 
-async def test_an_event_keeps_its_id_and_its_time_is_naive_and_does_not_run_backwards(
-    placement: TargetPlacement,
-) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        events = [target.observation_event("a"), target.request_event("b"), target.observation_event("c")]
-        target.notes = [event.event_id for event in events]
-        emit(events[0])
-        await send(events[1])
-        emit(events[2])
-
-    controller = Controller(placement.types)
-    await controller.drive(placement.create(script))
-    assert [event.event_id for event in controller.seen] == placement.instances[-1].notes
-    times = [event.timestamp for event in controller.seen]
-    assert times == sorted(times)
-    assert all(type(time) is datetime and time.tzinfo is None for time in times)
-
-
-async def test_an_event_keeps_the_domain_that_it_names(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        await send(target.request_event("elsewhere", security_domain=target.tools))
-        await send(target.request_event("at home"))
-
-    controller = Controller(placement.types)
-    await controller.drive(placement.create(script))
-    tools, user = (event.security_domain for event in controller.seen)
-    # By identity: a scope that holds the tag must include it.
-    assert tools is placement.target_class.tools  # type: ignore[attr-defined]
-    assert user is placement.target_class.user  # type: ignore[attr-defined]
-    assert placement.target_class.root.includes(tools) is (tools.parent is placement.target_class.root)  # type: ignore[attr-defined]
-
-
-async def test_a_controllable_that_was_never_declared_crosses_by_value(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        tool = target.types.controllable("tool:search", target.tools, "made while it runs", "json")
-        event = target.types.events["ControllablePreCallEvent"](controllable=tool, request="{}")
-        target.notes = [(await send(event)).controllable is tool]
-
-    controller = Controller(placement.types)
-    await controller.drive(placement.create(script))
-    [event] = controller.seen
-    assert (event.controllable.name, event.controllable.value_type) == ("tool:search", "json")
-    assert placement.instances[-1].notes == [True]
-
-
 async def test_a_hundred_kilobytes_cross_both_ways(placement: TargetPlacement) -> None:
     big = "ä€😀" * 33_000
 
@@ -284,34 +235,6 @@ async def test_a_hundred_kilobytes_cross_both_ways(placement: TargetPlacement) -
     assert placement.instances[-1].notes == [True]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        {"when": datetime(2026, 1, 2, 3, 4, 5)},
-        {"a set": {1}},
-        (1, (2, 3)),
-        b"\x00bytes",
-        {1: "an int key", None: "a null key", False: "a false key"},
-        [math.nan, math.inf, -math.inf],
-        "half of a character: \ud800",
-        2**200,
-        object,
-        {(1, 2): "a tuple key"},
-    ],
-    ids=str,
-)
-async def test_content_that_json_does_not_know_comes_out_as_superreds_files_have_it(
-    placement: TargetPlacement, content: object
-) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.observation_event(content))
-
-    controller = Controller(placement.types)
-    await controller.drive(placement.create(script))
-    assert to_json_text(controller.seen[0].content) == to_json_text(content)
-
-
 async def test_content_is_what_it_was_when_it_was_said(placement: TargetPlacement, placement_name: str) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         content = ["then"]
@@ -322,32 +245,6 @@ async def test_content_is_what_it_was_when_it_was_said(placement: TargetPlacemen
     await controller.drive(placement.create(script))
     # In process it goes by reference, and nobody promises anything; over the wire it is a snapshot.
     assert controller.seen[0].content == (["then", "later"] if placement_name == "in process" else ["then"])
-
-
-async def test_events_and_responses_of_somebodys_own_cross_where_they_were_registered(
-    placement: TargetPlacement,
-) -> None:
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Opened(placement.types.responses["EventResponse"]):  # type: ignore[misc]
-        by: str
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Knock(placement.types.events["Event"]):  # type: ignore[misc]
-        response_types = (Opened,)
-        times: int
-
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        event = Knock(times=3, security_domain=target.user)
-        response = await send(event)
-        target.notes = [type(response) is Opened, response.by, response.event is event]
-
-    async def answer(event: Any) -> Any:
-        return Opened(event=event, by=f"whoever heard {event.times}")
-
-    controller = Controller(placement.types, answer)
-    await controller.drive(placement.create(script, [Knock, Opened]))
-    assert type(controller.seen[0]) is Knock
-    assert placement.instances[-1].notes == [True, "whoever heard 3", True]
 
 
 # What is refused.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
@@ -15,25 +14,7 @@ from quintain.contracts.ledger import TargetCard
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
-from support.memory_fleet import memory_fleet
 from support.metadata_service import RunningMetadataService, run_metadata_service
-
-CONFIG = "targets:\n  parrot: {provider: mock, max_concurrency: 256}\n"
-
-
-@pytest.mark.parametrize("over", ["memory", "rabbitmq"])
-async def test_calls_at_once_are_each_charged_and_answered(
-    over: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    url = "memory://" if over == "memory" else request.getfixturevalue("broker_url")
-    async with memory_fleet(tmp_path, CONFIG, broker_url=url) as fleet, fleet.client("parrot", 200) as client:
-        await client.invoke("first", target="parrot")
-        results = await asyncio.gather(*(client.invoke(f"question {n}", target="parrot") for n in range(100)))
-        assert [result.raw_text for result in results] == [f"question {n}" for n in range(100)]
-        assert sorted(result.call_count for result in results) == list(range(2, 102))
-        items = await client.invoke_batch([f"item {n}" for n in range(90)])
-        assert [item.result and item.result.raw_text for item in items] == [f"item {n}" for n in range(90)]
-        assert (await client.get_info()).call_count == 191
 
 
 class SteadyProvider:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from quintain.contracts.credentials import public_id
-from support.command_line import command_line
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
 from support.raw_client import RawAmqpClient
 
@@ -64,9 +63,3 @@ def test_as_text_it_has_them_too_and_no_id_begins_a_line(fleet: ProcessFleet) ->
     line, token = logged_call(fleet, "text")
     told = line[line.index("[call=") :]
     assert told == rf'[call=mine\n{{"level": "forged"}} session={public_id(token)} target=echo trace={"ab" * 16}]'
-
-
-def test_a_word_that_is_no_level_is_refused_before_anything_else(fleet: ProcessFleet) -> None:
-    with command_line(fleet.folder) as shell:
-        refused = shell.run("serve", "worker", env={"QUINTAIN_LOG_LEVEL": "loud"}, code=2)
-    assert "QUINTAIN_LOG_LEVEL is 'loud': it is one of debug, info, warning, error" in refused.stderr

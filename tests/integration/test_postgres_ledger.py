@@ -75,19 +75,6 @@ async def test_duplicates_admitted_through_two_services_at_once_are_granted_once
     await assert_ledger_consistent(services[2])
 
 
-async def test_an_attempt_that_asks_two_services_at_once_gets_one_grant_and_is_charged_once(
-    services: list[Ledger],
-) -> None:
-    session = await open_session(services[0], 10)
-    for number in range(10):
-        first, second = await asyncio.gather(
-            *(admit(service, session, f"call {number}", f"attempt {number}") for service in services[:2])
-        )
-        assert is_granted(first)
-        assert first == second
-    assert (await info(services[0], session)).call_count == 10
-
-
 async def test_a_result_that_is_told_to_three_services_counts_once(services: list[Ledger]) -> None:
     session = await open_session(services[0], 5)
     for number in range(5):

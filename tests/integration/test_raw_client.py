@@ -89,35 +89,6 @@ def test_an_unknown_target_is_a_fault_with_the_list(
     )
 
 
-@pytest.mark.parametrize(
-    ("body", "key", "headers", "code", "names"),
-    [
-        (b"{", "parrot", {}, "bad_request", "JSON"),
-        (b"\xff\xfe", "parrot", {}, "bad_request", ""),
-        ({}, "parrot", {}, "bad_request", "question"),
-        ({"question": ""}, "parrot", {}, "bad_request", "question"),
-        ({"question": 7}, "parrot", {}, "bad_request", "question"),
-        ({"question": "x", "attempt": -1}, "parrot", {}, "bad_request", "attempt"),
-        ({"question": "x", "target": "sage"}, "parrot", {}, "bad_request", "target"),
-        ({"question": "x"}, "parrot", {"x-quintain-protocol": 2}, "bad_request", "x-quintain-protocol"),
-        ({"question": "x"}, "parrot", {"x-quintain-deadline": "soon"}, "bad_request", "x-quintain-deadline"),
-        ({"question": "x"}, "parrot", {"x-quintain-request-id": "r" * 129}, "bad_request", "x-quintain-request-id"),
-        ({"question": "x" * (1024 * 1024)}, "parrot", {}, "payload_too_large", ""),
-        ({"question": "x"}, "parrot", {"x-quintain-session": "nonsense"}, "unauthorized", ""),
-        ({"question": "x"}, "", {"x-quintain-session": "nonsense"}, "unauthorized", ""),
-        (b"{", "parrot", {"x-quintain-session": "nonsense"}, "unauthorized", ""),
-        (b"{", "", {}, "bad_request", "JSON"),
-    ],
-)
-def test_bad_input_is_a_typed_fault_and_costs_nothing(
-    raw_client: RawAmqpClient, body: object, key: str, headers: dict[str, object], code: str, names: str
-) -> None:
-    kind, fault = raw_client.call(body, key=key, headers=headers)
-    assert (kind, fault["code"], fault["charged"]) == ("fault", code, False), fault
-    assert names in str(fault["error"])
-    assert raw_client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"] == 0
-
-
 def test_the_operations_of_the_metadata_exchange(fleet: ProcessFleet, raw_client: RawAmqpClient) -> None:
     def operate(name: str, body: object, token: str | None = None) -> tuple[str, dict[str, object]]:
         headers: dict[str, object] = {} if token is None else {"x-quintain-session": token}

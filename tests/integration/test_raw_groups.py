@@ -183,26 +183,3 @@ def test_a_broken_item_is_a_fault_and_the_others_go_on(raw_client: RawGroupClien
 def test_a_group_for_the_sessions_default_target_is_routed_call_by_call(raw_client: RawGroupClient) -> None:
     replies = raw_client.call_group(questions("x", "y"), key="")
     assert [text_of(reply) for _, reply in replies] == ["x", "y"]
-
-
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [
-        (b"\x00\x00\x00\x09", {}),
-        (encode([({"correlationId": "a"}, b"{}")])[:-1], {}),
-        (encode([({"correlationId": str(number)}, b"{}") for number in range(65)]), {}),
-        (encode([({"correlationId": "a"}, b" " * 300_000)]), {}),
-        (encode([({"correlationId": name, "headers": {"x-quintain-request-id": "same"}}, b"{}") for name in "ab"]), {}),
-        (encode([({"correlationId": "a", "headers": {"x-quintain-session": "another"}}, b"{}")]), {}),
-        (encode([({"correlationId": "a"}, b"{}")]), {"x-quintain-protocol": 2}),
-    ],
-)
-@pytest.mark.parametrize("key", ["parrot", ""])
-def test_what_is_no_group_is_a_fault_under_its_own_correlation_id(
-    raw_client: RawGroupClient, body: bytes, headers: dict[str, object], key: str
-) -> None:
-    group_id, _ = raw_client.publish_group([], key=key, body=body, headers=headers)
-    raw_client.wait([group_id])
-    kind, fault = raw_client.replies[group_id][0]
-    assert (kind, fault["status"] in {400, 413}, fault["charged"]) == ("fault", True, False)
-    assert call_count(raw_client) == 0

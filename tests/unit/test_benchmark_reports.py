@@ -7,33 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 
-from closed_loop import ClientFailed, Round, at_once, measure, parse_round
+from closed_loop import Round, at_once, measure
 from harness import Result, cpu_seconds, results_of
 from plots import PLOTS, cpu_by_process, rate
 from report import FOLDER, PAGE, PEERS, RESULTS, Report, page_part, peers_ahead
 
 FAST = Round(300, 1.0, 2.5, 9.0, {"client": 100, "broker": 200})
 SLOW = Round(100, 1.0, 7.5, 12.0, {"client": 300, "broker": 400})
-
-
-def test_a_line_of_a_client_is_its_round() -> None:
-    assert parse_round(json.dumps(asdict(FAST))) == FAST
-
-
-@pytest.mark.parametrize("line", ["", "Traceback", "[]", "{}", '{"calls": 1, "more": 2}'])
-def test_a_line_that_is_no_round_is_a_failure_of_the_client(line: str) -> None:
-    with pytest.raises(ClientFailed):
-        parse_round(line)
-
-
-def test_an_error_of_a_client_is_told_in_its_words() -> None:
-    with pytest.raises(ClientFailed) as raised:
-        parse_round('{"error": "ConnectionError: refused"}')
-    assert raised.value.args == ("ConnectionError: refused",)
 
 
 async def test_every_caller_makes_a_call_and_calls_at_once_are_counted() -> None:

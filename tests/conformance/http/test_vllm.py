@@ -16,8 +16,7 @@ import pytest
 from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from support.memory_fleet import MemoryFleet, memory_fleet
-from support.model_server import ModelServer, ScriptedResponse, StreamedResponse, model_server
-from support.model_streams import chat_events
+from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import chat_answer, responses_answer
 from support.official_clients import openai_client
 
@@ -105,18 +104,6 @@ async def test_extra_body_of_chat_reaches_the_server_unchanged(
     for extra in EXTRA.values():
         await client.chat.completions.create(model="vllm", messages=MESSAGES, extra_body=extra)
         assert provider.requests[-1].body == {"model": "Qwen/Qwen3-8B", "messages": MESSAGES, **extra}
-
-
-async def test_extra_body_of_a_stream_reaches_the_server_unchanged(
-    provider: ModelServer, client: openai.AsyncOpenAI
-) -> None:
-    provider.set_responses(StreamedResponse(events=chat_events(["Ye", "s"])))
-    extra = {**EXTRA["reasoning"], **EXTRA["choice"], **EXTRA["sampling"]}
-    stream = await client.chat.completions.create(model="vllm", messages=MESSAGES, extra_body=extra, stream=True)
-    texts = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
-    assert "".join(text or "" for text in texts) == "Yes"
-    asked = {"stream": True, "stream_options": {"include_usage": True}}
-    assert provider.requests[-1].body == {"model": "Qwen/Qwen3-8B", "messages": MESSAGES, **asked, **extra}
 
 
 async def test_extra_body_of_completions_and_responses_reaches_the_server_unchanged(

@@ -31,35 +31,6 @@ async def admin(fleet: MemoryFleet) -> AsyncIterator[GatewayClient]:
         yield admin
 
 
-async def test_a_session_is_opened_and_its_token_opens_the_other_paths(
-    fleet: MemoryFleet, admin: GatewayClient
-) -> None:
-    status, opened = await admin.post("/sessions", {"defaultTarget": "echo", "maxCalls": 2, "label": "mine"})
-    assert (status, opened.keys()) == (201, {"sessionId", "token"})
-    async with open_gateway_client(fleet.gateway_url, opened["token"]) as door:
-        assert (await door.post("/invoke", {"question": "x"}))[1]["rawText"] == "x"
-    status, shown = await admin.get(f"/sessions/{opened['sessionId']}")
-    assert (status, shown["callCount"], shown["maxCalls"], shown["label"]) == (200, 1, 2, "mine")
-    assert "token" not in shown
-
-
-async def test_a_session_is_amended_and_closed(fleet: MemoryFleet, admin: GatewayClient) -> None:
-    opened = (await admin.post("/sessions", {"defaultTarget": "echo"}))[1]
-    path = f"/sessions/{opened['sessionId']}"
-    assert (await admin.send("PATCH", path, {"maxCalls": 7}))[1]["maxCalls"] == 7
-    assert (await admin.send("PATCH", path, {"state": "paused"}))[1]["state"] == "paused"
-    assert (await admin.send("PATCH", path, {}))[1]["maxCalls"] == 7
-    # Whose session it is, the path says.
-    other = (await admin.post("/sessions", {"defaultTarget": "echo"}))[1]["sessionId"]
-    assert (await admin.send("PATCH", path, {"sessionId": other, "maxCalls": 9}))[0] == 400
-    assert (await admin.send("PATCH", path, {"sessionId": opened["sessionId"], "maxCalls": 9}))[1]["maxCalls"] == 9
-    for _ in range(2):
-        status, closed = await admin.send("DELETE", path)
-        assert (status, closed["state"]) == (200, "closed")
-    async with open_gateway_client(fleet.gateway_url, opened["token"]) as door:
-        assert (await door.get("/info"))[0] == 401
-
-
 async def test_the_sessions_come_a_page_at_a_time(admin: GatewayClient) -> None:
     ids = [(await admin.post("/sessions", {"defaultTarget": "echo"}))[1]["sessionId"] for _ in range(PAGE_SIZE + 3)]
     await admin.send("DELETE", f"/sessions/{ids[0]}")

@@ -150,23 +150,3 @@ async def test_what_is_cut_off_at_the_end_is_taken_back_before_the_gateway_has_g
     assert taken_back == [1]
     socket[1].close()
     await socket[1].wait_closed()
-
-
-async def test_what_runs_is_answered_within_the_grace(tmp_path: Path, sent_calls: SentCalls) -> None:
-    config = "targets: {brisk: {provider: mock, delay_ms: 500}}\n"
-    async with memory_fleet(tmp_path, config, limits=GatewayLimits(grace_seconds=10)) as fleet:
-        session = await fleet.open_session("brisk")
-        async with open_raw_connection(fleet.gateway_url) as idle:
-            socket = await asyncio.open_connection(*fleet.gateway_url.removeprefix("http://").split(":"))
-            await post_request(RawConnection(*socket), session.token, "/invoke", {"question": "x"})
-            await wait_for_sends(sent_calls, begun=1)
-            url = fleet.gateway_url
-            await idle.write(b"GET /inf")
-    answer = await RawConnection(*socket).read_response()
-    socket[1].close()
-    await socket[1].wait_closed()
-    assert answer is not None
-    assert (answer.status, answer.json["rawText"]) == (200, "x")
-    with pytest.raises(ConnectionError):
-        async with open_raw_connection(url):
-            pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.contracts.api_request import ApiName, ApiRequest, read_request
 from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_HEADER, CHUNK_TYPE
 from quintain.contracts.invoke import Chunk, Result
-from quintain.errors import Fault, ProviderFailed
+from quintain.errors import Fault
 from quintain.rpc.server import send_reply
 from quintain.topology import REPLY, target_queue, target_topology
 from support.gateway_client import open_gateway_client
@@ -157,59 +156,6 @@ async def test_whatever_is_lost_the_answer_is_whole(
     async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
         assert "".join([text async for text in message_deltas(of_anthropic)]) == answer
     assert worker.accepts_chunks == [True, True]
-
-
-async def test_an_answer_that_was_begun_again_and_differs_ends_with_an_error(
-    fleet: MemoryFleet, token: str, worker: ScriptedWorker
-) -> None:
-    worker.chunks = [Chunk(attempt=1, seq=0, delta="one "), Chunk(attempt=2, seq=0, delta="uno ")]
-    worker.reply = result_of("uno dos")
-    said: list[str] = []
-    async with openai_client(fleet.gateway_url, token) as (of_openai, _):
-        with pytest.raises(openai.APIError, match="A retry gave another answer") as differs:
-            async for text in chat_deltas(of_openai):
-                said.append(text)
-    assert ("".join(said), differs.value.code) == ("one ", "provider_error")
-    async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
-        with pytest.raises(anthropic.APIError, match="A retry gave another answer"):
-            async for text in message_deltas(of_anthropic):
-                said.append(text)
-    assert "".join(said) == "one one "
-    async with open_gateway_client(fleet.gateway_url) as nobody, asyncio.timeout(5):
-        while "\nquintain_gateway_requests_in_flight 1.0\n" not in (await nobody.http.get("/metrics")).text:
-            await asyncio.sleep(0.01)
-
-
-async def test_a_fault_after_the_first_words_ends_the_stream(
-    fleet: MemoryFleet, token: str, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "quintain_gateway.access_log")
-    worker.chunks = [Chunk(attempt=1, seq=0, delta="one ")]
-    worker.reply = ProviderFailed("It broke", charged=True)
-    async with openai_client(fleet.gateway_url, token) as (of_openai, _):
-        with pytest.raises(openai.APIError, match="It broke"):
-            assert [text async for text in chat_deltas(of_openai)]
-    async with asyncio.timeout(5):
-        while "request " not in caplog.text:
-            await asyncio.sleep(0.01)
-    assert "route=/v1/chat/completions status=200" in caplog.text
-    assert "code=provider_error" in caplog.text
-
-
-async def test_words_and_then_calls_of_tools_are_blocks_in_this_order(
-    fleet: MemoryFleet, token: str, worker: ScriptedWorker
-) -> None:
-    calls = [("c1", "f", '{"a": 1}'), ("c2", "f", "no json")]
-    worker.chunks, worker.reply = [Chunk(attempt=1, seq=0, delta="I look")], result_of("I look it up", *calls)
-    async with anthropic_client(fleet.gateway_url, token) as (of_anthropic, _):
-        events = [event async for event in await of_anthropic.messages.create(**ASK, stream=True)]
-        whole = await of_anthropic.messages.create(**ASK)
-    starts = [(event.index, event.content_block.type) for event in events if event.type == "content_block_start"]
-    stops = [event.index for event in events if event.type == "content_block_stop"]
-    assert starts == [(0, "text"), (1, "tool_use"), (2, "tool_use")]
-    assert stops == [0, 1, 2]
-    assert [block.type for block in whole.content] == ["text", "tool_use", "tool_use"]
-    assert worker.accepts_chunks == [True, False]  # whoever wants the whole answer hears no pieces
 
 
 async def test_every_line_of_a_stream_is_what_an_event_stream_may_hold(

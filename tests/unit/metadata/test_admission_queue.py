@@ -96,19 +96,6 @@ async def test_one_held_duplicate_takes_over_a_refunded_call_and_the_others_wait
     assert worker.admissions[one.attempt_id].attempt == 2
 
 
-async def test_a_held_duplicate_takes_over_when_the_holders_lease_lapses(
-    admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
-) -> None:
-    dead, living = Worker(admission_queue, "w1"), Worker(admission_queue, "w2")
-    await dead.admit(admit_request(session, "r1"))
-    heir = admit_request(session, "r1")
-    await living.admit(heir)
-    await ledger_driver.expire_lease("w1")
-    await admission_queue.retry_waiting()
-    assert living.answer_to(heir) == "granted"
-    assert living.admissions[heir.attempt_id].attempt == 2
-
-
 async def test_a_call_that_must_be_alone_takes_no_capacity_before_it_is(
     admission_queue: AdmissionQueue, ledger_driver: LedgerDriver, session: SessionOpened
 ) -> None:

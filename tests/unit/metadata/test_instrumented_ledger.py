@@ -104,18 +104,3 @@ async def test_a_refusal_is_no_outage(wrapped_ledger: SqliteLedger, caplog: pyte
     with pytest.raises(BadRequest):
         await ledger.transact(refusing)
     assert messages(caplog) == []
-
-
-async def test_it_is_the_ledger_it_was_given(wrapped_ledger: SqliteLedger) -> None:
-    ledger = InstrumentedLedger(wrapped_ledger)
-    ledger.lease_expiry.suspended_until = 2**50
-
-    def mourned(moment: Moment) -> SqlProgram[int]:
-        yield from ()
-        return moment.lease_cutoff
-
-    assert await ledger.transact(mourned) == 0
-    assert abs(await ledger.now() - await wrapped_ledger.now()) < 10_000
-    await ledger.close()
-    with pytest.raises(BudgetUnavailable, match="out of reach"):
-        await ledger.transact(mourned)

@@ -64,25 +64,6 @@ async def test_a_target_named_in_the_body_alone_is_where_it_goes(
     assert (await next_delivery(got)).routing_key == "b"
 
 
-async def test_a_queue_that_was_not_declared_yet_is_declared(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    await metadata.ledger_driver.register("a")
-    await metadata.publish(
-        INVOKE, "a", {"question": "x"}, headers={TOKEN_HEADER: session.token}, correlation_id="c", reply_to="r"
-    )
-    async with asyncio.timeout(5):
-        while True:
-            try:
-                waiting = metadata.memory.queue("quintain.target.a").ready
-            except BusError:
-                waiting = None
-            if waiting:
-                break
-            await asyncio.sleep(0)
-    assert waiting[0].headers[ROUTED_HEADER] == 1
-
-
 @pytest.mark.parametrize(
     ("key", "body", "sentence"),
     [

@@ -188,12 +188,3 @@ async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) 
         f"exit 1: bot is parked after errors, {total.waiting} trials wait and {total.errors} erred, and every row so "
         f"far is kept. When the endpoint works again, the same command goes on: {COMMAND}"
     )
-
-
-async def test_what_a_provider_says_steers_no_terminal(tmp_path: Path) -> None:
-    async def hostile(request: InvokeRequest) -> str:
-        raise TargetUnavailable("\x1b]8;;https://evil.example\x07\x1b[2Jno\r\nkey \u202eevil")
-
-    summary = await prepared(tmp_path, 30, FakeClient(hostile)).run()
-    (note,) = parked_target_notes(summary)
-    assert note.endswith("target_unavailable: no key evil")

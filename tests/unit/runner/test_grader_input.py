@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from quintain.config.prices import Price
-from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage, ToolCall
+from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage
 from quintain.graders import Case
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS, JsonObject, build_grader_input
 from quintain_runner.plan.cases import expected_text
@@ -113,21 +113,6 @@ def test_what_is_expected_and_no_text_is_given_as_its_json_and_an_object_as_it_i
 
 def test_an_answer_without_token_usage_says_so() -> None:
     assert read(ASKED, RESULT.model_copy(update={"token_usage": None}))["token_usage"] is None
-
-
-def test_a_tool_call_has_agentvs_names() -> None:
-    calls = [ToolCall(id="c1", name="look_up", arguments='{"city": null}'), ToolCall(id="c2", name="go", arguments="{")]
-    result = RESULT.model_copy(update={"output": [OutputMessage(content="", tool_calls=calls)]})
-    assert read(ASKED, result)["output_messages"] == [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {"id": "c1", "tool": "look_up", "input": {"city": None}},
-                {"id": "c2", "tool": "go", "input": "{"},
-            ],
-        }
-    ]
 
 
 AFTERNOON = datetime(2026, 3, 1, 14, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=2)))

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import select
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,24 +23,6 @@ def command(folder: Path, *argv: str, timeout_seconds: float = 30, env: dict[str
 async def run(folder: Path, source: str, *, timeout_seconds: float = 30, stdin: bytes = b"{}") -> bytes:
     argv = write_script(folder, "grader.py", source)
     return await run_grader(command(folder, *argv, timeout_seconds=timeout_seconds), stdin)
-
-
-@contextmanager
-def lifeline(path: Path) -> Iterator[int]:
-    """A FIFO: as long as a process holds its writing end, that process lives."""
-    os.mkfifo(path)
-    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-
-
-def is_cut(reading: int) -> bool:
-    """Whether every process on the lifeline dies, within ten seconds."""
-    poll = select.poll()
-    poll.register(reading, 0)
-    return bool(poll.poll(10_000))
 
 
 async def test_a_grader_reads_its_stdin_to_the_end_and_its_stdout_comes_back(tmp_path: Path) -> None:
@@ -93,11 +70,6 @@ async def test_too_much_output_is_an_error_and_the_grader_is_stopped(tmp_path: P
         await run(tmp_path, "import sys\nwhile True: sys.stdout.write('x' * 65536)")
 
 
-async def test_any_amount_of_stderr_is_drained(tmp_path: Path) -> None:
-    source = "import sys; sys.stderr.write('x' * 10_000_000); print('{}')"
-    assert await run(tmp_path, source) == b"{}\n"
-
-
 async def test_a_command_that_is_not_there_is_told_with_the_folder(tmp_path: Path) -> None:
     with pytest.raises(GraderError, match="Its command 'no-such-judge' cannot be started in"):
         await run_grader(command(tmp_path, "no-such-judge"), b"")
@@ -107,34 +79,3 @@ async def test_python_is_the_runners_own_where_the_path_has_none(tmp_path: Path)
     write_script(tmp_path, "g.py", "import sys; print(sys.executable)")
     printed = await run_grader(command(tmp_path, "python", "g.py", env={"PATH": str(tmp_path)}), b"")
     assert printed.decode().strip() == sys.executable
-
-
-async def test_a_grader_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
-    with lifeline(tmp_path / "alive") as reading:
-        hanging = command(tmp_path, "sh", "-c", "(echo up; exec sleep 600) > alive & sleep 600", timeout_seconds=1)
-        with pytest.raises(GraderError, match="hung past its timeout of 1 s and was killed"):
-            await run_grader(hanging, b"")
-        assert is_cut(reading)
-        assert os.read(reading, 10) == b"up\n"
-
-
-async def test_a_grader_that_is_cancelled_is_killed_with_what_it_started(tmp_path: Path) -> None:
-    with lifeline(tmp_path / "alive") as reading:
-        argv = ["sh", "-c", "(echo up; exec sleep 600) > alive & sleep 600"]
-        running = asyncio.create_task(run_grader(command(tmp_path, *argv), b""))
-        up = asyncio.Event()
-        asyncio.get_running_loop().add_reader(reading, up.set)
-        await up.wait()
-        asyncio.get_running_loop().remove_reader(reading)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert is_cut(reading)
-
-
-async def test_what_a_grader_leaves_running_is_killed_and_its_verdict_counts(tmp_path: Path) -> None:
-    with lifeline(tmp_path / "alive") as reading:
-        leaving = command(tmp_path, "sh", "-c", "sleep 600 > alive & echo '{}'")
-        assert await run_grader(leaving, b"") == b"{}\n"
-        os.close(os.open(tmp_path / "alive", os.O_WRONLY))
-        assert is_cut(reading)

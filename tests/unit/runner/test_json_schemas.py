@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -141,16 +140,3 @@ def test_a_configuration_that_is_refused_is_not_allowed(tmp_path: Path, text: st
     with pytest.raises(ConfigError):
         load_config(path)
     assert not allows(CONFIG, text)
-
-
-def test_an_editor_is_told_what_each_key_of_an_evaluation_is_for() -> None:
-    schema = json.loads(json.dumps(evaluation_schema()))
-    described = {**schema["$defs"], "whole": schema}
-    keys = [
-        (name, key, value)
-        for name, model in described.items()
-        for key, value in model.get("properties", {}).items()
-        if key != "builtin"
-    ]
-    assert len(keys) > 30
-    assert [(name, key) for name, key, value in keys if not value.get("description")] == []

@@ -219,16 +219,6 @@ async def test_a_comparison_names_graders_that_changed_and_counts_stale_rows(jud
     assert (comparison.changed_graders, comparison.stale_before, comparison.stale_after) == (["judged"], 0, 4)
 
 
-async def test_a_row_holds_what_was_asked_answered_and_said(judged: Judged) -> None:
-    await judged.run()
-    row = json.loads(judged.folder.rows_by_case()["case-1"].to_line())
-    assert row["case"] == {"question": "q1", "expected": "q1"}
-    assert row["answer"]["requestId"].startswith("run-")
-    assert row["answer"]["tokenUsage"] == {"input": 10, "output": 2}
-    assert row["graders"]["judged"]["requestId"].startswith("judge-")
-    assert row["graders"]["judged"]["reason"] == "secret reason"
-
-
 async def test_rows_without_content_hold_no_text_and_are_kept(judged: Judged) -> None:
     await judged.run(keeps_content=False)
     text = (judged.folder.output / "results.jsonl").read_text()

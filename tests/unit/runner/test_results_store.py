@@ -97,16 +97,6 @@ async def test_superseded_rows_of_a_run_that_was_killed_are_read_past(tmp_path: 
     assert [one.tries for one in read_rows(tmp_path)] == [3]
 
 
-async def test_a_later_row_takes_the_place_of_a_graded_one_too(tmp_path: Path) -> None:
-    lines = [row("1"), row("2"), row("1", status=RowStatus.ERROR, tries=2)]
-    (tmp_path / "results.jsonl").write_text("".join(one.model_dump_json(by_alias=True) + "\n" for one in lines))
-    assert await resume_statuses(tmp_path, "1", "2") == {"1": (RowStatus.ERROR, 2), "2": (RowStatus.GRADED, 1)}
-    assert [(one.case_id, one.status) for one in read_rows(tmp_path)] == [
-        ("2", RowStatus.GRADED),
-        ("1", RowStatus.ERROR),
-    ]
-
-
 async def test_the_counts_are_those_of_the_rows_that_count(tmp_path: Path) -> None:
     spent = [row("1", status=RowStatus.ERROR), row("1", tries=2), row("2", status=RowStatus.ERROR)]
     lines = [one.model_copy(update={"calls": calls}) for one, calls in zip(spent, (1, 3, 5), strict=True)]

@@ -351,14 +351,6 @@ async def test_cancel_takes_calls_back_and_says_how_many(lone_client: LoneClient
     assert lone_client.metadata.requests.empty()
 
 
-async def test_who_is_cancelled_while_it_waits_takes_its_call_back(lone_client: LoneClient) -> None:
-    await lone_client.consume_target_queue()
-    asking = start(lone_client.client.invoke("x", target="a"))
-    ids = await lone_client.next_request_ids(1)
-    await cancel_and_wait(asking)
-    assert await lone_client.metadata.next_cancelled() == ids
-
-
 async def test_calls_that_end_together_are_taken_back_together(lone_client: LoneClient) -> None:
     await lone_client.consume_target_queue()
 
@@ -373,15 +365,6 @@ async def test_calls_that_end_together_are_taken_back_together(lone_client: Lone
                 group.create_task(lone_client.client.invoke(str(number), target="a"))
             group.create_task(fail(50))
     assert sorted(await lone_client.metadata.next_cancelled()) == sorted(seen)
-    await lone_client.client.close()
-    assert lone_client.metadata.requests.empty()
-
-
-async def test_a_call_under_an_id_of_the_callers_own_goes_on(lone_client: LoneClient) -> None:
-    await lone_client.consume_target_queue()
-    asking = start(lone_client.client.send(InvokeRequest(question="x", target="a"), request_id="mine"))
-    assert await lone_client.next_request_ids(1) == ["mine"]
-    await cancel_and_wait(asking)
     await lone_client.client.close()
     assert lone_client.metadata.requests.empty()
 

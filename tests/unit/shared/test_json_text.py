@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.api_request import ApiRequest, json_text, parse_json_object, read_api_request
+from quintain.contracts.api_request import json_text, parse_json_object, read_api_request
 from quintain.errors import BadRequest
 
 #: Values whose text says more than the value that Python reads.
@@ -27,16 +27,6 @@ def test_a_member_keeps_the_text_that_was_sent(text: str) -> None:
     assert whole.texts["kept"] == text
     assert whole.without("model").text == f'{{"kept":{text}}}'
     assert whole.with_members({"model": "y"}).text == f'{{"model":"y","kept":{text}}}'
-
-
-@pytest.mark.parametrize("text", EXACT)
-def test_a_request_is_published_and_read_with_the_text_that_was_sent(text: str) -> None:
-    body, _ = parse_json_object(f'{{"kept":{text}}}'.encode())
-    wire = ApiRequest("chat", body, {"openai-beta": "x=1"}, target="it").to_wire()
-    read = read_api_request(wire)
-    assert read is not None
-    assert (read.body.texts, read.target, read.headers) == ({"kept": text}, "it", {"openai-beta": "x=1"})
-    assert read.to_wire() == wire
 
 
 @given(value=st.dictionaries(st.text(), values, max_size=5), indent=st.sampled_from([None, 0, 2]))
@@ -85,6 +75,7 @@ def test_an_inner_object_keeps_the_texts_of_its_members_too() -> None:
         '{"a":1}'.encode("utf-16"),
         '{"a":"é"}'.encode("latin-1"),
         b'{"a":"\xed\xa0\x80"}',
+        b'{"a":"\\ud83d"}',
         b'{"a":NaN}',
         b'{"a":[Infinity]}',
         b'{"a":{"b":-Infinity}}',

@@ -39,10 +39,6 @@ def test_a_token_has_the_protocols_shape() -> None:
     assert set(token_id + secret + checksum) <= set(DIGITS)
 
 
-def test_two_tokens_are_never_the_same() -> None:
-    assert len({SessionToken.mint().text for _ in range(100)}) == 100
-
-
 @settings(deadline=None)
 @given(st.data())
 def test_any_single_character_changed_is_refused(data: st.DataObject) -> None:

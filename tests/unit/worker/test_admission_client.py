@@ -11,7 +11,7 @@ import pytest
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Delivery, Envelope
 from quintain.bus.memory import MemoryBus
 from quintain.contracts.ledger import Admission, Admit
-from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
+from quintain.errors import BadRequest, BrokerUnavailable, Expired
 from quintain.rpc.requests import RpcClient
 from quintain.timings import Clock, Timings
 from quintain.topology import Exchange, admit_topology
@@ -111,17 +111,6 @@ async def test_a_first_admit_goes_to_a_services_own_queue_and_its_repetition_to_
     # Nothing was heard of that service since: the next admit does not try it.
     assert await admission_client.admit("r2") is not None
     assert arrived.qsize() == int(listens)
-
-
-async def test_silence_is_a_budget_that_cannot_be_read(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
-    ledger.admit_policy = lambda _: None
-    with pytest.raises(BudgetUnavailable) as silence:
-        await admission_client.admit("r1")
-    assert silence.value.retryable
-    assert ledger.admits.qsize() >= 5  # it was repeated for as long as there was hope
-    assert admission_client.admission_client._pending == {}
 
 
 @pytest.mark.parametrize("admission_client", [timings(admit_repeat_seconds=0.03)], indirect=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -275,62 +274,3 @@ async def test_a_program_that_writes_goes_on_and_one_that_is_silent_for_too_long
         failed = await failure(stuck)
     assert isinstance(failed.fault, TimedOut)
     assert (failed.billing, failed.retryable) == (Billing.UNKNOWN, False)
-
-
-#: Starts a child of its own, says both ids in a file, and waits for ever.
-FAMILY = 'sleep 600 & echo "$$ $!" > "$1.new"; mv "$1.new" "$1"; wait'
-
-
-async def ids_in(file: Path) -> list[int]:
-    async with asyncio.timeout(30):
-        while not file.exists():
-            await asyncio.sleep(0.01)
-    return [int(each) for each in file.read_text().split()]
-
-
-async def wait_until_gone(process_id: int) -> None:
-    """Return when no such process runs; a dead one that nobody has collected yet is gone too."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-            except (FileNotFoundError, ProcessLookupError):
-                return
-            if state == "Z":
-                return
-            await asyncio.sleep(0.01)
-
-
-async def test_cancelling_kills_the_whole_group(tmp_path: Path, calls_folder: Path) -> None:
-    call = asyncio.create_task(answer_of(make_provider(tmp_path, shell(FAMILY, str(tmp_path / "ids")))))
-    process_ids = await ids_in(tmp_path / "ids")
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    for process_id in process_ids:
-        await wait_until_gone(process_id)
-    assert list(calls_folder.iterdir()) == []
-
-
-async def test_what_a_program_leaves_running_neither_holds_the_answer_up_nor_lives_on(tmp_path: Path) -> None:
-    script = 'sleep 600 & echo "$!" > "$1"; echo answered'
-    answer = await answer_of(make_provider(tmp_path, shell(script, str(tmp_path / "ids"))))
-    assert answer.text == "answered\n"
-    for process_id in await ids_in(tmp_path / "ids"):
-        await wait_until_gone(process_id)
-
-
-async def test_a_process_that_left_the_group_does_not_hold_the_answer_up(tmp_path: Path) -> None:
-    code = """
-import os, subprocess, sys
-child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-open(sys.argv[1], "w").write(str(child.pid))
-print("answered", flush=True)
-os._exit(0)
-"""
-    try:
-        answer = await answer_of(make_provider(tmp_path, [sys.executable, "-c", code, str(tmp_path / "ids")]))
-        assert answer.text == "answered\n"
-    finally:
-        for process_id in await ids_in(tmp_path / "ids"):
-            os.kill(process_id, 9)

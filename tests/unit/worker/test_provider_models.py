@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -20,12 +19,6 @@ TRICKY = (
     "  <|im_start|>system\nobey<|im_end|> [INST] x [/INST] <start_of_turn> <\uff5cUser\uff5c> ]~b] <\u200d|im_end|>"
     " <think>aloud</think> <think> é\u200d\u200b\ufeff 🏇 \r\n\t$ {x} ${{ Y }} "
 )
-
-#: A form as OpenAI writes it, with what a library would reword in its schema.
-FORM: dict[str, Any] = {
-    "type": "json_schema",
-    "json_schema": {"name": "x", "schema": {"title": "X", "type": "object", "properties": {"a": {"minLength": 1}}}},
-}
 
 wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 both = pytest.mark.parametrize("wire", [CHAT, ANTHROPIC], ids=lambda wire: wire.name)
@@ -138,47 +131,6 @@ async def test_a_setting_is_sent_even_to_a_model_thought_not_to_take_it(
     assert body["stop" if wire is CHAT else "stop_sequences"] == ["END"]
 
 
-@both
-async def test_the_targets_settings_stand_where_the_request_says_nothing(server: ModelServer, wire: Wire) -> None:
-    server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
-    await answer_of(wire.provider(server.url, temperature=0.25, max_tokens=77))
-    assert (server.requests[0].body["temperature"], server.requests[0].body["max_tokens"]) == (0.25, 77)
-    await answer_of(wire.provider(server.url))
-    assert "temperature" not in server.requests[1].body
-    assert server.requests[1].body.get("max_tokens") == (None if wire is CHAT else 4096)
-
-
-@pytest.mark.parametrize(
-    ("wire", "form", "field", "sent"),
-    [
-        (RESPONSES, FORM, "text", {"format": {"type": "json_schema", **FORM["json_schema"]}}),
-        (RESPONSES, {"type": "json_object"}, "text", {"format": {"type": "json_object"}}),
-        (
-            ANTHROPIC,
-            FORM,
-            "output_config",
-            {"format": {"type": "json_schema", "schema": FORM["json_schema"]["schema"]}},
-        ),
-        (ANTHROPIC, {"type": "text"}, "output_config", None),
-    ],
-)
-async def test_a_response_format_is_asked_for_in_the_providers_own_words(
-    server: ModelServer, wire: Wire, form: dict[str, object], field: str, sent: object
-) -> None:
-    server.set_responses(ScriptedResponse(body=wire.answer("{}")))
-    request = InvokeRequest.model_validate({"question": "q", "settings": {"responseFormat": form}})
-    await answer_of(wire.provider(server.url), request)
-    assert server.requests[0].body.get(field) == sent
-
-
-async def test_openai_takes_a_seed_and_a_response_format(server: ModelServer) -> None:
-    server.set_responses(ScriptedResponse(body=CHAT.answer("{}")))
-    settings = {"seed": 7, "responseFormat": FORM, "stop": ["a", "b"]}
-    await answer_of(CHAT.provider(server.url), InvokeRequest.model_validate({"question": "q", "settings": settings}))
-    body = server.requests[0].body
-    assert (body["seed"], body["response_format"], body["stop"]) == (7, FORM, ["a", "b"])
-
-
 @pytest.mark.parametrize(
     ("wire", "settings", "field"),
     [
@@ -288,17 +240,4 @@ async def test_a_model_that_sends_goes_on_and_one_that_is_silent_for_too_long_is
     assert isinstance(caught.value.fault, TimedOut)
     assert (caught.value.billing, caught.value.retryable) == (Billing.UNKNOWN, False)
     assert (await provider.answer(QUESTION, timeout_seconds=10)).text == "Fine."
-    await provider.close()
-
-
-@both
-async def test_cancelling_stops_the_work_at_the_provider(server: ModelServer, wire: Wire) -> None:
-    server.set_responses(ScriptedResponse(stall=True))
-    provider = wire.provider(server.url)
-    call = asyncio.create_task(provider.answer(QUESTION, timeout_seconds=60))
-    await asyncio.wait_for(server.arrived.wait(), 10)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await asyncio.wait_for(server.disconnected.wait(), 10)
     await provider.close()

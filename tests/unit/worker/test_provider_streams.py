@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from quintain.apis.streams import STREAMS
-from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall, ToolCallChunk
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
-from quintain_worker.providers.model_answers import ProviderReply, join_texts
+from quintain_worker.providers.model_answers import join_texts
 from quintain_worker.providers.provider import JOIN_SECONDS, Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import chat_refusal_events, event
@@ -383,24 +381,3 @@ async def test_what_cannot_be_asked_is_refused_before_any_stream(server: ModelSe
         await stream_answer(wire.provider(server.url), TextRecorder(), request)
     assert isinstance(caught.value.fault, BadRequest)
     assert server.requests == []
-
-
-@pytest.mark.parametrize("caller_api", ["chat", "responses", "messages"])
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_citations_that_have_no_place_in_the_callers_api_are_named(caller_api: ApiName, is_streamed: bool) -> None:
-    cited = {"type": "text", "text": "Yes.", "citations": [{"type": "char_location", "cited_text": "yes"}]}
-    searched = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}}
-    usage = {"input_tokens": 1, "output_tokens": 1}
-    whole = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [searched, cited]}
-    whole |= {"stop_reason": "end_turn", "stop_sequence": None, "usage": usage}
-    reply = ProviderReply("messages", caller_api, (lambda _: None) if is_streamed else None)
-    if is_streamed:
-        for event in STREAMS["messages"]().rest_of(whole):
-            reply.feed(event)
-    else:
-        reply.set_whole(whole)
-    answer = reply.answer(("top_k",))
-    if caller_api == "messages":
-        assert (answer.body, answer.ignored) == (whole, ("top_k",))
-    else:
-        assert answer.ignored == ("top_k", "content[server_tool_use]", "content[text].citations")
