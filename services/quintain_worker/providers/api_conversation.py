@@ -14,7 +14,7 @@ from quintain.apis.chat import ChatStream, DifferentAnswer, chunk_of
 from quintain.apis.policy import Policy, check_request
 from quintain.apis.requests import CONVERSATION_APIS, left_out, own_name, request_to_chat
 from quintain.apis.streams import StreamTranslation, translate_answer
-from quintain.apis.translation import Json, Translation, all_objects, invalid, objects
+from quintain.apis.translation import Json, Translation, all_objects, invalid, objects, written_usage
 from quintain.contracts.api_request import ApiName, ApiRequest
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessage, ReasoningChunk, ToolCallChunk
 from quintain.contracts.message import describe_validation_error
@@ -23,12 +23,6 @@ from quintain.errors import BadRequest, Fault
 from quintain_worker.providers.conversation import with_field
 from quintain_worker.providers.model_requests import calls_and_thinking
 from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
-
-#: Fields of a chat request that change no answer: a call is made without them, and says so.
-_WITHOUT_EFFECT = frozenset(
-    {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
-     "prompt_cache_retention"}
-)  # fmt: skip
 
 #: OpenAI's finish reasons by those of providers; clients accept only these. All others are ``stop``.
 _FINISH_REASONS = {
@@ -43,7 +37,7 @@ _FINISH_REASONS = {
 #: The fields of a chat message that conversations have too, and those of a model's own message that change no answer.
 _TURN_FIELDS = frozenset(
     {"role", "content", "refusal", "tool_calls", "tool_call_id", "is_error", "thinking_blocks", "reasoning_content",
-     "reasoning", "annotations"}
+     "reasoning"}
 )  # fmt: skip
 
 
@@ -106,10 +100,7 @@ def conversation_of(chat: Json, translation: Translation, request: ApiRequest) -
         field = "max_tokens" if name == "max_completion_tokens" else name
         if field in InvokeSettings.model_fields.keys() - {"extra_body", "unsupported"}:
             settings[field] = value
-        elif name in _WITHOUT_EFFECT:
-            translation.note_given("", chat, (name,))
-        elif name != "messages":
-            translation.leave_out(name, value=value)
+    translation.leave_out_rest("", chat, {*settings, "max_completion_tokens", "messages"})
     if request.ignore_unsupported:
         settings["unsupported"] = "ignore"
     turns = chat.get("messages")
@@ -194,19 +185,7 @@ def chat_answer_of(answer: ProviderAnswer, head: Json) -> Json:
         "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
     }
     whole = {**head, "object": "chat.completion", "model": answer.model, "choices": [choice]}
-    return whole if answer.token_usage is None else {**whole, "usage": _usage(answer)}
-
-
-def _usage(answer: ProviderAnswer) -> Json:
-    usage = answer.token_usage
-    assert usage is not None, "asked for only where there is one"
-    return {
-        "prompt_tokens": usage.input,
-        "completion_tokens": usage.output,
-        "total_tokens": usage.input + usage.output,
-        "prompt_tokens_details": {"cached_tokens": usage.cached or 0, "cache_write_tokens": usage.cache_write or 0},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
-    }
+    return whole if answer.token_usage is None else {**whole, "usage": written_usage("chat", answer.token_usage)}
 
 
 class _Stream:

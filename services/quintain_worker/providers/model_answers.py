@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
-from quintain.apis import messages, responses
 from quintain.apis.chat import arguments_of, pieces_of
 from quintain.apis.requests import left_out
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
-from quintain.apis.translation import Json, count_of, objects, text_of
+from quintain.apis.translation import Json, objects, read_usage, text_of
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import OutputMessage, Reasoning, ReasoningChunk, TokenUsage, ToolCall, ToolCallChunk
 from quintain.contracts.values import replace_surrogates
@@ -74,6 +73,7 @@ class ProviderReply:
         """
         body = self._whole if self._stream is None else self._stream.answer()
         _check_answer(self._api, body)
+        usage = read_usage(self._api, body.get("usage"))
         if self._caller_api is not None:
             ignored = (*ignored, *left_out(self._api, self._words, body))
         if self._translation is not None and self._stream is None:
@@ -83,8 +83,8 @@ class ProviderReply:
                 self._pass_on(event)
             body = self._translation.answer()
         if self._caller_api is not None:
-            return _answer_with_body(self._words, body, ignored)
-        answer = read_answer(body, ignored)
+            return _answer_with_body(self._words, body, usage, ignored)
+        answer = read_answer(body, usage, ignored)
         for piece in self._pieces.end():
             self._send(piece)
         return answer
@@ -111,25 +111,17 @@ def _check_answer(api: ApiName, body: Json) -> None:
         raise ValueError("the answer has no message")
 
 
-def _answer_with_body(api: ApiName, body: Json, ignored: tuple[str, ...]) -> ProviderAnswer:
+def _answer_with_body(api: ApiName, body: Json, usage: TokenUsage | None, ignored: tuple[str, ...]) -> ProviderAnswer:
     """Return an answer in this API, with what the ledger is told of it."""
     model = body.get("model")
     return ProviderAnswer(
         text="",
         body=body,
-        token_usage=read_usage(_usage(api, body.get("usage"))),
+        token_usage=usage,
         model=model if isinstance(model, str) else None,
         finish_reason=_reason_in(api, body),
         ignored=ignored,
     )
-
-
-def _usage(api: ApiName, usage: Any) -> Json | None:
-    if not isinstance(usage, dict):
-        return None
-    if api == "messages":
-        return messages.usage_to_chat(usage)
-    return responses.usage_to_chat(usage) if api == "responses" else usage
 
 
 def _reason_in(api: ApiName, body: Json) -> str | None:
@@ -140,7 +132,7 @@ def _reason_in(api: ApiName, body: Json) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def read_answer(chat: Json, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
+def read_answer(chat: Json, usage: TokenUsage | None, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
     """Read a chat completion with one choice. Raises `ValueError` for one without a message."""
     choices = objects(chat.get("choices"))
     message = choices[0].get("message") if choices else None
@@ -164,7 +156,7 @@ def read_answer(chat: Json, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
     return ProviderAnswer(
         text=text,
         output=None if output is None else [output],
-        token_usage=read_usage(chat.get("usage")),
+        token_usage=usage,
         model=_text(chat.get("model")) or None,
         finish_reason=_finish_reason(choices[0], has_calls=bool(calls), is_refusal=refusal is not None),
         ignored=ignored,
@@ -205,27 +197,6 @@ def _finish_reason(choice: Json, *, has_calls: bool, is_refusal: bool) -> str | 
     if is_refusal and reason == "stop":
         return "content_filter"
     return "tool_calls" if has_calls and reason == "stop" else reason
-
-
-def read_usage(usage: object) -> TokenUsage | None:
-    """Read the token counts of a chat completion; None where there are none, or they are impossible."""
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
-    if prompt is None and completion is None:
-        return None
-    prompt_details, completion_details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-    return TokenUsage.unchecked(  # `count_of` has checked them
-        input=prompt or 0,
-        output=completion or 0,
-        cached=_detail(prompt_details, "cached_tokens") or None,
-        cache_write=_detail(prompt_details, "cache_write_tokens") or None,
-        reasoning=_detail(completion_details, "reasoning_tokens"),
-    )
-
-
-def _detail(details: object, name: str) -> int | None:
-    return count_of(details.get(name)) if isinstance(details, dict) else None
 
 
 #: The fields of a choice that adds nothing but a text.

@@ -13,7 +13,16 @@ from typing import Any, Final
 from pydantic_ai import direct, exceptions, messages, models, output, providers, tools
 
 from quintain.apis.media import FILE_TYPES, IMAGE_TYPES, check_data_url
-from quintain.apis.translation import Json, Translation, chosen_function, function_of, invalid, parse_object, tool_call
+from quintain.apis.translation import (
+    Json,
+    Translation,
+    chosen_function,
+    function_of,
+    invalid,
+    parse_object,
+    read_usage,
+    tool_call,
+)
 from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.contracts.quota import TryOutcome
@@ -106,8 +115,9 @@ class PydanticAIProvider:
             raise ProviderFailure(fault, Billing.UNBILLED, outcome=TryOutcome.NOT_SENT) from None
         for turn in request.messages or []:
             # What pydantic-ai has no place for.
-            lost = {"reasoning": turn.reasoning, "isError": turn.is_error or None}
-            translation.note_given("messages.", lost, lost)
+            for name, lost in (("reasoning", turn.reasoning), ("isError", turn.is_error)):
+                if lost:
+                    translation.note(f"messages.{name}")
         return turns, options, tuple(camel(name) for name in translation.ignored)
 
     def _options(self, settings: InvokeSettings, translation: Translation) -> dict[str, Any]:
@@ -258,5 +268,5 @@ def _answer_of(response: messages.ModelResponse, ignored: tuple[str, ...]) -> Pr
     cache = {"cached_tokens": usage.cache_read_tokens, "cache_write_tokens": usage.cache_write_tokens}
     counts: Json = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
     counts |= {"prompt_tokens_details": cache, "completion_tokens_details": usage.details}
-    known = {"usage": counts} if usage.has_values() else {}
-    return read_answer({"model": response.model_name, "choices": [choice], **known}, ignored)
+    counted = read_usage("chat", counts) if usage.has_values() else None
+    return read_answer({"model": response.model_name, "choices": [choice]}, counted, ignored)

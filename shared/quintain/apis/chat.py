@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from quintain.apis.translation import Json, objects, text_of
+from quintain.apis.translation import Json, objects, text_of, written_usage
+from quintain.contracts.invoke import TokenUsage
 
 #: Texts of a chunk that name something: they are sent whole, by some servers again in every chunk.
 _NAMES = frozenset({"id", "type", "role", "name", "object", "model", "index", "finish_reason", "call_id"})
@@ -338,12 +339,12 @@ class ChunkWriter:
         """Whether this call was begun."""
         return key in self._numbers["call"]
 
-    def end(self, reason: object, usage: Json | None) -> Iterator[Json]:
+    def end(self, reason: object, usage: TokenUsage | None) -> Iterator[Json]:
         """Yield the last chunks."""
         is_empty = not (self._has_text or self.has_calls)
         yield chunk_of(self._head, {"content": ""} if is_empty else {}, finish_reason=reason)
         if usage is not None:
-            yield {**chunk_of(self._head, {}), "choices": [], "usage": usage}
+            yield {**chunk_of(self._head, {}), "choices": [], "usage": written_usage("chat", usage)}
 
     def _number(self, kind: str, key: object) -> int:
         return self._numbers[kind].setdefault(key, len(self._numbers[kind]))

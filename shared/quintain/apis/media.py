@@ -22,7 +22,7 @@ def image_part(field: str, part: Json, translation: Translation) -> Json:
     image = part.get("image_url")
     if not isinstance(image, dict) or not isinstance(image.get("url"), str) or not image["url"]:
         raise invalid(f"{field}.image_url", 'write it as {"url": "https://host/…"}')
-    translation.leave_out_rest(f"{field}.", part, ("type", "image_url", "cache_control"))
+    translation.leave_out_rest(f"{field}.", part, ("type", "image_url"))
     translation.leave_out_rest(f"{field}.image_url.", image, ("url", "detail"))
     return image
 
@@ -39,7 +39,7 @@ def file_of(field: str, part: Json, translation: Translation) -> Json:
     file = part.get("file")
     if not isinstance(file, dict) or not isinstance(file.get("file_data"), str) or not file["file_data"]:
         raise invalid(f"{field}.file", 'write it as {"file_data": "data:application/pdf;base64,…"}')
-    translation.leave_out_rest(f"{field}.", part, ("type", "file", "cache_control"))
+    translation.leave_out_rest(f"{field}.", part, ("type", "file"))
     translation.leave_out_rest(f"{field}.file.", file, ("file_data", "filename"))
     return file
 

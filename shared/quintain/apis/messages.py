@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quintain.apis.chat import ChunkWriter, DifferentAnswer, Piece, PieceReader, Text, join_text, joined, lacking, merge
-from quintain.apis.translation import Json, count_of, objects, parse_object
+from quintain.apis.translation import Json, objects, parse_object, read_usage, written_usage
+from quintain.contracts.invoke import NO_TOKENS
 
 #: Anthropic's stop reasons → OpenAI's finish reasons.
 _FINISH_REASONS = {
@@ -171,7 +172,7 @@ class MessageReader:
             yield self._out.arguments(index, "{}")
         elif kind == "message_delta":
             reason = delta.get("stop_reason")
-            yield from self._out.end(_FINISH_REASONS.get(str(reason), reason), usage_to_chat(self._usage))
+            yield from self._out.end(_FINISH_REASONS.get(str(reason), reason), read_usage("messages", self._usage))
 
     def _start(self, index: object, block: Json) -> Iterator[Json]:
         kind = block.get("type")
@@ -210,7 +211,7 @@ class MessageEventWriter:
         if not self._has_begun:
             self._has_begun = True
             head = {"id": chunk.get("id"), "type": "message", "role": "assistant", "model": chunk.get("model")}
-            begun: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage_from_chat(None)}
+            begun: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(None)}
             yield {"type": "message_start", "message": {**head, **begun}}
         for piece in self._pieces.feed(chunk):
             yield from self._piece(piece)
@@ -226,7 +227,7 @@ class MessageEventWriter:
             reason = "tool_calls"
         stop = "refusal" if "refusal" in self._kinds else _STOP_REASONS.get(reason, "end_turn")
         ending = {"stop_reason": stop, "stop_sequence": None}
-        yield {"type": "message_delta", "delta": ending, "usage": usage_from_chat(self._pieces.usage)}
+        yield {"type": "message_delta", "delta": ending, "usage": _usage(self._pieces.usage)}
         yield {"type": "message_stop"}
 
     def _piece(self, piece: Piece) -> Iterator[Json]:
@@ -256,41 +257,9 @@ class MessageEventWriter:
             yield {"type": "content_block_stop", "index": self._index}
 
 
-def usage_to_chat(usage: Json | None) -> Json | None:
-    """Return Anthropic's token counts as OpenAI's, whose prompt includes what was read from and written to a cache."""
-    if not isinstance(usage, dict):
-        return None
-    given, output = count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")) or 0
-    if given is None and not output:
-        return None
-    names = ("cache_read_input_tokens", "cache_creation_input_tokens")
-    read, written = (count_of(usage.get(name)) or 0 for name in names)
-    prompt = (given or 0) + read + written
-    details = {"cached_tokens": read, **({"cache_write_tokens": written} if written else {})}
-    counted: Json = {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": details,
-    }
-    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
-    return counted if thinking is None else {**counted, "completion_tokens_details": {"reasoning_tokens": thinking}}
-
-
-def usage_from_chat(usage: Json | None) -> Json:
-    """Return OpenAI's token counts as Anthropic's; zero where there are none, because clients require them."""
-    if not usage:
-        return {"input_tokens": 0, "output_tokens": 0}
-    details = usage.get("prompt_tokens_details") or {}
-    read, written = (count_of(details.get(name)) or 0 for name in ("cached_tokens", "cache_write_tokens"))
-    thinking = count_of((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
-    return {
-        "input_tokens": max(0, (count_of(usage.get("prompt_tokens")) or 0) - read - written),
-        "output_tokens": count_of(usage.get("completion_tokens")) or 0,
-        "cache_read_input_tokens": read,
-        "cache_creation_input_tokens": written,
-        **({"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}),
-    }
+def _usage(chat: object) -> Json:
+    """Return the usage of a chat completion as a message's, which always has one."""
+    return written_usage("messages", read_usage("chat", chat) or NO_TOKENS)
 
 
 def reasoning_text(blocks: list[Json]) -> str:

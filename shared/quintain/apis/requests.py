@@ -10,50 +10,39 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from quintain.apis import messages_from_chat, messages_to_chat, responses_from_chat, responses_to_chat
+from quintain.apis import messages_requests, responses_requests
 from quintain.apis.policy import PUBLISHED_FIELDS
 from quintain.apis.translation import Json, Translation, check_turn, objects
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
 
-_REQUEST_TO_CHAT: Final[Mapping[ApiName, Callable[[Json, Translation], Json]]] = {
-    "responses": responses_to_chat.request_to_chat,
-    "messages": messages_to_chat.request_to_chat,
-}
-_REQUEST_FROM_CHAT: Final[Mapping[ApiName, Callable[[Json, Translation], Json]]] = {
-    "responses": responses_from_chat.request_from_chat,
-    "messages": messages_from_chat.request_from_chat,
-}
+#: The APIs that are translated to chat requests and from them: the settings of each, and its conversations.
+_TRANSLATED: Final[Mapping[ApiName, Any]] = {"responses": responses_requests, "messages": messages_requests}
+
 #: The fields of a chat request → their names in the API that a request was translated from, of which it has one.
 _OWN_NAMES: Final[Mapping[ApiName, Mapping[str, tuple[str, ...]]]] = {
     "chat": {"max_tokens": ("max_tokens", "max_completion_tokens")},
     "responses": {
+        **{field.chat: (field.own,) for field in responses_requests.FIELDS},
         "messages": ("input",),
-        "max_tokens": ("max_output_tokens",),
         "logprobs": ("include", "top_logprobs"),
-        "reasoning_effort": ("reasoning.effort",),
-        "verbosity": ("text.verbosity",),
-        "response_format": ("text.format",),
     },
     "messages": {
-        "stop": ("stop_sequences",),
-        "user": ("metadata.user_id",),
-        "reasoning_effort": ("output_config.effort",),
-        "response_format": ("output_config.format",),
+        **{field.chat: (field.own,) for field in messages_requests.FIELDS},
         "parallel_tool_calls": ("tool_choice.disable_parallel_tool_use",),
     },
 }
 _IN_A_MESSAGE = re.compile(r"messages(?:\[(\d{1,9})\]|\.(\d{1,9}))(.*)", re.DOTALL)
 
 #: The APIs whose requests are conversations.
-CONVERSATION_APIS: Final[frozenset[ApiName]] = frozenset({"chat", *_REQUEST_TO_CHAT})
+CONVERSATION_APIS: Final[frozenset[ApiName]] = frozenset({"chat", *_TRANSLATED})
 
 
 def request_to_chat(api: ApiName, values: Mapping[str, object], translation: Translation) -> Json:
     """Return a request as a chat request. Raises `BadRequest`, which names the field."""
     given = {name: value for name, value in values.items() if value is not None}
-    return given if api == "chat" else _translated(api, _REQUEST_TO_CHAT[api], given, translation)
+    return given if api == "chat" else _translated(api, _TRANSLATED[api].request_to_chat, given, translation)
 
 
 def request_from_chat(api: ApiName, chat: Json, translation: Translation) -> Json:
@@ -63,7 +52,7 @@ def request_from_chat(api: ApiName, chat: Json, translation: Translation) -> Jso
         raise BadRequest("messages: it is a list of at least one message")
     for index, message in enumerate(messages):
         check_turn(f"messages[{index}]", message)
-    return chat if api == "chat" else _translated(api, _REQUEST_FROM_CHAT[api], chat, translation)
+    return chat if api == "chat" else _translated(api, _TRANSLATED[api].request_from_chat, chat, translation)
 
 
 def _translated(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quintain.apis.chat import ChunkWriter, DifferentAnswer, Piece, PieceReader, Text, join_text, joined, merge
-from quintain.apis.translation import Json, count_of, objects
+from quintain.apis.translation import Json, objects, read_usage, written_usage
 
 #: The events that hold a response.
 _WHOLES = ("response.created", "response.in_progress", "response.completed", "response.incomplete")
@@ -140,7 +140,7 @@ class ResponseReader:
         elif kind in _WHOLES[2:]:
             reason = (response.get("incomplete_details") or {}).get("reason")
             known = {"max_output_tokens": "length", None: "tool_calls" if self._out.has_calls else "stop"}
-            yield from self._out.end(known.get(reason, reason), usage_to_chat(response.get("usage")))
+            yield from self._out.end(known.get(reason, reason), read_usage("responses", response.get("usage")))
 
     def _piece(self, kind: str, event: Json, text: str) -> Iterator[Json]:
         place = event.get("output_index")
@@ -199,7 +199,8 @@ class ResponseEventWriter:
         ending = (
             {"status": "incomplete", "incomplete_details": {"reason": reason}} if reason else {"status": "completed"}
         )
-        whole = {**self._response, **ending, "usage": usage_from_chat(self._pieces.usage)}
+        usage = read_usage("chat", self._pieces.usage)
+        whole = {**self._response, **ending, "usage": None if usage is None else written_usage("responses", usage)}
         yield {"type": _WHOLES[2 + bool(reason)], "response": whole}
 
     def _piece(self, piece: Piece) -> Iterator[Json]:
@@ -249,38 +250,3 @@ def _parts_of(place: int, item: Json) -> tuple[list[Json], Json | None, list[Jso
     at = next(at for at, event in enumerate(events) if event["type"].endswith((".delta", "item.done")))
     delta = events[at] if "delta" in events[at] else None
     return events[:at], delta, events[at + (delta is not None) :]
-
-
-def usage_to_chat(usage: Json | None) -> Json | None:
-    """Return the token counts of a response as those of a chat completion."""
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens"))
-    if prompt is None and completion is None:
-        return None
-    return {
-        "prompt_tokens": prompt or 0,
-        "completion_tokens": completion or 0,
-        "total_tokens": (prompt or 0) + (completion or 0),
-        "prompt_tokens_details": usage.get("input_tokens_details") or {},
-        "completion_tokens_details": usage.get("output_tokens_details") or {},
-    }
-
-
-def usage_from_chat(usage: Json | None) -> Json | None:
-    """Return the token counts of a chat completion as those of a response; None where there are none."""
-    if not usage:
-        return None
-    cached, written = (
-        count_of((usage.get("prompt_tokens_details") or {}).get(name)) or 0
-        for name in ("cached_tokens", "cache_write_tokens")
-    )
-    reasoning = count_of((usage.get("completion_tokens_details") or {}).get("reasoning_tokens")) or 0
-    prompt, completion = (count_of(usage.get(name)) or 0 for name in ("prompt_tokens", "completion_tokens"))
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-        "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": prompt + completion,
-    }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
+from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, UnsupportedParameter
 
@@ -33,6 +34,13 @@ DEFAULT_VALUES: Final[Mapping[str, tuple[object, ...]]] = {
     "parallel_tool_calls": (True,),
     "extra_body": ({},),
 }
+
+
+#: Fields that change no answer, wherever they stand: a call is made without them, and says so.
+WITHOUT_EFFECT = frozenset(
+    {"annotations", "cache_control", "generate_summary", "metadata", "phase", "prompt_cache_key",
+     "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "summary", "user"}
+)  # fmt: skip
 
 
 class Translation:
@@ -65,16 +73,14 @@ class Translation:
         if field not in self.ignored:
             self.ignored.append(field)
 
-    def leave_out_rest(self, path: str, value: Json, known: Collection[str]) -> None:
+    def leave_out_rest(self, path: str, value: Json, known: Collection[str] = ()) -> None:
         """Leave out the fields of an object that are not among those that a translation knows; empty ones are none."""
         for name in sorted(value.keys() - set(known)):
-            if value[name] not in (None, [], {}):
+            if value[name] in (None, [], {}):
+                continue
+            if name.rpartition(".")[2] not in WITHOUT_EFFECT:
                 self.leave_out(f"{path}{name}", value=value[name])
-
-    def note_given(self, path: str, value: Json, names: Collection[str]) -> None:
-        """Name those of these fields that an object has and that change no answer."""
-        for name in names:
-            if value.get(name) not in (None, False, [], {}):
+            elif value[name] is not False:
                 self.note(f"{path}{name}")
 
 
@@ -125,6 +131,66 @@ def count_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
+#: Where the usage of each API has the counts of tokens. Anthropic's input has neither what was read from a cache nor
+#: what was written to one.
+_USAGE: Final[Mapping[str, Mapping[str, str]]] = {
+    "chat": {
+        "input": "prompt_tokens",
+        "output": "completion_tokens",
+        "cached": "prompt_tokens_details.cached_tokens",
+        "cache_write": "prompt_tokens_details.cache_write_tokens",
+        "reasoning": "completion_tokens_details.reasoning_tokens",
+    },
+    "responses": {
+        "input": "input_tokens",
+        "output": "output_tokens",
+        "cached": "input_tokens_details.cached_tokens",
+        "cache_write": "input_tokens_details.cache_write_tokens",
+        "reasoning": "output_tokens_details.reasoning_tokens",
+    },
+    "messages": {
+        "input": "input_tokens",
+        "output": "output_tokens",
+        "cached": "cache_read_input_tokens",
+        "cache_write": "cache_creation_input_tokens",
+        "reasoning": "output_tokens_details.thinking_tokens",
+    },
+}
+
+
+def read_usage(api: str, usage: Any) -> TokenUsage | None:
+    """Read the token counts of an answer; None where there are none, or they are impossible."""
+    counts: dict[str, int | None] = {}
+    for name, place in _USAGE.get(api, _USAGE["chat"]).items():
+        value = usage
+        for key in place.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        counts[name] = count_of(value)
+    if counts["input"] is None and counts["output"] is None:
+        return None
+    cached, cache_write = counts["cached"] or 0, counts["cache_write"] or 0
+    return TokenUsage.unchecked(  # `count_of` has checked them
+        input=(counts["input"] or 0) + (cached + cache_write if api == "messages" else 0),
+        output=counts["output"] or 0,
+        cached=cached or None,
+        cache_write=cache_write or None,
+        reasoning=counts["reasoning"],
+    )
+
+
+def written_usage(api: str, usage: TokenUsage) -> Json:
+    """Return token counts in the words of an API; zero for those that are not known, because clients require them."""
+    outside = (usage.cached or 0) + (usage.cache_write or 0) if api == "messages" else 0
+    counts = {**vars(usage), "input": max(0, usage.input - outside)}
+    written: Json = {} if api == "messages" else {"total_tokens": usage.input + usage.output}
+    for count, place in _USAGE[api].items():
+        if count == "reasoning" and api == "messages" and not usage.reasoning:
+            continue
+        name, _, below = place.partition(".")
+        written[name] = {**written.get(name, {}), below: counts[count] or 0} if below else counts[count] or 0
+    return written
+
+
 def parse_object(text: object) -> Json | None:
     """Return the JSON object that a text is; None where it is none."""
     try:
@@ -132,6 +198,61 @@ def parse_object(text: object) -> Json | None:
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+Convert = Callable[[str, Any, Translation], Any]
+
+
+def _unchanged(_field: str, value: Any, _translation: Translation) -> Any:
+    return value
+
+
+class Field(NamedTuple):
+    """A setting that another API has too: its name in chat requests, and its place in the other's, with a dot below.
+
+    Its values are translated with the name of the field that they come from; one that is left out becomes None.
+    """
+
+    chat: str
+    own: str
+    to_chat: Convert = _unchanged
+    from_chat: Convert = _unchanged
+
+
+def settings_to_chat(fields: Iterable[Field], settings: Json, translation: Translation) -> Json:
+    """Return the settings of another API's request as those of a chat request. Raises `BadRequest`."""
+    # What stands below a field is looked up by its place.
+    rest = dict(settings)
+    for name in {field.own.partition(".")[0] for field in fields if "." in field.own}:
+        rest |= {f"{name}.{below}": value for below, value in object_of(name, rest.pop(name, None)).items()}
+    return _moved(rest, {field.own: (field.chat, field.to_chat) for field in fields}, translation)
+
+
+def settings_from_chat(fields: Iterable[Field], settings: Json, translation: Translation) -> Json:
+    """Return the settings of a chat request as those of another API's. Raises `BadRequest`."""
+    rest = dict(settings)
+    if (limit := rest.pop("max_completion_tokens", None)) is not None:
+        rest["max_tokens"] = limit
+    body: Json = {}
+    places = {field.chat: (field.own, field.from_chat) for field in fields}
+    for place, value in _moved(rest, places, translation).items():
+        name, _, below = place.partition(".")
+        if below:
+            body.setdefault(name, {})[below] = value
+        else:
+            body[name] = value
+    return body
+
+
+def _moved(rest: Json, places: Mapping[str, tuple[str, Convert]], translation: Translation) -> Json:
+    """Return the values of these fields in their other places; the rest is named or left out."""
+    moved: Json = {}
+    for name, (place, convert) in places.items():
+        value = rest.pop(name, None)
+        if value is not None and (converted := convert(name, value, translation)) is not None:
+            moved[place] = converted
+    translation.leave_out_rest("", rest)
+    return moved
 
 
 def tool_call(call_id: object, name: object, arguments: object) -> Json:
@@ -162,7 +283,7 @@ def function_of(field: str, tool: object, translation: Translation) -> Json:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(function, dict) or not function.get("name"):
         raise invalid(field, f"{translation.to} takes functions, each with a name")
-    translation.leave_out_rest(f"{field}.", tool, ("type", "function", "cache_control"))
+    translation.leave_out_rest(f"{field}.", tool, ("type", "function"))
     translation.leave_out_rest(f"{field}.function.", function, ("name", "description", "parameters", "strict"))
     return function
 

@@ -165,7 +165,8 @@ def _call(call_id: str, arguments: str) -> dict[str, Any]:
 
 
 UNKNOWN: Any = {
-    "model_extra": 1, "unread": 1, "__class__": 1, "a\r\nb: c": 1, "é" * 100: 2, "\U0001f600": {}, "absent": None,
+    "model_extra": 1, "unread": 1, "__class__": 1, "a\r\nb: c": 1, "é" * 100: 2, "\U0001f600": 1, "empty": {},
+    "absent": None,
 }  # fmt: skip
 
 

@@ -13,14 +13,13 @@ from starlette.datastructures import Headers
 
 from quintain.apis.requests import CONVERSATION_APIS, request_to_chat
 from quintain.apis.streams import translate_answer
-from quintain.apis.translation import Translation
+from quintain.apis.translation import Translation, read_usage
 from quintain.contracts.api_request import ApiName, read_request
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import BadRequest
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.response_writer import MAX_NAME_LENGTH, format_field_names
 from quintain_worker.providers.api_conversation import ApiConversation, check_conversation, conversation_of
-from quintain_worker.providers.model_answers import read_usage
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 
 NO_HEADERS = Headers()
@@ -187,7 +186,7 @@ async def test_every_count_is_told_in_the_words_of_the_api(api: ApiName) -> None
     answer = await ApiConversation(CachedAnswer()).answer(request, timeout_seconds=1)
     assert answer.body is not None
     chat = translate_answer(api, "chat", dict(answer.body))
-    assert read_usage(chat["usage"]) == answer.token_usage
+    assert read_usage("chat", chat["usage"]) == answer.token_usage
 
 
 @given(st.lists(st.text(max_size=100), max_size=40))

@@ -168,7 +168,7 @@ def test_arguments_that_a_server_writes_as_an_object_are_not_lost(target: ApiNam
     answer = completion({"tool_calls": [call]})
     chat = translate_answer(target, "chat", translate_answer("chat", target, answer))
     assert json.loads(chat["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Zürich"}
-    read = read_answer(answer).output
+    read = read_answer(answer, None).output
     assert read is not None
     assert [each.arguments for message in read for each in message.tool_calls or []] == ['{"city": "Zürich"}']
 
