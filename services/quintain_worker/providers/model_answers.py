@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from quintain.apis.chat import arguments_of, pieces_of
+from quintain.apis.chat import arguments_of, call_id, pieces_of
 from quintain.apis.requests import left_out
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, objects, read_usage, text_of
@@ -57,8 +57,14 @@ class ProviderReply:
             self._pass_on(translated)
 
     def set_whole(self, whole: Json) -> None:
-        """Set the provider's answer, which came whole."""
+        """Set the provider's answer, which came whole; where a stream was asked for, it is passed on as events.
+
+        Raises `ValueError` for one that is none.
+        """
+        _check_answer(self._api, whole)
         self._whole = whole
+        for event in () if self._stream is None else STREAMS[self._api]().rest_of(whole):
+            self.feed(event)
 
     @property
     def may_join_texts(self) -> bool:
@@ -71,8 +77,9 @@ class ProviderReply:
 
         Raises `ValueError` where the provider's is none.
         """
-        body = self._whole if self._stream is None else self._stream.answer()
-        _check_answer(self._api, body)
+        body = self._whole
+        if self._stream is not None:
+            _check_answer(self._api, body := self._stream.answer())
         usage = read_usage(self._api, body.get("usage"))
         if self._caller_api is not None:
             ignored = (*ignored, *left_out(self._api, self._words, body))
@@ -141,7 +148,7 @@ def read_answer(chat: Json, usage: TokenUsage | None, ignored: tuple[str, ...] =
     refusal = _text(message.get("refusal")) or None
     # A refusal is the model's answer: evaluations need its text.
     text = text_of(message.get("content")) or refusal or ""
-    calls = [_tool_call(call) for call in objects(message.get("tool_calls"))]
+    calls = [_tool_call(call, chat, index) for index, call in enumerate(objects(message.get("tool_calls")))]
     reasoning, logprobs = _reasoning(message), choices[0].get("logprobs")
     tokens = objects(logprobs.get("content")) if isinstance(logprobs, dict) else []
     output = None
@@ -167,11 +174,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _tool_call(call: Json) -> ToolCall:
+def _tool_call(call: Json, chat: Json, index: int) -> ToolCall:
     function = call.get("function")
     fields = function if isinstance(function, dict) else {}
     return ToolCall(
-        id=_text(call.get("id")),
+        id=call_id(call.get("id"), chat, index),
         name=_text(fields.get("name")),
         arguments=replace_surrogates(arguments_of(fields)),
     )
@@ -257,7 +264,9 @@ class StreamedPieces:
             elif kind == "call":
                 if at not in self._started:
                     self._started.add(at)
-                    yield ToolCallChunk(index=at, id=_text(fields["id"]), name=_text(fields["name"]), arguments=text)
+                    yield ToolCallChunk(
+                        index=at, id=call_id(fields["id"], chunk, at), name=_text(fields["name"]), arguments=text
+                    )
                 elif text:
                     yield ToolCallChunk(index=at, arguments=text)
             elif kind == "text" and text:

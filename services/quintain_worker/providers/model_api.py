@@ -131,7 +131,8 @@ class ModelProvider(ApiProvider):
             if response.status != 200:
                 raise await self._status_failure(response) from None
             rates = read_rate_report(response.headers, time.time())
-            if stream:
+            # Some servers answer whole, whatever they are asked for.
+            if stream and response.content_type != "application/json":
                 await self._read_stream(response, reply)
                 return rates
             whole = parse_json(await read_body(response))

@@ -216,6 +216,7 @@ class PieceReader:
     def __init__(self) -> None:
         self.reason, self.usage = "", None
         self._call: int | None = None
+        self._named: set[int] = set()
         self._waiting: dict[int, list[Piece]] = {}
 
     def feed(self, chunk: Json) -> Iterator[Piece]:
@@ -223,6 +224,9 @@ class PieceReader:
         self.reason = _first_choice(chunk).get("finish_reason") or self.reason
         self.usage = chunk.get("usage") or self.usage
         for piece in pieces_of(chunk):
+            if piece.kind == "call" and piece.at not in self._named:
+                self._named.add(piece.at)
+                piece.fields["id"] = call_id(piece.fields["id"], chunk, piece.at)
             if piece.kind == "call" and self._call is None:
                 self._call = piece.at
             if piece.kind == "call" and piece.at != self._call:
@@ -260,6 +264,11 @@ def pieces_of(chunk: Json) -> Iterator[Piece]:
         fields = function if isinstance(function, dict) else {}
         named = {"id": call.get("id"), "name": fields.get("name")}
         yield Piece("call", call.get("index") or 0, arguments_of(fields), named)
+
+
+def call_id(given: object, answer: Json, index: int) -> str:
+    """Return the id of a call: what answers it names it. A server that gives none has one made of its answer's."""
+    return given if isinstance(given, str) and given else f"call_{answer.get('id') or ''}_{index}"
 
 
 def _first_choice(chunk: Json) -> Json:

@@ -132,6 +132,19 @@ _REFERENCES = frozenset(
      "tunnel_id", "previous_message_id", "comparison_response_id"}
 )  # fmt: skip
 
+#: What an allowed tool works with, and says of it in earlier answers: the type of an object → the tool, and the
+#: references that may stand in it.
+_REFERENCES_OF = {
+    "file_search": ("file_search", frozenset({"vector_store_ids"})),
+    "file_search_call": ("file_search", frozenset({"file_id"})),
+    "file_citation": ("file_search", frozenset({"file_id"})),
+    "code_interpreter_call": ("code_interpreter", frozenset({"container_id"})),
+    "container_file_citation": ("code_interpreter", frozenset({"container_id", "file_id"})),
+    "file_path": ("code_interpreter", frozenset({"file_id"})),
+    "code_execution_output": ("code_execution", frozenset({"file_id"})),
+    "bash_code_execution_output": ("code_execution", frozenset({"file_id"})),
+}
+
 #: Parts of a request that are a caller's own words or schemas, in which any key may stand.
 _OPAQUE = frozenset(
     {"parameters", "input_schema", "output_schema", "input_examples", "schema", "arguments", "metadata",
@@ -150,7 +163,7 @@ _DATA_KEYS = frozenset({"data", "file_data"})
 _URL = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 #: Types of objects that refer to what is stored at a provider.
-_STORED_TYPES = ("item_reference", "container_upload", "file_search_call")
+_STORED_TYPES = ("item_reference", "container_upload")
 
 #: Types of objects with which a tool of the provider's own goes on: its list, its calls and what they are allowed.
 _MCP_TYPES = ("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "mcp_tool_use")
@@ -169,9 +182,9 @@ def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: s
     for name, value in body.items():
         if value is not None and value is not False:
             _check_field(api, path, name, policy)
-    for field, key, value in _nested(body, path):
+    for field, key, value, owner in _nested(body, path):
         # A field that is switched off asks for nothing.
-        if value is not None and value is not False:
+        if value is not None and value is not False and not _is_of_allowed_tool(owner, key, policy):
             _check_member(field, key, value, policy)
         if isinstance(value, dict):
             if key in _TOOL_KEYS:
@@ -217,6 +230,11 @@ def _check_member(field: str, key: str, value: object, policy: Policy) -> None:
         raise invalid(field, _ELSEWHERE)
 
 
+def _is_of_allowed_tool(owner: str, key: str, policy: Policy) -> bool:
+    tool, references = _REFERENCES_OF.get(owner, ("", frozenset[str]()))
+    return key in references and _is_allowed(tool, policy)
+
+
 def _check_tool(field: str, tool: Json, policy: Policy) -> None:
     kind = str(tool.get("type") or "function")
     if _CALLERS_TOOLS.fullmatch(kind) is None:
@@ -227,15 +245,19 @@ def _check_tool(field: str, tool: Json, policy: Policy) -> None:
 
 def _check_allowed(field: str, tool: str, policy: Policy) -> None:
     """Check that the target allows this; ``web_search`` allows each version of it, such as web_search_20260318."""
-    if not any(tool == allowed or tool.startswith(f"{allowed}_") for allowed in policy.allow):
+    if not _is_allowed(tool, policy):
         name = re.sub(r"(_preview)?(_\d{4}_?\d{2}_?\d{2})?$", "", tool)
         raise invalid(field, f"the provider runs or loads it itself; the target must say allow: [{shorten(name)}]")
 
 
+def _is_allowed(tool: str, policy: Policy) -> bool:
+    return any(tool == allowed or tool.startswith(f"{allowed}_") for allowed in policy.allow)
+
+
 def _check_object(field: str, value: Json, policy: Policy) -> None:
     kind = value.get("type")
-    if kind in _MCP_TYPES:
-        _check_allowed(f"{field}.type", "mcp", policy)
+    if kind in _MCP_TYPES or kind == "file_search_call":
+        _check_allowed(f"{field}.type", "mcp" if kind in _MCP_TYPES else "file_search", policy)
     if kind in _STORED_TYPES or (kind == "image_generation_call" and value.get("result") is None):
         raise invalid(f"{field}.type", _STORED)
     if kind is None and value.get("id") is not None and value.keys() <= {"type", "id"}:
@@ -269,16 +291,21 @@ def _check_url(field: str, key: str, url: str, policy: Policy) -> None:
         check_data_url(field, url, IMAGE_TYPES)
 
 
-def _nested(body: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield the path, the key and the value of everything in a request; items of a list have the list's key."""
-    remaining: list[tuple[str, str, Any]] = [(f"{path}{name}", name, item) for name, item in body.items()]
+def _nested(body: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the path, the key and the value of everything in a request, and the type of the object that it is in.
+
+    Items of a list have the list's key.
+    """
+    remaining: list[tuple[str, str, Any, str]] = [(f"{path}{name}", name, item, "") for name, item in body.items()]
     while remaining:
-        field, key, value = remaining.pop()
+        field, key, value, owner = remaining.pop()
         if key in _OPAQUE:
             continue
-        yield field, key, value
+        yield field, key, value, owner
         if isinstance(value, dict):
+            kind = str(value.get("type") or owner)
             # The ``input`` of a request is its messages; that of a tool's call is the model's words.
-            remaining += [(f"{field}.{name}", name, member) for name, member in value.items() if name != "input"]
+            members = ((name, member) for name, member in value.items() if name != "input")
+            remaining += [(f"{field}.{name}", name, member, kind) for name, member in members]
         elif isinstance(value, list):
-            remaining += [(f"{field}[{index}]", key, item) for index, item in enumerate(value)]
+            remaining += [(f"{field}[{index}]", key, item, owner) for index, item in enumerate(value)]

@@ -12,8 +12,8 @@ from quintain.contracts.api_request import ApiName, ApiRequest, json_text
 from quintain.contracts.invoke import TokenUsage
 from quintain_worker.providers.provider import Delta, ProviderAnswer
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
-from support.model_streams import event
-from support.model_wires import ANTHROPIC, CHAT, Wire
+from support.model_streams import chat_call_events, event
+from support.model_wires import ANTHROPIC, CHAT, Wire, chat_calls
 
 REQUESTS: dict[ApiName, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "q"}]},
@@ -288,6 +288,9 @@ async def test_a_translated_answer_is_the_same_whole_and_streamed(
     heard: list[Delta] = []
     of_stream = await answer_of(server, provider_api, api, heard)
     of_whole = await answer_of(server, provider_api, api)
+    heard_of_whole: list[Delta] = []
+    assert await answer_of(server, provider_api, api, heard_of_whole) == of_whole
+    assert heard_of_whole
     assert of_stream.body is not None
     assert of_whole.body is not None
     for answer in (of_stream, of_whole):
@@ -296,6 +299,22 @@ async def test_a_translated_answer_is_the_same_whole_and_streamed(
         assert answer.token_usage.cache_write == USAGES[provider_api].cache_write
     assert of_stream.body == of_whole.body
     assert heard
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("api", "items", "name"), [("responses", "output", "call_id"), ("messages", "content", "id")])
+async def test_a_call_without_an_id_has_one_in_another_api(
+    server: ModelServer, api: ApiName, items: str, name: str, stream: bool
+) -> None:
+    if stream:
+        server.set_responses(StreamedResponse(events=chat_call_events([("", "clock", ["{", "}"]), ("", "clock", [])])))
+    else:
+        server.set_responses(ScriptedResponse(body=chat_calls([("", "clock", "{}"), ("", "clock", "{}")])))
+    heard: list[Delta] = []
+    body: Any = (await answer_of(server, "chat", api, heard if stream else None)).body
+    ids = [item[name] for item in body[items]]
+    assert len({*ids, ""}) == 3
+    assert all(each in str(heard) for each in ids if stream)
 
 
 async def test_what_anthropic_wrote_to_its_cache_is_counted_in_the_words_of_each_api(server: ModelServer) -> None:

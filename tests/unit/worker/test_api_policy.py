@@ -63,6 +63,11 @@ def item(**fields: object) -> dict[str, object]:
     return {"input": [fields]}
 
 
+def said(annotation: dict[str, object]) -> dict[str, object]:
+    content = {"type": "output_text", "text": "x", "annotations": [annotation]}
+    return item(type="message", role="assistant", content=[content])
+
+
 def tool(kind: str, **fields: object) -> dict[str, object]:
     return {"tools": [{"type": kind, **fields}]}
 
@@ -356,14 +361,24 @@ async def test_a_name_that_stands_twice_is_refused_before_it_is_a_request(field:
         ("responses", "model", {"moderation": {"model": "omni-moderation-latest"}}),
         ("completions", "prompt_embeds", {"prompt_embeds": "gASV"}),
         ("chat", "web_search", tool("web_search")),
+        # What the tool works with, and what earlier answers say of it.
+        ("responses", "file_search", tool("file_search", vector_store_ids=["vs_1"])),
+        ("responses", "file_search", item(type="file_search_call", id="fs_1", queries=["q"])),
+        ("responses", "file_search", item(type="file_search_call", id="fs_1", results=[{"file_id": "f"}])),
+        ("responses", "file_search", said({"type": "file_citation", "file_id": "f", "index": 1})),
+        ("responses", "code_interpreter", item(type="code_interpreter_call", id="ci_1", container_id="cntr_1")),
+        ("responses", "code_interpreter", said({"type": "container_file_citation", "container_id": "c"})),
     ],
-)
+)  # fmt: skip
 async def test_a_tool_that_the_target_allows_reaches_the_provider(
     server: ModelServer, api: ApiName, allow: str, fields: dict[str, object]
 ) -> None:
     server.set_responses(ScriptedResponse(body=(RESPONSES if api == "responses" else CHAT).answer("Fine.")))
     await ask(provider_of(server, api, allow=[allow]), api, QUESTIONS[api] | fields)
     assert fields.items() <= server.requests[0].body.items()
+    with pytest.raises(BadRequest):
+        await ask(provider_of(server, api, allow=["another"]), api, QUESTIONS[api] | fields)
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -433,10 +448,14 @@ async def test_the_target_says_which_urls_its_provider_gets(
          "tools[0].environment.skills[0].skill_id"),
         (tool("mcp", server_label="x", connector_id="connector_gmail"), "tools[0].connector_id"),
         (tool("mcp", server_label="x", server_url="https://10.0.0.1/mcp"), "tools[0].server_url"),
-        (tool("file_search", vector_store_ids=["vs_1"]), "tools[0].vector_store_ids"),
+        (tool("code_interpreter", vector_store_ids=["vs_1"]), "tools[0].vector_store_ids"),
+        (item(type="code_interpreter_call", id="ci_1", file_id="f"), "input[0].file_id"),
+        (item(type="file_search_call", id="fs_1", results=[{"type": "input_file", "file_id": "f"}]),
+         "input[0].results[0].file_id"),
+        (item(role="user", content=[{"type": "input_file", "file_id": "f"}]), "input[0].content[0].file_id"),
     ],
 )  # fmt: skip
-async def test_a_tool_that_is_allowed_uses_nothing_that_is_stored(
+async def test_a_tool_that_is_allowed_uses_nothing_else_that_is_stored(
     server: ModelServer, fields: dict[str, object], field: str
 ) -> None:
     provider = provider_of(server, "responses", allow=["code_interpreter", "shell", "mcp", "file_search"])

@@ -302,8 +302,22 @@ async def test_garbage_in_a_stream_is_in_doubt(server: ModelServer, wire: Wire, 
 
 
 @wires
-async def test_an_answer_that_is_no_stream_is_in_doubt(server: ModelServer, wire: Wire) -> None:
+async def test_a_whole_answer_where_a_stream_was_asked_for_is_taken_as_it_is(server: ModelServer, wire: Wire) -> None:
     server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
+    recorder = TextRecorder()
+    streamed = await stream_answer(wire.provider(server.url), recorder)
+    assert recorder.text == streamed.text == "Fine."
+    unheard = wire.provider(server.url)
+    assert await unheard.answer(QUESTION, timeout_seconds=10) == streamed
+    await unheard.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"choices": [], "output": 1, "content": {}}', b"data: {}\n\n"])
+@wires
+async def test_json_that_is_no_answer_is_in_doubt_where_a_stream_was_asked_for(
+    server: ModelServer, wire: Wire, body: bytes
+) -> None:
+    server.set_responses(ScriptedResponse(body=body))
     assert_in_doubt(await failure(wire, server))
 
 

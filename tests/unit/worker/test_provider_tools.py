@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, ToolCall
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, ToolCall, ToolCallChunk
 from quintain.errors import BadRequest
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
-from support.model_server import ModelServer, ScriptedResponse
+from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
+from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
+from support.model_streams import chat_call_events
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
 
 #: A schema that libraries like to mend: titles, defaults, no ``additionalProperties``, limits.
@@ -114,6 +115,22 @@ async def test_the_calls_of_an_answer_come_back_with_the_models_own_arguments(se
     ]
     assert (answer.text, answer.finish_reason) == ("", "tool_calls")
     assert answer.output == [OutputMessage(content="", tool_calls=calls)]
+
+
+async def test_a_call_without_an_id_has_one(server: ModelServer) -> None:
+    calls = [("", "clock", "{}"), ("", "clock", "{}")]
+    events = chat_call_events([(call_id, name, [arguments]) for call_id, name, arguments in calls])
+    server.set_responses(ScriptedResponse(body=CHAT.calls(calls)), StreamedResponse(events=events))
+    whole = await answer_of(CHAT.provider(server.url), question="q", settings={"tools": TOOLS})
+    heard: list[Delta] = []
+    provider, request = CHAT.provider(server.url), InvokeRequest(question="q")
+    streamed = await provider.answer(request, timeout_seconds=10, on_text=heard.append)
+    await provider.close()
+    assert whole.output is not None
+    ids = [call.id for call in whole.output[0].tool_calls or ()]
+    assert len({*ids, ""}) == 3
+    assert streamed.output == whole.output
+    assert [piece.id for piece in heard if isinstance(piece, ToolCallChunk) and piece.id is not None] == ids
 
 
 @wires
