@@ -24,6 +24,7 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, sessions
+from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.store.base import Ledger
 from quintain_metadata.store.opening import open_ledger
 
@@ -68,7 +69,7 @@ class Bench:
                 reply=result,
             )
             ((call, _),) = await self.queue.operations.run([settle])
-            await self.queue.on_settled([] if call is None else [call])
+            await self.queue.on_ended([attempt_ended(settle, call)])
         return (time.process_time() - began) / SETTLES_PER_ROUND
 
     async def seconds_per_sweep(self) -> float:

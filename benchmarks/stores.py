@@ -37,6 +37,7 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, sessions
+from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.store.base import Ledger, Moment, SqlProgram
 from quintain_metadata.store.opening import open_ledger
 from servers import durable_postgres, fresh_database
@@ -108,7 +109,8 @@ class Store:
             for admit in admits
         ]
         outcomes = await self.queue.operations.run(settles)
-        await self.queue.on_settled([call for call, _ in outcomes if call is not None])
+        pairs = zip(settles, outcomes, strict=True)
+        await self.queue.on_ended([attempt_ended(settle, call) for settle, (call, _) in pairs])
 
     async def calls_per_second(self, options: argparse.Namespace) -> float:
         """Admit and settle for so many seconds."""

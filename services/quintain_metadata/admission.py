@@ -22,17 +22,16 @@ from functools import partial
 
 from quintain.contracts.credentials import public_id
 from quintain.contracts.invoke import FaultReply
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptEnded
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_admit_span
 from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
-from quintain_metadata.ledger.call_rows import CallKey, CallRow, read_capacities
-from quintain_metadata.ledger.calls import CallOperations
+from quintain_metadata.ledger.call_rows import CallKey, read_capacities
+from quintain_metadata.ledger.calls import CallOperations, NotOwner
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
-from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.quota_admission import QuotaAdmission
@@ -119,24 +118,24 @@ class AdmissionQueue:
         self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
         return True
 
-    async def on_settled(self, settled_calls: Collection[CallRow], ended_attempts: Iterable[str] = ()) -> None:
-        """Decide the admits that join these calls, and fill the capacity of their targets.
-
-        ``ended_attempts`` are attempts whose workers have stopped waiting for their grants.
-        """
+    async def on_ended(self, ended: Collection[AttemptEnded]) -> None:
+        """Take note of attempts that ended, decide the admits that join their calls, and fill what they freed."""
         targets = set[str]()
-        for call in settled_calls:
-            if call.state is CallState.RUNNING:
-                targets.add(call.target)
+        for each in ended:
+            self.quotas.ended(each)
+            if each.was_running and each.target is not None:
+                targets.add(each.target)
         if self._waiting:
-            for attempt_id in ended_attempts:
-                self._waiting.remove(attempt_id)
-            await self.retry_calls({(call.session_id, call.request_id) for call in settled_calls})
+            for each in ended:
+                if each.gave_up:
+                    self._waiting.remove(each.attempt_id)
+            await self.retry_calls({(each.session_id, each.request_id) for each in ended})
             for target in targets:
                 await self.fill(target)
-            # What is awaited here still has no capacity left for others.
-            targets = {target for target in targets if not self._waiting.is_awaited(target)}
-        self._ledger.announce_capacity(targets)
+        # What is awaited here still has no capacity left for others, and a quota has one owner.
+        self._ledger.announce_capacity(
+            target for target in targets if not (self._waiting.is_awaited(target) or self.quotas.has_quota(target))
+        )
 
     async def retry_waiting(self) -> None:
         """Decide the waiting admits that no longer need to wait; called at every sweep."""
@@ -148,6 +147,8 @@ class AdmissionQueue:
         except BudgetUnavailable:
             self._is_ledger_available = False
             return
+        for waiting in [each for each in self._waiting if not self.quotas.is_own(each.admit.target)]:
+            self._waiting.remove(waiting.admit.attempt_id)
         if not self._waiting:
             return
         if without_quota:
@@ -175,12 +176,6 @@ class AdmissionQueue:
                 self._targets_to_fill.discard(target)
                 if await self._fill_once(target):
                     self._targets_to_fill.add(target)
-
-    async def fill_announced(self, target: str) -> None:
-        """Grant the free capacity that another service announced: it settled calls, and some of them started here."""
-        if self.quotas.has_quota(target):
-            await self.quotas.forget_lost()
-        await self.fill(target)
 
     async def _fill_once(self, target: str) -> bool:
         """Decide the first admits that wait for this target; returns whether more of them may be granted."""
@@ -229,7 +224,7 @@ class AdmissionQueue:
         for (place, _), decision in zip(chosen, decisions, strict=True):
             if decision is None:
                 self.quotas.wait_again(place)
-        return None not in decisions
+        return self._is_ledger_available
 
     async def grant_quotas_forever(self) -> None:
         """Grant what may start whenever something changed, or by the time that passed."""
@@ -300,7 +295,8 @@ class AdmissionQueue:
     async def _decide(
         self, admits: Sequence[Admit], incarnations: Sequence[str], awaited_targets: Collection[str] = ()
     ) -> list[Admission | Deferred | None]:
-        """Return the ledger's decision on each admit; None while the ledger is out of reach.
+        """Return the ledger's decision on each admit; None while the ledger is out of reach, or where another service
+        owns the quota by now: its worker repeats the admit.
 
         A new call of one of the ``awaited_targets`` waits behind others. A final decision is recorded as a span of the
         call's trace; a deferral is not, because it is decided many times.
@@ -314,13 +310,17 @@ class AdmissionQueue:
                 after_others = admit.target in awaited_targets
                 credential = admit.credential()
                 after_quota = not self.quotas.offer(admit.attempt_id, admit.target)
-                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota))
+                owned = self.quotas.owned(admit.target)
+                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, owned))
             except Fault as unauthorized:  # the format of its credential is wrong
                 refused[number] = unauthorized
-        outcomes = iter(await self.operations.run(operations))
-        seconds = time.perf_counter() - started_at
+        outcomes = await self.operations.run(operations)
+        self._is_ledger_available = not any(isinstance(each, BudgetUnavailable) for each in outcomes)
+        remaining, seconds = iter(outcomes), time.perf_counter() - started_at
         for number, admit in enumerate(admits):
-            outcome = refused.get(number) or next(outcomes)
+            outcome = refused.get(number) or next(remaining)
+            if isinstance(outcome, NotOwner):
+                self.quotas.disown(admit.target)
             decision = _decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
             decision = self.quotas.decided(admit, decision)
             decisions.append(decision)
@@ -328,7 +328,6 @@ class AdmissionQueue:
                 self._metrics.count_admission(admit.target, decision)
                 if admit.traceparent is not None:
                     _record_span(admit, decision, seconds=seconds)
-        self._is_ledger_available = None not in decisions
         return decisions
 
 
@@ -348,7 +347,7 @@ def _is_blocked(decision: Admission | Deferred) -> bool:
 
 
 def _decision_of(admit: Admit, error: Exception) -> Admission | None:
-    if isinstance(error, BudgetUnavailable):
+    if isinstance(error, BudgetUnavailable | NotOwner):
         return None
     if isinstance(error, Fault):
         return _refusal(admit, error)

@@ -213,6 +213,11 @@ class OwnAdmitQueue:
         self._topology = admit_topology(secrets.token_hex(8))
         self._consumer: Consumer | None = None
 
+    @property
+    def key(self) -> str:
+        """The routing key of the queue."""
+        return self._topology.bindings[0].key
+
     async def start(self, handler: Handler, *, prefetch: int) -> None:
         """Declare and consume the queue; without the permission for it the service has only the shared queue."""
         try:
@@ -227,7 +232,7 @@ class OwnAdmitQueue:
         """Return the answer to a worker with the key of this queue, if it is consumed now."""
         if self._consumer is None or not self._consumer.active:
             return renewed
-        return renewed.model_copy(update={"admit_key": self._topology.bindings[0].key})
+        return renewed.model_copy(update={"admit_key": self.key})
 
     async def stop(self, grace_seconds: float) -> None:
         """Delete the queue, so that further admits are returned to their workers, and wait for the handlers."""

@@ -1,4 +1,8 @@
-"""Consumes what workers ask and tell of calls: decides admits; records how attempts ended, and fills their places."""
+"""Consumes what workers ask and tell of calls: decides admits; records how attempts ended, and fills their places.
+
+What concerns a quota that another metadata service owns is sent on to the own queue of that one: admits as they came,
+and of settles how the attempts ended. A message that was sent on once is not sent on again.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,29 @@ import asyncio
 import logging
 import time
 
-from quintain.bus.base import Bus, Delivery
-from quintain.contracts.ledger import AdmitBatch, AttemptOutcome, Settle, SettleBatch
-from quintain.errors import BudgetUnavailable, Fault
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.contracts.ledger import (
+    Admit,
+    AdmitBatch,
+    AttemptEnded,
+    AttemptOutcome,
+    AttemptsEnded,
+    Settle,
+    SettleBatch,
+)
+from quintain.contracts.message import Message
+from quintain.contracts.quota import TryOutcome, TryReport
+from quintain.errors import BudgetUnavailable, BusError, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_settle_span
 from quintain.observe.spans import error_type_of, record_finished_span, valid_traceparent
+from quintain.routes import ADMIT, ATTEMPTS_ENDED
 from quintain.rpc.server import log_defect, send_reply
 from quintain.timings import Timings
+from quintain.topology import PROBE
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger.call_rows import CallRow
+from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.replies import AdmitReplySender, LargeReplays
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.store.base import Ledger
@@ -23,31 +40,80 @@ from quintain_metadata.store.base import Ledger
 log = logging.getLogger(__name__)
 
 
+class OwnerSender:
+    """Sends to the owners of quotas what concerns these."""
+
+    def __init__(self, bus: Bus, timings: Timings) -> None:
+        self._bus, self._timings = bus, timings
+
+    async def send(self, key: str | None, message: Message, kind: str, request: Delivery | None = None) -> None:
+        """Send to the service with this key; None is not known. ``request`` is the one that it is to answer.
+
+        What is not sent is lost: workers repeat their admits, and the owner's sweep finds attempts that ended.
+        """
+        if key is None:
+            return
+        envelope = Envelope(
+            body=message.to_wire(),
+            type=kind,
+            correlation_id=None if request is None else request.correlation_id,
+            reply_to=None if request is None else request.reply_to,
+            expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
+            persistent=False,
+        )
+        try:
+            await self._bus.publish(PROBE, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
+        except BusError as error:
+            log.debug("The owner of a quota was not reached: %s", error.message)
+
+
 class AdmitConsumer:
     """Has the admission queue decide the admits of workers, which get the answers from it."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, admission_queue: AdmissionQueue) -> None:
+    def __init__(self, bus: Bus, ledger: Ledger, admission_queue: AdmissionQueue, owner_sender: OwnerSender) -> None:
         self._bus, self._ledger, self._admission_queue = bus, ledger, admission_queue
-        self._large_replays = LargeReplays()
+        self._owner_sender, self._large_replays = owner_sender, LargeReplays()
 
     async def __call__(self, delivery: Delivery) -> None:
         """Decide one batch, and acknowledge it; a batch that cannot be decided is answered with its fault."""
         address = (delivery.reply_to, delivery.correlation_id)
         sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
         try:
-            await self._admission_queue.admit(AdmitBatch.from_wire(delivery.body), sender)
+            if delivery.type == ATTEMPTS_ENDED.key:
+                await self._admission_queue.on_ended(AttemptsEnded.from_wire(delivery.body).items)
+            else:
+                batch = await self._own_part(AdmitBatch.from_wire(delivery.body), delivery)
+                if batch.items:
+                    await self._admission_queue.admit(batch, sender)
         except Fault as fault:
             await send_reply(self._bus, delivery, fault)
         except Exception as defect:
             await send_reply(self._bus, delivery, log_defect(defect, "deciding admits"))
         await delivery.ack()
 
+    async def _own_part(self, batch: AdmitBatch, delivery: Delivery) -> AdmitBatch:
+        """Return the admits that this service decides, and send the others on."""
+        quotas = self._admission_queue.quotas
+        await quotas.ensure_known(item.target for item in batch.items)
+        foreign = [item for item in batch.items if not quotas.is_own(item.target)]
+        if not foreign:
+            return batch
+        by_key: dict[str | None, list[Admit]] = {}
+        for item in foreign:
+            by_key.setdefault(quotas.owner_of(item.target), []).append(item)
+        for key, items in by_key.items() if delivery.exchange != PROBE.name else ():
+            await self._owner_sender.send(key, batch.with_fields(items=items), ADMIT.key, delivery)
+        return batch.with_fields(items=[item for item in batch.items if item not in foreign])
+
 
 class SettleConsumer:
     """Applies the settles of workers to the ledger."""
 
-    def __init__(self, admission_queue: AdmissionQueue, metrics: MetadataMetrics, timings: Timings) -> None:
+    def __init__(
+        self, admission_queue: AdmissionQueue, metrics: MetadataMetrics, timings: Timings, owner_sender: OwnerSender
+    ) -> None:
         self._admission_queue, self._metrics, self._timings = admission_queue, metrics, timings
+        self._owner_sender = owner_sender
 
     async def __call__(self, delivery: Delivery) -> None:
         """Apply one batch, and acknowledge it; what it may have freed is given to the admits that wait."""
@@ -58,19 +124,36 @@ class SettleConsumer:
             await delivery.ack()
             return
         self._metrics.count_settles(items)
-        settled_calls = await self._apply(items)
+        ended = await self._apply(items)
         await delivery.ack()
-        ended_attempts = [item.attempt_id for item in items if item.outcome is AttemptOutcome.NEVER_SENT]
-        await self._admission_queue.on_settled(settled_calls, ended_attempts)
+        await self._admission_queue.on_ended(await self._own_part(ended))
 
-    async def _apply(self, items: list[Settle]) -> list[CallRow]:
-        """Apply settles, retrying while the ledger is out of reach; returns the settled calls as they were before.
+    async def _own_part(self, ended: list[AttemptEnded]) -> list[AttemptEnded]:
+        """Return those whose quotas this service owns, or that have none, and tell the other owners of theirs."""
+        quotas = self._admission_queue.quotas
+        if not (others := quotas.other_owners()):
+            return ended
+        own, by_key = list[AttemptEnded](), dict[str | None, list[AttemptEnded]]()
+        for each in ended:
+            if each.target is not None and not quotas.is_own(each.target):
+                by_key.setdefault(quotas.owner_of(each.target), []).append(each)
+                continue
+            own.append(each)
+            # Nothing says which quota it waits for.
+            for other in others if each.gave_up and each.target is None else ():
+                by_key.setdefault(other, []).append(each)
+        for key, items in by_key.items():
+            await self._owner_sender.send(key, AttemptsEnded(items=items), ATTEMPTS_ENDED.key)
+        return own
+
+    async def _apply(self, items: list[Settle]) -> list[AttemptEnded]:
+        """Apply settles, retrying while the ledger is out of reach; returns what they show of their attempts.
 
         They are not requeued, because a requeue counts as a delivery, and the queue drops a message that is delivered
         too often. A settle that failed is logged and dropped, so that it is not retried for ever and does not affect
         its batch.
         """
-        started_at, settled_calls = time.perf_counter(), list[CallRow]()
+        started_at, ended = time.perf_counter(), list[AttemptEnded]()
         while True:
             outcomes = await self._admission_queue.operations.run(items)
             seconds, unapplied = time.perf_counter() - started_at, list[Settle]()
@@ -79,7 +162,7 @@ class SettleConsumer:
                     unapplied.append(item)
                     continue
                 call = None if isinstance(outcome, Exception) else outcome[0]
-                self._admission_queue.quotas.settled(item, call)
+                ended.append(attempt_ended(item, call))
                 if item.traceparent is not None:
                     _record_span(item, outcome, seconds=seconds)
                 if isinstance(outcome, Exception):
@@ -87,11 +170,38 @@ class SettleConsumer:
                         log_defect(outcome, f"settling call {item.request_id!r}")
                 elif call is not None:
                     self._metrics.call_counter.count_settle(call.target, item)
-                    settled_calls.append(call)
             if not unapplied:
-                return settled_calls
+                return ended
             items = unapplied
             await asyncio.sleep(self._timings.sweep_seconds)
+
+
+#: How a provider took an attempt whose settle says nothing of it.
+_DEFAULT_OUTCOMES = {
+    AttemptOutcome.RESULT: TryOutcome.ANSWERED,
+    AttemptOutcome.CHARGED: TryOutcome.ANSWERED,
+    AttemptOutcome.THROTTLED: TryOutcome.THROTTLED,
+    AttemptOutcome.NEVER_SENT: TryOutcome.NOT_SENT,
+}
+
+
+def attempt_ended(item: Settle, call: CallRow | None) -> AttemptEnded:
+    """Return what a settle shows of its attempt, whose call was as given before it; None is an unknown one."""
+    report = item.report or TryReport(outcome=_DEFAULT_OUTCOMES.get(item.outcome, TryOutcome.UNKNOWN))
+    usage = item.token_usage
+    if usage is not None and report.tokens is None:
+        report = report.with_fields(tokens=float(max(0, usage.input) + max(0, usage.output)))
+    was_running = call is not None and call.state is CallState.RUNNING
+    return AttemptEnded.unchecked(
+        session_id=item.session_id,
+        request_id=item.request_id,
+        attempt_id=item.attempt_id,
+        target=(call.target or None) if call is not None else None,
+        was_running=was_running,
+        was_holder=was_running and call is not None and call.attempt_id == item.attempt_id,
+        gave_up=item.outcome is AttemptOutcome.NEVER_SENT,
+        report=report,
+    )
 
 
 def _record_span(item: Settle, outcome: object, *, seconds: float) -> None:

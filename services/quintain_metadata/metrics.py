@@ -252,7 +252,8 @@ class InstrumentedLedger:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self._failed_at: float | None = None
         self._metrics.ledger_reachable.set(1)
-        self.kind, self.lease_expiry, self.close = ledger.kind, ledger.lease_expiry, ledger.close
+        self.kind, self.is_shared = ledger.kind, ledger.is_shared
+        self.lease_expiry, self.close = ledger.lease_expiry, ledger.close
         self.listen_for_capacity, self.announce_capacity = ledger.listen_for_capacity, ledger.announce_capacity
 
     async def transact(self, operation: Operation[Returned]) -> Returned:

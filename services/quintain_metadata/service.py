@@ -40,8 +40,10 @@ from quintain_metadata.events import FleetEvents
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
 from quintain_metadata.ledger import calls, leases, pruning, targets
-from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
+from quintain_metadata.ledger_queues import AdmitConsumer, OwnerSender, SettleConsumer
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
+from quintain_metadata.quotas.ownership import QuotaOwners
+from quintain_metadata.quotas.quota_admission import QuotaAdmission
 from quintain_metadata.routing import Router
 from quintain_metadata.store.base import Ledger
 
@@ -77,10 +79,14 @@ class MetadataService:
         self._metrics, self._timings = metrics or MetadataMetrics(), timings
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
-        self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings)
-        self._metrics.read_quotas = self._admission_queue.quotas.states
+        self._own_admits, owner_sender = OwnAdmitQueue(bus), OwnerSender(bus, timings)
+        owners = QuotaOwners(self._ledger, self._own_admits.key, timings) if ledger.is_shared else None
+        quotas = QuotaAdmission(self._ledger, owners=owners)
+        self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings, quotas)
+        self._metrics.read_quotas = quotas.own_states
         self._request_handler = MetadataRequestHandler(bus, self._ledger, self._admission_queue, admin_sha256, timings)
-        self._admits, self._own_admits = AdmitConsumer(bus, self._ledger, self._admission_queue), OwnAdmitQueue(bus)
+        self._admits = AdmitConsumer(bus, self._ledger, self._admission_queue, owner_sender)
+        self._settles = SettleConsumer(self._admission_queue, self._metrics, timings, owner_sender)
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
         self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
         self._consumers: dict[str, Consumer] = {}
@@ -115,7 +121,7 @@ class MetadataService:
         handlers: dict[Queue, Handler] = {
             METADATA_QUEUE: poison_handler(self._bus, self._request_handler),
             ADMIT_QUEUE: self._on_ledger_request,
-            SETTLE_QUEUE: SettleConsumer(self._admission_queue, self._metrics, self._timings),
+            SETTLE_QUEUE: self._settles,
             UNROUTED_QUEUE: group_handler(self._bus, poison_handler(self._bus, self._router)),
             DEAD_QUEUE: group_handler(self._bus, poison_handler(self._bus, dead_letters)),
             HEARTBEAT_QUEUE: self._heartbeats,
@@ -147,6 +153,8 @@ class MetadataService:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await asyncio.gather(*self._fill_tasks)
+        with contextlib.suppress(BudgetUnavailable):
+            await self._admission_queue.quotas.stop()
 
     def card(self) -> ServiceCard:
         """Return the card that the service announces to discovery; waiting admits count as in flight."""
@@ -194,12 +202,12 @@ class MetadataService:
         renewed = await self._ledger.transact(
             lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms)
         )
-        await self._admission_queue.quotas.refresh(is_registered=True)
+        await self._admission_queue.quotas.refresh()
         return self._own_admits.tell(renewed)
 
     def _on_capacity(self, target: str) -> None:
         """Fill a target's capacity that another service announced."""
-        work = result_or_fault(self._admission_queue.fill_announced(target), f"filling target {target!r}")
+        work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
         task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
         self._fill_tasks.add(task)
         task.add_done_callback(self._fill_tasks.discard)

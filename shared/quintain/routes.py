@@ -70,6 +70,8 @@ OPEN_CHILD = Route("open_child", LEDGER, "open_child", ledger.OpenChild, session
 #: Published by a metadata service, read by any: it has no reply.
 HEARTBEAT_PROBE = Route("heartbeat_probe", PROBE, "probe", ledger.HeartbeatProbe, Message)
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
+#: From one metadata service to the own queue of another: it has no reply.
+ATTEMPTS_ENDED = Route("attempts_ended", PROBE, "ended", ledger.AttemptsEnded, Message)
 
 LEASE = Route("lease", HOST, "lease", remote_target.OpenLease, remote_target.LeaseOpened)
 DESCRIBE_HOST = Route("describe_host", HOST, "describe_host", remote_target.DescribeHost, remote_target.HostDescribed)
@@ -89,6 +91,6 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL),
     *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET, QUOTAS, SET_QUOTA),
     DISCOVER,
-    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, OPEN_CHILD),
+    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, ATTEMPTS_ENDED, OPEN_CHILD),
     *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),
 )

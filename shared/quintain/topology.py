@@ -102,7 +102,8 @@ UNROUTED = Exchange("quintain.unrouted", "fanout")
 INVOKE = Exchange("quintain.invoke", "topic", alternate=UNROUTED.name)
 METADATA = Exchange("quintain.metadata", "direct")
 LEDGER = Exchange("quintain.ledger", "direct")
-#: Only the metadata service writes to it: a probe says until when heartbeats were read.
+#: Only metadata services write to it: probes, which say until when heartbeats were read, and what goes from one to
+#: another.
 PROBE = Exchange("quintain.probe", "direct")
 REPLY = Exchange("quintain.reply", "direct")
 CANCEL = Exchange("quintain.cancel", "fanout")
@@ -144,9 +145,12 @@ def target_topology(target: str) -> Topology:
 
 
 def admit_topology(random: str) -> Topology:
-    """Return the topology of one metadata service's own queue for admits, which ends with its connection."""
-    queue = Queue(f"{ADMIT_QUEUE.name}.{random}", "classic", exclusive=True)
-    return Topology((LEDGER,), (queue,), (Binding(LEDGER, queue, f"admit.{random}"),))
+    """Return the topology of one metadata service's own queue, which ends with its connection.
+
+    Workers send admits to it, and other metadata services what concerns its quotas, both with the same key.
+    """
+    queue, key = Queue(f"{ADMIT_QUEUE.name}.{random}", "classic", exclusive=True), f"admit.{random}"
+    return Topology((LEDGER, PROBE), (queue,), (Binding(LEDGER, queue, key), Binding(PROBE, queue, key)))
 
 
 def reply_topology(queue_name: str, key: str) -> Topology:

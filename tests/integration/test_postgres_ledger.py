@@ -18,6 +18,7 @@ from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.ledger.decisions import Deferred
 from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.store import postgres
 from quintain_metadata.store.base import (
     AdvisoryLock,
@@ -220,9 +221,10 @@ async def test_what_one_service_frees_another_grants_without_a_sweep(services: l
     assert (granted.get_nowait(), granted.empty()) == (first.attempt_id, True)
     async with asyncio.timeout(10):
         while granted.empty():  # until it listens
-            call, _ = await services[0].transact(alone(settle_request(session, first)))
+            settle = settle_request(session, first)
+            call, _ = await services[0].transact(alone(settle))
             assert call is not None
-            await here.on_settled([call._replace(state=CallState.RUNNING)])
+            await here.on_ended([attempt_ended(settle, call._replace(state=CallState.RUNNING))])
             await asyncio.sleep(0.05)
     assert granted.get_nowait() == second.attempt_id
     await asyncio.gather(*fills)

@@ -230,6 +230,15 @@ def read_capacities(moment: Moment, names: Iterable[str]) -> SqlProgram[dict[str
     return {row[0]: max(0, int(row[1])) for row in rows}
 
 
+def read_owners(quota_ids: Iterable[str]) -> SqlProgram[dict[str, str]]:
+    """Return the keys of the services that own these quotas; it stays true while their targets are locked."""
+    rows = yield Lookup(
+        "SELECT quota_id, owner FROM wanted JOIN quota_owner ON quota_id = wanted.key1",
+        [(quota_id,) for quota_id in quota_ids],
+    )
+    return {row[0]: row[1] for row in rows}
+
+
 def load_call(session_id: str, request_id: str) -> SqlProgram[CallRow | None]:
     """Return a call, or None where the ledger has no row of it."""
     rows = yield Lookup(_CALLS_SQL, [(session_id, request_id)])

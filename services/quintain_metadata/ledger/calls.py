@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import BudgetExhausted, BudgetUnavailable, Fault, TimedOut
 from quintain.runtime.concurrency import BatchSender
-from quintain_metadata.ledger import decisions, leases, replies
+from quintain_metadata.ledger import decisions, leases, replies, settles
 from quintain_metadata.ledger.call_rows import (
     CallKey,
     CallRow,
@@ -26,6 +26,7 @@ from quintain_metadata.ledger.call_rows import (
     read_attempts,
     read_calls,
     read_capacities,
+    read_owners,
     read_throttled,
     read_workers,
 )
@@ -86,15 +87,22 @@ class CallOperations:
             return error
 
 
+class NotOwner(Exception):
+    """The admit is to be decided by another metadata service, which owns the quota of its target by now."""
+
+
 def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram[list[Outcome]]:
-    """Run operations as if one after another; returns the result or the fault of each."""
+    """Run operations as if one after another; returns the result or the fault of each, or `NotOwner`."""
     outcomes = list[Outcome]()
     for one_of_each_call in _rounds(operations):
         changes = Changes(moment, (yield from _read(moment, one_of_each_call)))
+        taken = yield from _taken_quotas(one_of_each_call.values())
         for operation in one_of_each_call.values():
             try:
                 if isinstance(operation, Settle):
-                    outcomes.append(decisions.settle(changes, operation))
+                    outcomes.append(settles.settle(changes, operation))
+                elif operation.owned in taken:
+                    outcomes.append(NotOwner())
                 else:
                     outcomes.append(decisions.admit(changes, operation))
             except Fault as refusal:
@@ -107,6 +115,13 @@ def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram
             except Fault as expired:
                 outcomes[number] = expired
     return outcomes
+
+
+def _taken_quotas(operations: Iterable[CallOperation]) -> SqlProgram[set[tuple[str, str]]]:
+    """Return which quotas have other owners than admits were decided by; while their targets are locked it stays so."""
+    owned = {each.owned for each in operations if isinstance(each, AdmitOperation) and each.owned}
+    owners = (yield from read_owners(quota_id for quota_id, _ in owned)) if owned else {}
+    return owned - owners.items()
 
 
 def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallOperation]]:

@@ -188,7 +188,8 @@ def _cancelled_calls(incarnations: Sequence[tuple[str]]) -> SqlProgram[dict[str,
 
 
 def delete_forgotten(now: int) -> SqlProgram[None]:
-    """Delete the workers whose leases lapsed long ago, and what they served."""
-    yield from execute("DELETE FROM worker WHERE lease_until <= ?", now - WORKER_RETENTION_MS)
+    """Delete workers and owners of quotas whose leases lapsed long ago, and what the workers served."""
+    for table in ("worker", "quota_owner"):
+        yield from execute(f"DELETE FROM {table} WHERE lease_until <= ?", now - WORKER_RETENTION_MS)
     for condition in ("served_target WHERE", "running_calls WHERE running = 0 AND"):
         yield from execute(f"DELETE FROM {condition} incarnation NOT IN (SELECT incarnation FROM worker)")

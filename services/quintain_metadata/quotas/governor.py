@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
 from quintain_metadata.quotas.fair_queue import FairQueue, Waiting
@@ -39,7 +40,7 @@ class QuotaFigures:
     is_refused: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Quota:
     """The state of one quota.
 
@@ -77,6 +78,12 @@ class _Quota:
         self.started.add(target)
         self.outages.started(now, target)
         return self.limits.start(now, target)
+
+    def resume(self, now: float, target: str) -> Grant:
+        """Count a call that runs already."""
+        self.started.add(target)
+        self.outages.started(now, target)
+        return self.limits.resume(now, target)
 
     def end(self, now: float, grant: Grant, report: TryReport) -> None:
         """End a call, and learn from how it ended."""
@@ -127,6 +134,31 @@ class Governor:
         quota.limits.configure(smallest)
         quota.refused.clear()
 
+    def drop(self, quota_id: str) -> None:
+        """Forget a quota that another service owns by now, with its calls."""
+        self._quotas.pop(quota_id, None)
+        for attempt_id in [key for key, waiting in self._waiting.items() if waiting.quota_id == quota_id]:
+            del self._waiting[attempt_id]
+        for attempt_id in [key for key, (quota, _) in self._running.items() if quota not in self._quotas.values()]:
+            del self._running[attempt_id]
+
+    def save(self, now: float, quota_id: str) -> dict[str, Any]:
+        """Return what another service goes on with that takes the quota, as JSON takes it."""
+        quota = self._quotas[quota_id]
+        return {
+            "limits": quota.limits.save(now),
+            "outages": quota.outages.save(now),
+            "refused": sorted(quota.refused),
+            "started": sorted(quota.started),
+        }
+
+    def restore(self, now: float, saved_at: float, quota_id: str, saved: Mapping[str, Any]) -> None:
+        """Go on from what the former owner of a quota saved at this time, which is configured and has no calls yet."""
+        quota = self._quotas[quota_id]
+        quota.limits.restore(now, saved_at, saved.get("limits", {}))
+        quota.outages.restore(saved_at, saved.get("outages", {}))
+        quota.refused, quota.started = set(saved.get("refused", ())), set(saved.get("started", ()))
+
     def offer(
         self, now: float, attempt_id: str, quota_id: str, target: str, free_slots: Mapping[str, int] = _NO_BOUNDS
     ) -> bool:
@@ -171,10 +203,11 @@ class Governor:
         return granted
 
     def resume(self, now: float, attempt_id: str, quota_id: str, target: str) -> None:
-        """Count a call that runs already: its ledger granted it before this service had its quota."""
+        """Count a call that runs already: it was granted before this service had its quota, or its place was lost."""
         if attempt_id not in self._running:
             self.forget(now, attempt_id)
-            self._start(now, attempt_id, self._quotas[quota_id], target)
+            quota = self._quotas[quota_id]
+            self._running[attempt_id] = quota, quota.resume(now, target)
 
     def end(self, now: float, attempt_id: str, report: TryReport) -> None:
         """End a granted call, and learn from how it ended; an unknown one changes nothing."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from quintain.contracts.quota import QuotaTerms, RateReport
 from quintain_metadata.quotas.rates import MAX_PAUSE_SECONDS, MINUTE_SECONDS, Bucket, LearnedRate
@@ -126,6 +127,13 @@ class Limits:
             self._probe = grant
         return grant
 
+    def resume(self, now: float, target: str) -> Grant:
+        """Count a call that runs already: what it took of the rates was taken before."""
+        grant = self.start(now, target)
+        self.requests.level, self.tokens.level = self.requests.level + 1, self.tokens.level + grant.tokens
+        self._learned.not_taken(now)
+        return grant
+
     def idle(self, now: float) -> None:
         """Note that no call waits."""
         self._learned.idle(now)
@@ -183,6 +191,35 @@ class Limits:
         self._learned.begin_again(now)
         if self.terms.adaptive:
             self.window = float(self.terms.min)
+
+    def save(self, now: float) -> dict[str, Any]:
+        """Return what another service goes on with, as JSON takes it; times are seconds from now."""
+        return {
+            "limits": [self.limit, self._cut_limit, self.throttled, self._taken_after, self.paused_until - now],
+            "last_cut": self.last_cut and [self.last_cut[0] - now, self.last_cut[1]],
+            "tokens_by_target": self._tokens_by_target,
+            "buckets": [self.requests.save(now), self.tokens.save(now)],
+            "learned": self._learned.save(now),
+        }
+
+    def restore(self, now: float, saved_at: float, saved: dict[str, Any]) -> None:
+        """Go on from what another service saved at this time, and resume its calls then; it may have saved nothing.
+
+        What it granted since is not known, but at most what came in: nothing of the rates is left.
+        """
+        for bucket in (self.requests, self.tokens):
+            bucket.level = 0.0
+        if not saved:
+            return
+        self.limit, self._cut_limit, self.throttled, self._taken_after, paused_seconds = saved["limits"]
+        self.paused_until, last_cut = saved_at + paused_seconds, saved["last_cut"]
+        self.last_cut = last_cut and (saved_at + last_cut[0], CutCause(last_cut[1]))
+        self._tokens_by_target = saved["tokens_by_target"]
+        for bucket, each in zip((self.requests, self.tokens), saved["buckets"], strict=True):
+            bucket.restore(saved_at, each)
+        self._learned.restore(now, saved["learned"])
+        self.window = self.limit
+        self.configure(self.terms)
 
     def tokens_of(self, target: str) -> float:
         """The tokens that a call to this target is expected to use."""

@@ -44,6 +44,20 @@ class Outages:
         """The targets that are out, each with the time at which it is tried next."""
         return {name: health.next_probe_at for name, health in self._targets.items() if health.out_since is not None}
 
+    def save(self, now: float) -> dict[str, list[float] | None]:
+        """Return each target, for another service; of those that are out since when, the next try and its interval."""
+        return {
+            name: None
+            if health.out_since is None
+            else [health.out_since - now, health.next_probe_at - now, health.probe_seconds]
+            for name, health in self._targets.items()
+        }
+
+    def restore(self, saved_at: float, saved: dict[str, list[float] | None]) -> None:
+        """Go on from what another service saved at this time."""
+        for name, out in saved.items():
+            self._targets[name] = _Health() if out is None else _Health(0, saved_at + out[0], saved_at + out[1], out[2])
+
     def wait_seconds(self, now: float, target: str) -> float:
         """How long until a call to this target may start; infinite while one is tried."""
         health = self._targets.get(target)

@@ -12,51 +12,48 @@ The rules between the two:
 - A target's own limit bounds its calls within the quota: they are counted here. Where the ledger finds a target full or
   paused all the same, nothing of it starts until it has capacity.
 
-All of it is in memory, of one metadata service: at its start it counts the calls that run. Several services on one
-ledger do not share it: each finds limits for the calls that it admits, so that those of a key are not exact together.
+All of it is in memory, of the metadata service that owns the quota (`ownership`): when it takes a quota, it goes on
+with what the last owner knew, and counts the calls that run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from quintain.contracts.credentials import public_id
 from quintain.contracts.fleet import QuotaCut, QuotaState
-from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
+from quintain.contracts.ledger import Admission, Admit, AttemptEnded
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
-from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
-from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.governor import Governor, QuotaFigures
-from quintain_metadata.quotas.quota_rows import QuotaRegistration, read_lost, read_quotas, read_running
+from quintain_metadata.quotas.ownership import Known, QuotaOwners, TakenQuota
+from quintain_metadata.quotas.quota_rows import QuotaRegistration, RunningCall, read_lost, read_quotas, read_running
 from quintain_metadata.store.base import Ledger
-
-#: How a provider took an attempt whose settle says nothing of it.
-_DEFAULT_OUTCOMES = {
-    AttemptOutcome.RESULT: TryOutcome.ANSWERED,
-    AttemptOutcome.CHARGED: TryOutcome.ANSWERED,
-    AttemptOutcome.THROTTLED: TryOutcome.THROTTLED,
-    AttemptOutcome.NEVER_SENT: TryOutcome.NOT_SENT,
-}
 
 _NOT_SENT = TryReport(outcome=TryOutcome.NOT_SENT)
 
 
 class QuotaAdmission:
-    """The places of calls whose targets have a quota."""
+    """The places of calls whose targets have a quota that this service owns; without ``owners`` it owns all."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ledger, self._clock, self._governor = ledger, clock, Governor()
+    def __init__(
+        self, ledger: Ledger, clock: Callable[[], float] = time.monotonic, owners: QuotaOwners | None = None
+    ) -> None:
+        self._ledger, self._clock, self._owners, self._governor = ledger, clock, owners, Governor()
+        self._refresh_lock = asyncio.Lock()
         self._quotas: dict[str, QuotaRegistration] = {}
-        self._terms: dict[str, QuotaTerms] = {}
-        #: The quota of each target that has one.
+        #: The terms of each quota that this service owns, and the workers that registered it.
+        self._terms: dict[str, tuple[QuotaTerms, set[str]]] = {}
+        #: The quota of each target that has one, and all targets that were read.
         self._quota_of: dict[str, str] = {}
+        self._known_targets: set[str] = set()
         #: The target of each granted attempt, and its call once the ledger has granted it.
         self._target_of: dict[str, str] = {}
         self._calls: dict[str, tuple[str, str, str]] = {}
@@ -79,11 +76,43 @@ class QuotaAdmission:
         """Whether the target has a quota."""
         return target in self._quota_of
 
+    def is_own(self, target: str) -> bool:
+        """Whether this service decides the admits of the target."""
+        quota_id = self._quota_of.get(target)
+        return quota_id is None or self._owners is None or self._owners.is_own(quota_id)
+
+    def owner_of(self, target: str) -> str | None:
+        """Return the key of the service that decides the admits of the target; None where that is not known."""
+        return None if self._owners is None else self._owners.key_of(self._quota_of[target])
+
+    def other_owners(self) -> set[str]:
+        """Return the keys of the other services that own quotas."""
+        return set() if self._owners is None else self._owners.others()
+
+    def owned(self, target: str) -> tuple[str, str] | None:
+        """Return the target's quota and this service's key, where another one may own the quota by now."""
+        quota_id = self._quota_of.get(target)
+        return None if quota_id is None or self._owners is None else (quota_id, self._owners.key)
+
+    def disown(self, target: str) -> None:
+        """Forget the quota of a target that another service owns by now, with its calls."""
+        quota_id = self._quota_of.get(target)
+        if quota_id is not None and self._owners is not None:
+            self._owners.disown(quota_id)
+            self._drop(quota_id)
+
+    async def ensure_known(self, targets: Iterable[str]) -> None:
+        """Read the quotas again if there may be one of a target that another service registered just now."""
+        if self._owners is not None and not self._known_targets.issuperset(targets):
+            await self.refresh()
+
     def offer(self, attempt_id: str, target: str) -> bool:
         """Return whether the attempt has a place now, which it takes; one without a quota needs none."""
         quota_id = self._quota_of.get(target)
         if quota_id is None:
             return True
+        if not self.is_own(target):
+            return False
         is_granted = self._governor.offer(self._clock(), attempt_id, quota_id, target, self._bounds())
         if is_granted:
             self._add(attempt_id, target)
@@ -95,7 +124,7 @@ class QuotaAdmission:
         None is no decision: the ledger is out of reach.
         """
         attempt_id, quota_id = admit.attempt_id, self._quota_of.get(admit.target)
-        if quota_id is None:
+        if quota_id is None or not self.is_own(admit.target):
             return decision
         if isinstance(decision, Admission) and decision.is_grant:
             return self._granted(admit, quota_id, decision)
@@ -114,26 +143,26 @@ class QuotaAdmission:
 
     def wait_again(self, waiting: Waiting) -> None:
         """Let a call wait on that was taken from the queue and is not decided."""
-        self._governor.wait(waiting)
+        if self.is_own(waiting.target):
+            self._governor.wait(waiting)
 
     def forget(self, attempt_id: str) -> None:
         """End an attempt that waits no more, and one of which nothing is known."""
         self._remove(attempt_id)
         self._governor.forget(self._clock(), attempt_id)
 
-    def settled(self, item: Settle, call: CallRow | None) -> None:
-        """Take note of how an attempt ended, and of its call as it was before; None is an unknown one."""
-        has_place, now = self._remove(item.attempt_id), self._clock()
-        is_holder = call is not None and call.state is CallState.RUNNING and call.attempt_id == item.attempt_id
-        if not has_place and is_holder and call is not None and call.target in self._quota_of:
-            # Another service admitted it, or its worker's lease had lapsed.
-            self._governor.resume(now, item.attempt_id, self._quota_of[call.target], call.target)
+    def ended(self, ended: AttemptEnded) -> None:
+        """Take note of how an attempt ended."""
+        has_place, now, target = self._remove(ended.attempt_id), self._clock(), ended.target
+        if not has_place and ended.was_holder and target in self._quota_of and self.is_own(target):
+            # Its worker's lease had lapsed, or it was granted before this service had the quota.
+            self._governor.resume(now, ended.attempt_id, self._quota_of[target], target)
             has_place = True
         if has_place:
-            self._governor.end(now, item.attempt_id, _report_of(item))
+            self._governor.end(now, ended.attempt_id, ended.report)
             self.changed.set()
-        elif item.outcome is AttemptOutcome.NEVER_SENT and self._quota_of:
-            self._governor.forget(now, item.attempt_id)
+        elif ended.gave_up and self._quota_of:
+            self._governor.forget(now, ended.attempt_id)
 
     def take(self, capacities: Mapping[str, int]) -> list[Waiting]:
         """Give places to the waiting calls that may start now, and return them.
@@ -158,30 +187,79 @@ class QuotaAdmission:
     async def start(self) -> None:
         """Read the quotas, and count the calls that run; called before anything is admitted."""
         await self.refresh()
-        for call in await self._ledger.transact(read_running) if self._quota_of else ():
-            quota_id = self._quota_of.get(call.target)
-            if quota_id is not None:
-                self._governor.resume(self._clock(), call.attempt_id, quota_id, call.target)
-                self._add(call.attempt_id, call.target)
-                self._calls[call.attempt_id] = (call.session_id, call.request_id, call.attempt_id)
+        if self._owners is None and self._quota_of:
+            self._resume(await self._ledger.transact(lambda _: read_running(self._quota_of)))
 
-    async def refresh(self, *, is_registered: bool = False) -> None:
-        """Read what is registered and set of quotas.
+    async def stop(self) -> None:
+        """Let other services take this one's quotas at once."""
+        if self._owners is not None:
+            async with self._refresh_lock:
+                await self._owners.release(self._saved())
 
-        ``is_registered``: a worker registered, so that a refused key may be another one.
-        """
-        found, without = await self._ledger.transact(read_quotas)
-        for quota_id, quota in found.items():
-            terms = quota.terms
-            if is_registered or self._terms.get(quota_id) != terms:
-                self._terms[quota_id] = terms
-                self._governor.configure(self._clock(), quota_id, [terms])
-                self.changed.set()
-            for target, limit in quota.targets.items():
-                self._quota_of[target] = quota_id
-                self._free_slots[target] = limit - self._running[target]
-        self._quotas.update(found)
-        self._without_quota |= {target for target in without if self._quota_of.pop(target, None) is not None}
+    async def refresh(self) -> None:
+        """Read what is registered and set of quotas, and renew or take them where several services share the ledger."""
+        async with self._refresh_lock:
+            found, without = await self._ledger.transact(read_quotas)
+            self._quotas.update(found)
+            self._known_targets |= without
+            for quota_id, quota in found.items():
+                for target, limit in quota.targets.items():
+                    self._quota_of[target] = quota_id
+                    self._free_slots[target] = limit - self._running[target]
+                self._known_targets |= quota.targets.keys()
+            self._without_quota |= {target for target in without if self._quota_of.pop(target, None) is not None}
+            await self._renew(found)
+            for quota_id, quota in found.items():
+                if self._owners is None or self._owners.is_own(quota_id):
+                    self._configure(quota_id, quota)
+
+    async def _renew(self, found: Mapping[str, QuotaRegistration]) -> None:
+        if self._owners is None:
+            return
+        saved = self._saved()
+        change = await self._owners.renew({quota_id: quota.targets for quota_id, quota in found.items()}, saved)
+        for quota_id in change.lost:
+            self._drop(quota_id)
+        for quota_id, taken in change.taken.items():
+            self._take_over(quota_id, found[quota_id], taken)
+
+    def _configure(self, quota_id: str, quota: QuotaRegistration) -> None:
+        """Take over a quota's terms, and the key of a new worker, which may be another one than was refused."""
+        before = self._terms.get(quota_id)
+        self._terms[quota_id] = quota.terms, quota.incarnations
+        if before is None or before[0] != quota.terms or quota.incarnations - before[1]:
+            self._governor.configure(self._clock(), quota_id, [quota.terms])
+            self.changed.set()
+
+    def _saved(self) -> dict[str, Known]:
+        """Return what is known of the quotas that this service owns."""
+        now, figures = self._clock(), {state.id: state for state in self.own_states()}
+        return {
+            quota_id: Known(json.dumps(self._governor.save(now, quota_id)), figures[quota_id].to_wire().decode())
+            for quota_id in self._terms
+            if quota_id in figures
+        }
+
+    def _take_over(self, quota_id: str, quota: QuotaRegistration, taken: TakenQuota) -> None:
+        """Go on with a quota whose owner is gone."""
+        self._configure(quota_id, quota)
+        if taken.state is not None:
+            now = self._clock()
+            self._governor.restore(now, now - taken.seconds, quota_id, json.loads(taken.state))
+        self._resume(taken.running)
+
+    def _resume(self, running: Iterable[RunningCall]) -> None:
+        """Count the calls that run."""
+        for call in running:
+            self._governor.resume(self._clock(), call.attempt_id, self._quota_of[call.target], call.target)
+            self._add(call.attempt_id, call.target)
+            self._calls[call.attempt_id] = (call.session_id, call.request_id, call.attempt_id)
+
+    def _drop(self, quota_id: str) -> None:
+        self._terms.pop(quota_id, None)
+        self._governor.drop(quota_id)
+        for attempt_id in [key for key, target in self._target_of.items() if self._quota_of.get(target) == quota_id]:
+            self._remove(attempt_id)
 
     async def forget_lost(self) -> None:
         """Give back the places of attempts that no live worker runs."""
@@ -199,16 +277,24 @@ class QuotaAdmission:
         return without
 
     def states(self) -> list[QuotaState]:
-        """Return what each quota does at present, sorted by name."""
+        """Return what each quota of the fleet does at present, sorted by name."""
+        states = self.own_states()
+        if self._owners is not None:
+            known, in_use = {state.id for state in states}, set(self._quota_of.values())
+            told = self._owners.figures.items()
+            states += [QuotaState.from_wire(each) for key, each in told if key not in known and key in in_use]
+        return sorted(states, key=lambda state: (state.name, state.id))
+
+    def own_states(self) -> list[QuotaState]:
+        """Return what each quota that this service owns does at present."""
         now, targets = self._clock(), dict[str, list[str]]()
         for target, quota_id in sorted(self._quota_of.items()):
             targets.setdefault(quota_id, []).append(target)
-        states = [
+        return [
             _state(now, self._quotas[figures.quota_id].name, targets[figures.quota_id], figures)
             for figures in self._governor.describe(now)
             if figures.quota_id in targets
         ]
-        return sorted(states, key=lambda state: (state.name, state.id))
 
     def _granted(self, admit: Admit, quota_id: str, admission: Admission) -> Admission:
         attempt_id = admit.attempt_id
@@ -244,14 +330,6 @@ class QuotaAdmission:
 
     def _bounds(self) -> Mapping[str, int]:
         return {**self._free_slots, **dict.fromkeys(self._blocked, 0)} if self._blocked else self._free_slots
-
-
-def _report_of(item: Settle) -> TryReport:
-    report = item.report or TryReport(outcome=_DEFAULT_OUTCOMES.get(item.outcome, TryOutcome.UNKNOWN))
-    usage = item.token_usage
-    if usage is None or report.tokens is not None:
-        return report
-    return report.with_fields(tokens=float(max(0, usage.input) + max(0, usage.output)))
 
 
 def _state(now: float, name: str, targets: list[str], figures: QuotaFigures) -> QuotaState:

@@ -16,12 +16,13 @@ from quintain_metadata.store.base import Lookup, Moment, SqlProgram, execute, fe
 
 @dataclass(slots=True)
 class QuotaRegistration:
-    """A quota as live workers register it: its name, its terms, and its targets with their own limits."""
+    """A quota as live workers register it: its name, its terms, its targets with their own limits, and the workers."""
 
     name: str
     registered: list[QuotaTerms] = field(default_factory=list)
     settings: QuotaSettings | None = None
     targets: dict[str, int] = field(default_factory=dict)
+    incarnations: set[str] = field(default_factory=set)
 
     @property
     def terms(self) -> QuotaTerms:
@@ -48,18 +49,19 @@ def read_quotas(moment: Moment) -> SqlProgram[tuple[dict[str, QuotaRegistration]
     A target belongs to the quota that was registered for it last.
     """
     rows = yield from execute(
-        "SELECT target, quota_id, quota_name, quota_terms, max_concurrency FROM served_target"
+        "SELECT target, quota_id, quota_name, quota_terms, max_concurrency, incarnation FROM served_target"
         " JOIN worker USING (incarnation) JOIN target ON target.name = served_target.target"
         " WHERE lease_until > ? ORDER BY since DESC, incarnation",
         moment.lease_cutoff,
     )
     quotas, without, of_target = dict[str, QuotaRegistration](), set[str](), dict[str, str]()
-    for target, quota_id, name, terms, max_concurrency in rows:
+    for target, quota_id, name, terms, max_concurrency, incarnation in rows:
         if quota_id is None:
             without.add(target)
             continue
         quota = quotas.setdefault(quota_id, QuotaRegistration(name))
         quota.registered.append(QuotaTerms.from_wire(terms))
+        quota.incarnations.add(incarnation)
         if of_target.setdefault(target, quota_id) == quota_id:
             quota.targets[target] = max_concurrency
     for quota_id, settings in (yield from execute("SELECT id, settings FROM quota")):
@@ -77,11 +79,12 @@ class RunningCall(NamedTuple):
     target: str
 
 
-def read_running(_: Moment) -> SqlProgram[list[RunningCall]]:
-    """Return every running call."""
-    rows = yield from execute(
-        "SELECT session_id, request_id, attempt_id, target FROM call"
-        " WHERE state IN ('reserved', 'running') AND state = 'running'"
+def read_running(targets: Iterable[str]) -> SqlProgram[list[RunningCall]]:
+    """Return every running call of these targets."""
+    rows = yield Lookup(
+        "SELECT session_id, request_id, attempt_id, target FROM wanted JOIN call ON call.target = wanted.key1"
+        " WHERE state IN ('reserved', 'running') AND state = 'running'",
+        [(target,) for target in targets],
     )
     return [RunningCall(*row) for row in rows]
 

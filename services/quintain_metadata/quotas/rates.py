@@ -107,6 +107,15 @@ class Bucket:
         else:
             self.level = min(self.level, left + self.named * (now - granted_at))
 
+    def save(self, now: float) -> list[float]:
+        """Return what another service goes on with: what headers named."""
+        return [self.named, self.low_rate, self.low_until - now]
+
+    def restore(self, saved_at: float, saved: list[float]) -> None:
+        """Go on from what was saved at this time."""
+        self.named, self.low_rate, low_seconds = saved
+        self.low_until = saved_at + low_seconds
+
     @property
     def _burst(self) -> float:
         return max(1.0, self.rate * BURST_SECONDS)
@@ -191,3 +200,14 @@ class LearnedRate:
         certain_calls = min(taken, seconds / 3, MAX_CERTAIN_CALLS) / (2 if self._is_first_opening else 1)
         self._certain_calls = max(certain_calls if is_certain else 0.0, calls / 2)
         return is_certain
+
+    def save(self, now: float) -> list[float | None]:
+        """Return what another service goes on with: what was learned, and for how long it was used."""
+        until = now if self._idle_since is None else self._idle_since
+        return [self._learned, self._measured, self._certain_calls, until - self._learned_at]
+
+    def restore(self, now: float, saved: list[float | None]) -> None:
+        """Go on from what was saved; the time since then shows nothing."""
+        self._learned, self._measured = saved[:2]
+        self._certain_calls, self._learned_at = saved[2] or 0.0, now - (saved[3] or 0.0)
+        self._opened_at, self._taken, self._is_first_opening = now, 0, self._learned is None

@@ -114,6 +114,10 @@ class Ledger(Protocol):
         """The name of the store, in one word, without its location."""
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other services may use it at the same time."""
+
+    @property
     def lease_expiry(self) -> LeaseExpiry:
         """Which leases may lapse; heartbeats change it."""
 

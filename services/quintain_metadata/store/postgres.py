@@ -98,7 +98,7 @@ _NOW_SQL = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS b
 class PostgresLedger:
     """A ledger in one PostgreSQL database. Create it with `open`."""
 
-    kind = "postgresql"
+    kind, is_shared = "postgresql", True
 
     def __init__(
         self,

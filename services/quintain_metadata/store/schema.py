@@ -138,6 +138,16 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             settings text NOT NULL,
             set_at bigint NOT NULL
         )""",
+        # Which of several metadata services owns a quota: the key of its own queue, until when, and what it knew of the
+        # quota at ``saved_at``, for its next owner and for who asks another service, as JSON.
+        """CREATE TABLE quota_owner (
+            quota_id text PRIMARY KEY,
+            owner text NOT NULL,
+            lease_until bigint NOT NULL,
+            saved_at bigint NOT NULL,
+            state text,
+            figures text
+        )""",
     ),
 )
 

@@ -172,7 +172,7 @@ class SqliteLedger:
     A thread commits, so that the event loop goes on while the disk is written.
     """
 
-    kind = "sqlite"
+    kind, is_shared = "sqlite", False
 
     def __init__(self, path: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self.lease_expiry = loop, LeaseExpiry()

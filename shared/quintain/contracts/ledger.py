@@ -318,6 +318,29 @@ class SettleBatch(Message):
     items: list[Settle]
 
 
+class AttemptEnded(Message):
+    """What the settle of an attempt shows to the owner of its quota, which another metadata service may have applied.
+
+    ``target`` is absent where the ledger has no call of it. ``was_running``: an attempt ran the call; ``was_holder``:
+    it was this one. ``gave_up``: its worker has stopped waiting for its grant.
+    """
+
+    session_id: Token
+    request_id: RequestId
+    attempt_id: Token
+    target: TargetName | None = None
+    was_running: bool = False
+    was_holder: bool = False
+    gave_up: bool = False
+    report: TryReport
+
+
+class AttemptsEnded(Message):
+    """Attempts that ended, from one metadata service to another."""
+
+    items: list[AttemptEnded]
+
+
 def encode_settle_batch(incarnation: str, settles: Iterable[bytes]) -> bytes:
     """Return a `SettleBatch` of settles that are encoded already."""
     return b"".join((b'{"incarnation":', to_json(incarnation), b',"items":[', b",".join(settles), b"]}"))

@@ -11,6 +11,7 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BrokerUnavailable
 from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue
+from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.store.base import execute
 from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
@@ -445,7 +446,7 @@ async def test_a_settle_asks_nothing_about_admits_that_wait_for_something_else(
     call, _ = await ledger_driver.ledger.transact(alone(settle))
     assert call is not None
     monkeypatch.setattr(ledger_driver.ledger, "_closed", True)
-    await admission_queue.on_settled([call])
+    await admission_queue.on_ended([attempt_ended(settle, call)])
     assert admission_queue.waiting_count == 2
 
 
@@ -479,7 +480,7 @@ async def test_an_attempt_whose_worker_waits_no_longer_is_forgotten(
     worker = Worker(admission_queue)
     waiting = admit_request(session, "r2")
     await worker.admit(admit_request(session, "r1"), waiting)
-    await admission_queue.on_settled([], [waiting.attempt_id])
+    await admission_queue.on_ended([attempt_ended(settle_request(session, waiting, AttemptOutcome.NEVER_SENT), None)])
     assert admission_queue.waiting_count == 0
 
 
@@ -490,4 +491,4 @@ async def settle_and_notify(
     settle = settle_request(session, admit)
     call, _ = await ledger_driver.ledger.transact(alone(settle))
     assert call is not None
-    await admission_queue.on_settled([call])
+    await admission_queue.on_ended([attempt_ended(settle, call)])

@@ -19,6 +19,7 @@ from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases
+from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.quotas import quota_rows
 from quintain_metadata.quotas.quota_admission import QuotaAdmission
 from quintain_metadata.store.base import execute
@@ -90,8 +91,7 @@ class QueueDriver:
         session, admit = self.running.pop(attempt_id, None) or self.asked[attempt_id]
         item: Settle = settle_request(session, admit, outcome).model_copy(update={"report": report})
         call, _ = await self.driver.ledger.transact(alone(item))
-        self.queue.quotas.settled(item, call)
-        await self.queue.on_settled([], [attempt_id] if outcome is AttemptOutcome.NEVER_SENT else [])
+        await self.queue.on_ended([attempt_ended(item, call)])
         await self.queue.grant_quotas()
 
     async def sweep(self) -> None:
