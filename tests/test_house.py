@@ -107,8 +107,6 @@ RUN_BY = {
     "quintain ledger prune": "tests/acceptance/test_ledger_command.py",
     "quintain broker apply": "tests/integration/test_broker_commands.py",
     "quintain broker add-user": "tests/integration/test_broker_commands.py",
-    "quintain broker list-users": "tests/integration/test_broker_commands.py",
-    "quintain broker remove-user": "tests/integration/test_broker_commands.py",
 }
 
 #: Words of a shell that start no program of ours.
