@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +85,6 @@ async def run_worker(
     config: Config,
     env: Mapping[str, str],
     *,
-    only_targets: Iterable[str] | None = None,
     grace_seconds: float = 30.0,
     metrics: WorkerMetrics | None = None,
     sole_id: str | None = None,
@@ -93,33 +92,32 @@ async def run_worker(
     timings: Timings = DEFAULT_TIMINGS,
     consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[Worker]:
-    """Run a worker for the targets of a configuration, or for ``only_targets`` of them.
+    """Run a worker for the targets of a configuration.
 
     ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
     ``consumer_timeout_seconds`` are passed to `Worker`.
     Raises `ConfigError`.
     """
     resolved = config.resolve(env)
-    names = list(resolved.targets) if only_targets is None else list(only_targets)
     # Commands of the configuration get the worker's environment, without what gives access to the ledger.
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     provider_context = ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
-    cards = [card_of(name, resolved.targets[name], config.quotas) for name in names]
+    cards = [card_of(name, target, config.quotas) for name, target in resolved.targets.items()]
     trace_content = read_trace_settings(env).include_content
     served_targets = {
         name: WorkerTarget(
             name=name,
-            provider=build_provider(name, resolved.targets[name], provider_context),
-            max_tries=resolved.targets[name].max_tries,
-            timeout_seconds=resolved.targets[name].timeout_seconds,
+            provider=build_provider(name, target, provider_context),
+            max_tries=target.max_tries,
+            timeout_seconds=target.timeout_seconds,
             trace_content=trace_content,
-            ignore_unsupported=resolved.targets[name].unsupported == "ignore",
+            ignore_unsupported=target.unsupported == "ignore",
             fingerprint=fingerprints[name].first,
             read_fingerprint=fingerprints[name].read,
-            price=target_price(resolved.targets[name]),
+            price=target_price(target),
         )
-        for name in names
+        for name, target in resolved.targets.items()
     }
     worker = Worker(
         bus,

@@ -73,7 +73,7 @@ def write_results(
     summary = summarize(board, threshold=0.5, is_budget_spent=False, results=folder / "results.jsonl")
     record = record.with_summary(summary)
     if ended:
-        record = record.with_fields(statistics=analyse(build_frames(rows, targets, repeats=repeats)), cost=cost)
+        record = record.with_fields(statistics=analyse(build_frames(rows, targets)), cost=cost)
     write_run(folder, record, ended=ended)
     return read_report(folder)
 

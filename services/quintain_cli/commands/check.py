@@ -23,8 +23,7 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.run_output import format_size
-from quintain_runner.engine.preflight import CheckReport, ProbeResult, check_evaluation
-from quintain_runner.engine.requirements import RunEstimate
+from quintain_runner.engine.preflight import CheckReport, ProbeResult, RunEstimate, check_evaluation
 from quintain_runner.engine.run_settings import RunOptions
 from quintain_runner.results.counts import dollars
 

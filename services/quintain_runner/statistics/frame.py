@@ -123,23 +123,23 @@ class TaggedFrames:
     by_tag: FramesByTag
 
 
-def build_frames(
-    rows: Iterable[Row], targets: Collection[str], *, repeats: int | None = None
-) -> dict[str, TargetFrame]:
+def build_frames(rows: Iterable[Row], targets: Collection[str]) -> dict[str, TargetFrame]:
     """Build the frame of each column; ``targets`` are the columns' names.
 
-    Of several rows of one trial, the first graded one is used, or else the last. ``repeats`` leaves out rows with a
-    higher repeat.
+    Of several rows of one trial, the first graded one is used, or else the last.
     """
     builders = {target: _FrameBuilder() for target in targets}
     for row in rows:
-        if row.column in builders and (repeats is None or row.repeat <= repeats):
+        if row.column in builders:
             builders[row.column].add(row)
     return _build_all(builders)
 
 
 def build_tagged_frames(rows: Iterable[Row], targets: Collection[str], *, repeats: int) -> TaggedFrames:
-    """Build the frame of each column, as `build_frames` does, and those of the rows with each tag."""
+    """Build the frame of each column, as `build_frames` does, and those of the rows with each tag.
+
+    ``repeats`` leaves out rows with a higher repeat.
+    """
     builders = {target: _FrameBuilder() for target in targets}
     tagged: dict[str, dict[str, dict[str, _FrameBuilder]]] = {}
     for row in rows:

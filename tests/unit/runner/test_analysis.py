@@ -9,7 +9,15 @@ import pytest
 
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.statistics.analysis import Analysis, analyse, p_note
-from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, Measure, build_frames, pair_frames, trial_hash
+from quintain_runner.statistics.frame import (
+    ROW_PASS,
+    ROW_SCORE,
+    Measure,
+    build_frames,
+    build_tagged_frames,
+    pair_frames,
+    trial_hash,
+)
 from quintain_runner.statistics.inference import wilson
 from support.results_folder import errored_row, graded_row
 
@@ -54,7 +62,7 @@ def test_of_several_rows_of_a_trial_the_graded_one_counts_or_else_the_last() -> 
 
 def test_the_repeats_of_a_case_are_one_case() -> None:
     rows = [graded_row(str(n), float(n % 2), repeat=repeat) for n in range(6) for repeat in (1, 2, 3)]
-    column = build_frames(rows, ["bot"], repeats=2)["bot"]
+    column = build_tagged_frames(rows, ["bot"], repeats=2).columns["bot"]
     assert (len(column.trial_hashes), len(column.clusters(ROW_PASS))) == (12, 6)
     once = analyse(build_frames([row for row in rows if row.repeat == 1], ["bot"])).targets["bot"].row
     thrice = analyse(build_frames(rows, ["bot"])).targets["bot"].row
@@ -123,6 +131,6 @@ def test_the_note_below_differences_names_the_test_of_their_p(repeats: int, is_m
         for repeat in range(1, repeats + 1)
         for target in ("bot", "other")
     ]
-    (pair,) = analyse(build_frames(rows, ["bot", "other"], repeats=repeats)).pairs
+    (pair,) = analyse(build_frames(rows, ["bot", "other"])).pairs
     assert (pair.passed.test == "mcnemar") is is_mcnemar
     assert ("McNemar" in p_note([pair.passed], [pair.score], "")) is is_mcnemar

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.engine.requirements import EstimateInput, RunEstimate, TokensEstimate, estimate_run
+from quintain_runner.engine.preflight import EstimateInput, RunEstimate, TokensEstimate, estimate_run
 from quintain_runner.plan.dataset import CaseSource, DatasetStats
 from quintain_runner.plan.trials import estimate_calls, grader_limits
 from quintain_runner.results.counts import CallsLeft, GraderCallSamples, NeededCalls
