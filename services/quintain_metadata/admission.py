@@ -73,7 +73,7 @@ class AdmissionQueue:
     @property
     def waiting_count(self) -> int:
         """The number of waiting admits."""
-        return len(self._waiting)
+        return len(self._waiting.admits)
 
     async def admit(self, batch: AdmitBatch, send_answer: SendAnswer) -> None:
         """Decide a batch of admits, answer what is decided, and queue the rest.
@@ -83,7 +83,7 @@ class AdmissionQueue:
         self._metrics.observe_admits(len(batch.items))
         now = asyncio.get_running_loop().time()
         renewed_ids, admits, awaited_targets = list[str](), batch.items, set[str]()
-        if self._waiting:
+        if self._waiting.admits:
             renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
             admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
             awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
@@ -99,7 +99,8 @@ class AdmissionQueue:
                 answers += refusal
                 waiting_ids += [] if refusal else [admit.attempt_id]
             elif decision is not None:
-                self._waiting.remove(admit.attempt_id)
+                if self._waiting.admits:
+                    self._waiting.remove(admit.attempt_id)
                 answers.append(decision)
         await send_answer(answers, waiting_ids)
         for target in awaited_targets:
@@ -125,7 +126,7 @@ class AdmissionQueue:
             self.quotas.ended(each)
             if each.was_running and each.target is not None:
                 targets.add(each.target)
-        if self._waiting:
+        if self._waiting.admits:
             for each in ended:
                 if each.gave_up:
                     self._waiting.remove(each.attempt_id)
@@ -149,7 +150,7 @@ class AdmissionQueue:
             return
         for waiting in [each for each in self._waiting if not self.quotas.is_own(each.admit.target)]:
             self._waiting.remove(waiting.admit.attempt_id)
-        if not self._waiting:
+        if not self._waiting.admits:
             return
         if without_quota:
             await self._retry([each for each in self._waiting if each.admit.target in without_quota])

@@ -172,31 +172,29 @@ class WaitingAdmits:
     """
 
     def __init__(self) -> None:
-        self._admits: dict[str, WaitingAdmit] = {}
+        #: By attempt; only this class changes it.
+        self.admits: dict[str, WaitingAdmit] = {}
         self._by_call: dict[CallKey, dict[str, None]] = {}
         self._lines: dict[tuple[str, bool], dict[str, None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._admits)
-
     def get(self, attempt_id: str) -> WaitingAdmit | None:
         """Return the waiting admit of this attempt, or None."""
-        return self._admits.get(attempt_id)
+        return self.admits.get(attempt_id)
 
     def put(self, waiting: WaitingAdmit) -> None:
         """Add an admit, or replace the one of its attempt, which keeps its place in its line."""
         attempt_id = waiting.admit.attempt_id
-        before = self._admits.get(attempt_id)
+        before = self.admits.get(attempt_id)
         if before is not None and before.line != waiting.line:
             self._leave_line(before)
-        self._admits[attempt_id] = waiting
+        self.admits[attempt_id] = waiting
         self._by_call.setdefault(waiting.call_key, {})[attempt_id] = None
         if waiting.line is not None:
             self._lines.setdefault(waiting.line, {})[attempt_id] = None
 
     def remove(self, attempt_id: str) -> WaitingAdmit | None:
         """Remove the admit of this attempt and return it; None where none waits."""
-        waiting = self._admits.pop(attempt_id, None)
+        waiting = self.admits.pop(attempt_id, None)
         if waiting is None:
             return None
         self._leave_line(waiting)
@@ -205,7 +203,7 @@ class WaitingAdmits:
 
     def of_calls(self, keys: Iterable[CallKey]) -> list[WaitingAdmit]:
         """Return the admits of these calls."""
-        return [self._admits[attempt_id] for key in keys for attempt_id in self._by_call.get(key, ())]
+        return [self.admits[attempt_id] for key in keys for attempt_id in self._by_call.get(key, ())]
 
     def count_duplicates(self, key: CallKey, *, but: str) -> int:
         """Return how many admits join this call for a caller, without the attempt ``but``."""
@@ -222,7 +220,7 @@ class WaitingAdmits:
     def first_at(self, target: str, count: int) -> list[WaitingAdmit]:
         """Return the first so many that wait for this target's capacity: take-overs, then new calls."""
         lines = (self._lines.get((target, is_new), {}) for is_new in (False, True))
-        return [self._admits[attempt_id] for attempt_id in itertools.islice(itertools.chain(*lines), count)]
+        return [self.admits[attempt_id] for attempt_id in itertools.islice(itertools.chain(*lines), count)]
 
     def requested_before(self, time: float) -> list[WaitingAdmit]:
         """Return the admits that their workers have not sent since this time, in the loop's seconds."""
@@ -248,7 +246,7 @@ class WaitingAdmits:
         )
 
     def __iter__(self) -> Iterator[WaitingAdmit]:
-        return iter(self._admits.values())
+        return iter(self.admits.values())
 
     def _leave_line(self, waiting: WaitingAdmit) -> None:
         if waiting.line is not None:

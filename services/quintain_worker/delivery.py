@@ -24,7 +24,7 @@ from quintain.contracts.quota import TryReport
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
-from quintain.observe.semconv import ADMIT, OUTCOME, QUEUE_WAIT, SETTLE, SpanStart, process_span, reply_span
+from quintain.observe.semconv import ADMIT, QUEUE_WAIT, SpanStart, process_span, reply_span, settle_span
 from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span, start_span
 from quintain.routes import INVOKE
 from quintain.rpc.server import request_id_of, truncate_echo
@@ -270,8 +270,8 @@ class DeliveryHandler:
         configured = target.fingerprint if target.read_fingerprint is None else target.read_fingerprint()
         attempt_result = await self._ask_provider(call, grant)
         duration_ms = (time.perf_counter() - started_at) * 1000
-        wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, is_probe=bool(grant.is_probe))
         if attempt_result.outcome is AttemptOutcome.THROTTLED:
+            wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, is_probe=bool(grant.is_probe))
             await self._settle(attempt_result)
             # Whoever has a copy of the message goes on with the call.
             return None if call.is_elsewhere else wait_seconds
@@ -284,7 +284,9 @@ class DeliveryHandler:
             configured = target.answer_fingerprint(configured, attempt_result.answer)
         timing = CallTiming(target.name, duration_ms, self._queued_ms, configured, target.price)
         report = attempt_result.report
-        answer, outcome, wire = response_of(attempt_result._replace(tries=self._tries.count), grant, timing)
+        answer, outcome, wire = response_of(
+            attempt_result._replace(tries=self._tries.count + attempt_result.tries), grant, timing
+        )
         if len(wire) <= LARGE_REPLY_BYTES:
             await self._finish(answer, outcome, call, wire, wire if grant.store_replies else b"", report)
             return None
@@ -340,20 +342,15 @@ class DeliveryHandler:
 
     async def _settle(self, result: AttemptResult) -> None:
         """Settle an attempt whose call goes on."""
-        settle_span = self._start_settle_span(result.outcome) if self._is_traced else None
+        running = start_span(settle_span(result.outcome.value)) if self._is_traced else None
         self._context.metrics.attempts(self._target.name, result.outcome.value).inc()
-        traceparent = current_traceparent() if settle_span is None else settle_span.traceparent
+        traceparent = current_traceparent() if running is None else running.traceparent
         settle = self._request.settle(
             self._attempt_id, result.outcome, traceparent, result.fault, report=result.report, unproven=result.unproven
         )
         await self._context.completion.settle(settle)
-        if settle_span is not None:
-            settle_span.end()
-
-    def _start_settle_span(self, outcome: AttemptOutcome) -> Span:
-        settle_span = start_span(SETTLE)
-        settle_span.set_attributes({OUTCOME: outcome.value})
-        return settle_span
+        if running is not None:
+            running.end()
 
     async def _finish(
         self,
@@ -371,30 +368,30 @@ class DeliveryHandler:
         code = answer.code if isinstance(answer, Fault) else REPLAYED if getattr(answer, "replayed", False) else OK
         self._context.metrics.calls(self._target.name, code).inc()
         on_settled: OnSettled = no_action
-        settle, settle_span = b"", None
+        settle, running = b"", None
         if outcome is not None:
             self._context.metrics.attempts(self._target.name, outcome.value).inc()
-            settle_span = self._start_settle_span(outcome) if self._is_traced else None
-            traceparent = current_traceparent() if settle_span is None else settle_span.traceparent
+            running = start_span(settle_span(outcome.value)) if self._is_traced else None
+            traceparent = current_traceparent() if running is None else running.traceparent
             settle = self._request.settle(self._attempt_id, outcome, traceparent, answer, stored, report=report)
         if call is not None and outcome not in {None, AttemptOutcome.NEVER_SENT}:
             on_settled = partial(call.settle, answer if isinstance(answer, Result) else None)
-        if settle_span is not None:
-            on_settled = partial(_end_settle_span, settle_span, on_settled)
+        if running is not None:
+            on_settled = partial(_end_span, running, on_settled)
         ack = self._delivery.ack if call is None else call.ack
         shares_message = ACCEPT_GROUPS in self._request.accepts
         reply = Reply(self._delivery, answer, self._request.request_id, ack, wire, shares_message)
         try:
             replying_since = await self._context.completion.finish(reply, settle, on_settled)
         finally:
-            if settle_span is not None:
-                settle_span.end()
+            if running is not None:
+                running.end()
         if call is not None and call.was_copied:
             self._context.ended_attempts.add(self._attempt_id)
         if self._is_traced:
             record_finished_span(_REPLY_SPAN, duration_seconds=time.perf_counter() - replying_since)
 
 
-def _end_settle_span(settle_span: Span, on_settled: OnSettled) -> None:
-    settle_span.end()
+def _end_span(running: Span, on_settled: OnSettled) -> None:
+    running.end()
     on_settled()

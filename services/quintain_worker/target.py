@@ -1,4 +1,4 @@
-"""One target as a worker serves it: its provider, measured and traced, its fingerprints, its pause; and the metrics.
+"""One target as a worker serves it: its provider, its fingerprints, its pause; and the worker's metrics.
 
 Labels of metrics are the worker's own targets, codes and outcomes, never values from callers.
 """
@@ -8,33 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 from quintain.config.fingerprint import hosted_fingerprint
 from quintain.config.prices import Price
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.ledger import TargetCard
-from quintain.errors import Throttled
 from quintain.observe.metrics import ServiceMetrics
-from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
-from quintain.observe.spans import Span, span, tracer
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_worker.providers.api_conversation import check_conversation
-from quintain_worker.providers.provider import (
-    ApiProvider,
-    Billing,
-    CallHolder,
-    HostedProvider,
-    OnText,
-    Provider,
-    ProviderAnswer,
-    ProviderFailure,
-)
+from quintain_worker.providers.provider import ApiProvider, CallHolder, HostedProvider, Provider, ProviderAnswer
 from quintain_worker.streaming import PROGRESS_SECONDS
 
 #: The ``code`` label of deliveries without a fault: answered by the provider, answered from the ledger's stored reply,
@@ -107,66 +91,6 @@ class WorkerTarget:
         if answer is None or (self.read_fingerprint is not None and configured != self.read_fingerprint()):
             return None
         return configured if self.hosts is None else hosted_fingerprint(configured, answer.host_fingerprint)
-
-
-class InstrumentedProvider:
-    """A provider that times and counts each try of the one it wraps, and records it by the conventions for GenAI.
-
-    ``record_content`` adds prompts and answers to the spans.
-    """
-
-    def __init__(
-        self, provider: Provider, card: TargetCard, metrics: WorkerMetrics, *, record_content: bool = False
-    ) -> None:
-        self._provider, self._card, self._metrics, self._record_content = provider, card, metrics, record_content
-
-    async def answer(
-        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
-    ) -> ProviderAnswer:
-        """Answer like the wrapped provider (`Provider.answer`), with metrics and a span for the try."""
-        started_at = time.perf_counter()
-        # Remains UNKNOWN where the try is cancelled or raises anything but `ProviderFailure`.
-        outcome: str = Billing.UNKNOWN.value
-        # An `ApiRequest` comes with a provider that takes it.
-        asked: Any = request
-        card = self._card
-        try:
-            if tracer() is None:
-                answer = await self._provider.answer(asked, timeout_seconds=timeout_seconds, on_text=on_text)
-            else:
-                with span(partial(provider_span, card.name, card.provider, card.model, request)) as try_span:
-                    ask = partial(self._provider.answer, asked, timeout_seconds=timeout_seconds, on_text=on_text)
-                    answer = await self._ask(ask, request, try_span)
-            outcome = OK
-        except ProviderFailure as failure:
-            outcome = failure.billing.value
-            if isinstance(failure.fault, Throttled):
-                self._metrics.throttled(card.name).inc()
-            raise
-        finally:
-            self._metrics.provider_seconds(card.name, outcome).observe(time.perf_counter() - started_at)
-        return answer
-
-    async def _ask(
-        self, ask: Callable[[], Awaitable[ProviderAnswer]], request: InvokeRequest | ApiRequest, try_span: Span
-    ) -> ProviderAnswer:
-        if not try_span.is_recording:
-            return await ask()
-        if self._record_content:
-            try_span.set_attributes(input_content(request))
-        try:
-            answer = await ask()
-        except ProviderFailure as failure:
-            try_span.set_attributes({"quintain.billing": failure.billing.value})
-            raise
-        try_span.set_attributes(response_attributes(answer.model, answer.finish_reason, answer.token_usage))
-        if self._record_content:
-            try_span.set_attributes(output_content(answer.text, answer.output, answer.finish_reason, answer.body))
-        return answer
-
-    async def close(self) -> None:
-        """Close the wrapped provider."""
-        await self._provider.close()
 
 
 class Notification:

@@ -23,6 +23,7 @@ from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
 from quintain_worker.admissions import AdmissionClient
+from quintain_worker.attempt import InstrumentedProvider
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
 from quintain_worker.inflight import InflightCalls
@@ -34,7 +35,7 @@ from quintain_worker.providers.provider import (
     HostedProvider,
     SessionScopedProvider,
 )
-from quintain_worker.target import InstrumentedProvider, WorkerMetrics, WorkerTarget
+from quintain_worker.target import WorkerMetrics, WorkerTarget
 
 log = logging.getLogger(__name__)
 

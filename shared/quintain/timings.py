@@ -138,10 +138,6 @@ class Clock:
         """Set the offset from a ``now`` (milliseconds since the epoch) that was just received."""
         self._offset_ms = now_ms - time.time() * 1000
 
-    def deadline_ms(self, seconds: float) -> int:
-        """Return the time ``seconds`` from now, in milliseconds since the epoch."""
-        return int((time.time() + seconds) * 1000 + self._offset_ms)
-
     def seconds_until(self, deadline_ms: float) -> float:
         """Return the seconds left until a deadline; negative if it has passed."""
         return (deadline_ms - time.time() * 1000 - self._offset_ms) / 1000

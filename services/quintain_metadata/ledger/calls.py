@@ -12,6 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from quintain.contracts.ledger import AttemptOutcome, Settle
@@ -66,7 +67,7 @@ class CallOperations:
         return await outcomes
 
     async def _run(self, _: None, batches: list[tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]]) -> None:
-        operations = list(itertools.chain.from_iterable(batch for batch, _ in batches))
+        operations = list(itertools.chain.from_iterable(map(itemgetter(0), batches)))
         try:
             found = await self._ledger.transact(partial(run_batch, operations=operations))
         except BudgetUnavailable as unavailable:

@@ -35,11 +35,13 @@ class MockProvider:
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Return the configured answer, streamed word by word to ``on_text``. Raises `ProviderFailure`."""
-        ignored = ignored_settings(request.settings, "mock", takes_all=True)
+        settings = request.settings
+        ignored = () if settings is None else ignored_settings(settings, "mock", takes_all=True)
         conversation = request.conversation()
         text = _last_user_text(conversation) if self._target.response is None else self._target.response
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
-        await _sleep_until(self._target.delay_ms / 1000, ends_at)
+        if self._target.delay_ms:
+            await _sleep_until(self._target.delay_ms / 1000, ends_at)
         if self._random.random() < self._target.fail_rate:
             failure = ProviderFailed("mock: failed, as fail_rate asks for", charged=True)
             raise ProviderFailure(failure, Billing.BILLED, retryable=True)

@@ -143,7 +143,8 @@ class AmqpTransport:
     async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
         """Implements `Transport.invoke_batch`: reserves all calls, sends each one, and releases those not charged."""
         ids = [self._rpc_client.random_ids.next() for _ in items]
-        reservation = ReserveCalls(request_ids=ids, deadline=self.clock.deadline_ms(deadline_seconds))
+        deadline = self.clock.now_ms() + int(deadline_seconds * 1000)
+        reservation = ReserveCalls(request_ids=ids, deadline=deadline)
         try:
             await self._call_operation(RESERVE, reservation)
             calls = zip(items, ids, strict=True)
@@ -215,7 +216,8 @@ class AmqpTransport:
         """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
         loop = asyncio.get_running_loop()
         pause_seconds = FIRST_PAUSE_SECONDS
-        request = self._rpc_request(call, request_id, self.clock.deadline_ms(ends_at - loop.time()))
+        deadline_ms = self.clock.now_ms() + int((ends_at - loop.time()) * 1000)
+        request = self._rpc_request(call, request_id, deadline_ms)
         if request.key and (self._info_task is None or self._info_task.done()):
             self._info_task = self._groups.learn_soon(request.key, self._read_info)
         while True:

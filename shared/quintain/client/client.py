@@ -104,7 +104,7 @@ class Client:
             request = InvokeRequest.model_validate(fields)
         except ValidationError as error:
             raise BadRequest(describe_validation_error(error)) from None
-        return await self.send(request, request_id=request_id, deadline_seconds=timeout)
+        return await self._transport.invoke(InvokeCall(request, request_id, timeout, cancel_with_task=not request_id))
 
     async def send(
         self,
@@ -198,7 +198,7 @@ class Client:
             await client.reserve_ids(["case-1", "case-2"], deadline_seconds=300)
         """
         require_possible_deadline(deadline_seconds, "deadline_seconds")
-        deadline = self._transport.clock.deadline_ms(deadline_seconds)
+        deadline = self._transport.clock.now_ms() + int(deadline_seconds * 1000)
         request = session_messages.ReserveCalls(request_ids=list(request_ids), deadline=deadline)
         return (await self._call(RESERVE, request)).granted
 

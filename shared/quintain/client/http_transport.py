@@ -166,7 +166,7 @@ class HttpTransport:
     async def _post(
         self, path: str, body: bytes, reply_type: type[ReplyT], headers: dict[str, str], deadline_seconds: float
     ) -> ReplyT:
-        deadline = self.clock.deadline_ms(deadline_seconds)
+        deadline = self.clock.now_ms() + int(deadline_seconds * 1000)
         try:
             span_start = http_client_span("POST", path, request_id=headers.get(REQUEST_ID_HEADER))
             with span(span_start, parent=self._traceparent if current_traceparent() is None else None):

@@ -51,7 +51,6 @@ class SpanStart:
 
 QUEUE_WAIT = SpanStart("queue wait")
 ADMIT = SpanStart("admit", SpanKind.CLIENT)
-SETTLE = SpanStart("settle", SpanKind.PRODUCER)
 GRADE = SpanStart("grade")
 
 
@@ -80,6 +79,11 @@ def process_span(exchange: str, key: str, queue: str, **ids: str | None) -> Span
 def ledger_admit_span(request_id: str, outcome: str) -> SpanStart:
     """Return the span of the ledger's decision on an admit."""
     return SpanStart("ledger admit", SpanKind.SERVER, _id_attributes(request_id=request_id) | {OUTCOME: outcome})
+
+
+def settle_span(outcome: str) -> SpanStart:
+    """Return the span of a worker's settle, until it is confirmed."""
+    return SpanStart("settle", SpanKind.PRODUCER, {OUTCOME: outcome})
 
 
 def ledger_settle_span(session_id: str, request_id: str, outcome: str) -> SpanStart:

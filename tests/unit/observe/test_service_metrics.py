@@ -20,8 +20,9 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain_metadata.metrics import MAX_QUOTAS, LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_runner import services
+from quintain_worker.attempt import InstrumentedProvider
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
-from quintain_worker.target import InstrumentedProvider, WorkerMetrics
+from quintain_worker.target import WorkerMetrics
 from support.memory_fleet import ADMIN_TOKEN
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
