@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from quintain.apis.chat import arguments_of, call_id, pieces_of
@@ -204,41 +204,6 @@ def _finish_reason(choice: Json, *, has_calls: bool, is_refusal: bool) -> str | 
     if is_refusal and reason == "stop":
         return "content_filter"
     return "tool_calls" if has_calls and reason == "stop" else reason
-
-
-#: The fields of a choice that adds nothing but a text.
-_TEXT_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
-
-
-def join_texts(chunks: Iterable[Json]) -> list[Json]:
-    """Return the chunks of a chat completion, neighbours that only add to one text as one chunk: most are such."""
-    joined: list[Json] = []
-    last: Json | None = None
-    for chunk in chunks:
-        choice = _text_choice(chunk)
-        if choice is not None and last is not None and choice.get("index") == last.get("index"):
-            choice["delta"]["content"] = last["delta"]["content"] + choice["delta"]["content"]
-            joined[-1] |= chunk if None not in chunk.values() else _without_null(chunk)
-        else:
-            joined.append(chunk)
-        last = choice
-    return joined
-
-
-def _text_choice(chunk: Json) -> Json | None:
-    """Return the only choice of a chunk that adds nothing but a text."""
-    try:
-        (choice,) = chunk["choices"]
-        ((name, text),) = choice["delta"].items()
-        is_text = name == "content" and isinstance(text, str) and choice.keys() <= _TEXT_FIELDS
-        is_only_text = is_text and choice.get("finish_reason") is None and choice.get("logprobs") is None
-    except (LookupError, TypeError, ValueError, AttributeError):
-        return None
-    return choice if is_only_text else None
-
-
-def _without_null(chunk: Json) -> Json:
-    return {name: value for name, value in chunk.items() if value is not None}
 
 
 class StreamedPieces:

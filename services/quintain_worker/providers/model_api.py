@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 
+from quintain.apis.chat import join_texts
 from quintain.apis.streams import DONE, EventReader, error_in, parse_event, parse_json
 from quintain.apis.translation import Json
 from quintain.config.targets import AnthropicTarget, OpenAITarget
@@ -19,7 +20,7 @@ from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
 from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
-from quintain_worker.providers.model_answers import ProviderReply, join_texts
+from quintain_worker.providers.model_answers import ProviderReply
 from quintain_worker.providers.model_failures import (
     CONNECTION_LOST,
     NOT_SENT,

@@ -154,7 +154,7 @@ class ChatStream:
 
     def feed(self, chunk: Json) -> None:
         """Add the next chunk."""
-        self._head |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
+        self._head |= chunk if None not in chunk.values() else _without_null(chunk)
         for choice in objects(chunk.get("choices")):
             merge(self._choices.setdefault(choice.get("index") or 0, {}), choice)
 
@@ -269,6 +269,41 @@ def pieces_of(chunk: Json) -> Iterator[Piece]:
 def call_id(given: object, answer: Json, index: int) -> str:
     """Return the id of a call: what answers it names it. A server that gives none has one made of its answer's."""
     return given if isinstance(given, str) and given else f"call_{answer.get('id') or ''}_{index}"
+
+
+#: The fields of a choice that adds nothing but a text.
+_TEXT_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
+
+
+def join_texts(chunks: Iterable[Json]) -> list[Json]:
+    """Return the chunks of a chat completion, neighbours that only add to one text as one chunk: most are such."""
+    joined: list[Json] = []
+    last: Json | None = None
+    for chunk in chunks:
+        choice = text_choice(chunk)
+        if choice is not None and last is not None and choice.get("index") == last.get("index"):
+            choice["delta"]["content"] = last["delta"]["content"] + choice["delta"]["content"]
+            joined[-1] |= chunk if None not in chunk.values() else _without_null(chunk)
+        else:
+            joined.append(chunk)
+        last = choice
+    return joined
+
+
+def text_choice(chunk: Json) -> Json | None:
+    """Return the only choice of a chunk that adds nothing but a text."""
+    try:
+        (choice,) = chunk["choices"]
+        ((name, text),) = choice["delta"].items()
+        is_text = name == "content" and isinstance(text, str) and choice.keys() <= _TEXT_FIELDS
+        is_only_text = is_text and choice.get("finish_reason") is None and choice.get("logprobs") is None
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return choice if is_only_text else None
+
+
+def _without_null(chunk: Json) -> Json:
+    return {name: value for name, value in chunk.items() if value is not None}
 
 
 def _first_choice(chunk: Json) -> Json:

@@ -98,8 +98,8 @@ _ELSEWHERE_NAMES = re.compile(
     r"passwo?r?d|fallbacks?)$"
 )
 
-#: Of these, what has no other meaning at any depth of a request.
-_ELSEWHERE_NESTED = re.compile(r"api_?(key|base|token|secret)|base_?url|(.*_)?fallbacks?|models")
+#: Of these, without underscores, what has no other meaning at any depth of a request.
+_ELSEWHERE_NESTED = frozenset({"apikey", "apibase", "apitoken", "apisecret", "baseurl", "models"})
 
 #: Fields that let the provider do more than answer on its own side, or load code or tensors of the caller's → the name
 #: by which a target may allow it.
@@ -226,7 +226,7 @@ def _check_member(field: str, key: str, value: object, policy: Policy) -> None:
         _check_allowed(field, key, policy)
     elif key == "allowed_callers" and isinstance(value, str) and value != "direct":
         _check_allowed(field, _CALLERS.get(value, value), policy)
-    elif _ELSEWHERE_NESTED.fullmatch(_snake(key)):
+    elif (bare := key.lower().replace("_", "").replace("-", "")) in _ELSEWHERE_NESTED or bare.endswith("fallbacks"):
         raise invalid(field, _ELSEWHERE)
 
 

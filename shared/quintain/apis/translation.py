@@ -160,12 +160,13 @@ _USAGE: Final[Mapping[str, Mapping[str, str]]] = {
 
 def read_usage(api: str, usage: Any) -> TokenUsage | None:
     """Read the token counts of an answer; None where there are none, or they are impossible."""
+    if not isinstance(usage, dict):
+        return None
     counts: dict[str, int | None] = {}
     for name, place in _USAGE.get(api, _USAGE["chat"]).items():
-        value = usage
-        for key in place.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        counts[name] = count_of(value)
+        outer, _, inner = place.partition(".")
+        value = usage.get(outer)
+        counts[name] = count_of(value.get(inner) if inner and isinstance(value, dict) else value)
     if counts["input"] is None and counts["output"] is None:
         return None
     cached, cache_write = counts["cached"] or 0, counts["cache_write"] or 0
