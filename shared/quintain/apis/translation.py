@@ -166,7 +166,9 @@ def read_usage(api: str, usage: Any) -> TokenUsage | None:
     for name, place in _USAGE.get(api, _USAGE["chat"]).items():
         outer, _, inner = place.partition(".")
         value = usage.get(outer)
-        counts[name] = count_of(value.get(inner) if inner and isinstance(value, dict) else value)
+        if inner:
+            value = value.get(inner) if isinstance(value, dict) else None
+        counts[name] = count_of(value)
     if counts["input"] is None and counts["output"] is None:
         return None
     cached, cache_write = counts["cached"] or 0, counts["cache_write"] or 0

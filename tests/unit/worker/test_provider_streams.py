@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from quintain.apis.chat import join_texts
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage, ToolCall, ToolCallChunk
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest, Fault, ProviderFailed, TargetUnavailable, Throttled, TimedOut
-from quintain_worker.providers.model_answers import join_texts
 from quintain_worker.providers.provider import JOIN_SECONDS, Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import chat_refusal_events, event
