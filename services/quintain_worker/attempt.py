@@ -336,7 +336,8 @@ class CallTries:
     count: int = 0
     _counted: int = 0
     _seconds: float = 0.0
-    _throttled: Throttled | None = None
+    #: The fault of the last try, after which the call asked for another one.
+    _last: Fault | None = None
 
     def policy(self, target: WorkerTarget, grant: Admission, ends_at: float) -> RetryPolicy:
         """Return what is left for an attempt."""
@@ -357,10 +358,9 @@ class CallTries:
         self.count += result.tries
         if result.report is None:
             return 0.0
+        self._last = result.fault
         if result.report.outcome is TryOutcome.THROTTLED:
-            self._throttled = result.fault if isinstance(result.fault, Throttled) else None
             return 0.0
-        self._throttled = None
         self._seconds += seconds
         if is_probe:
             return 0.0
@@ -370,7 +370,17 @@ class CallTries:
         return min(MAX_BACKOFF_SECONDS, seconds_before_retry(asked, self._counted))
 
     def fault_of(self, refusal: FaultReply) -> Fault:
-        """Return the fault of a call that was refused; one that waited until its deadline ends as it was throttled."""
-        fault = refusal.to_fault()
-        is_uncharged = isinstance(fault, Expired) and fault.charged is False
-        return self._throttled if is_uncharged and self._throttled is not None else fault
+        """Return the fault of a call that was refused: one that waited until its deadline is told why it waited.
+
+        If it was throttled, and nothing was billed, it ends as that.
+        """
+        fault, last = refusal.to_fault(), self._last
+        if last is None or not isinstance(fault, Expired | TimedOut):
+            return fault
+        if isinstance(last, Throttled) and fault.charged is False:
+            return last
+        fault.message, fault.provider_error = (
+            f"{fault.message}; its last try failed: {last.message}",
+            last.provider_error,
+        )
+        return fault

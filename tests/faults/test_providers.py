@@ -23,7 +23,7 @@ TRIES = 3
 PAUSE_SECONDS = 10
 TIMEOUT_SECONDS = 6.0
 
-#: Each question has a manner of its own: a key that is refused at one would stop those of all others.
+#: Each question has a manner of its own: with a quota, calls to all of them would wait for those that fail.
 CONFIG = """
 targets:
   model:

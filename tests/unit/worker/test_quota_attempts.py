@@ -10,7 +10,7 @@ from quintain.contracts.headers import ACCEPT_HEADER, TRACEPARENT_HEADER
 from quintain.contracts.invoke import Chunk, FaultReply, InvokeRequest, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, CallKey, Settle
 from quintain.contracts.quota import QuotaCard, QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
-from quintain.errors import Expired, Fault, ProviderFailed, TargetUnavailable, Throttled
+from quintain.errors import Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
 from quintain.topology import target_queue
 from quintain_worker import attempt as attempts
 from quintain_worker.attempt import AttemptResult, CallTries
@@ -156,6 +156,31 @@ async def test_a_call_that_waited_until_its_deadline_ends_as_throttled_unless_it
         fault = await next_fault(evaluator)
     told = (fault.code, fault.charged, fault.retryable, fault.retry_after_ms)
     assert told == (("expired", True, False, None) if charged else ("throttled", False, True, 30_000))
+
+
+async def test_a_call_that_waited_until_its_deadline_has_the_words_of_its_last_failure(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    failure = failed(Billing.UNBILLED)
+    failure.fault.provider_error = ProviderError(status=503, message="overloaded")
+    async with running_worker(ledger, FailingProvider(throttled(), failure), max_tries=3, quota=QUOTA):
+        decisions: list[Admit] = []
+
+        def decide(ask: Admit) -> Admission | str:
+            decisions.append(ask)
+            return "held" if len(decisions) > 2 else grant(ask)
+
+        ledger.admit_policy = decide
+        await evaluator.send_request()
+        async with asyncio.timeout(10):
+            while len(decisions) < 3:
+                await asyncio.sleep(0.01)
+        expired = FaultReply.from_fault(Expired("The deadline passed", charged=False))
+        await ledger.answer_last_admit(Admission(attempt_id=decisions[-1].attempt_id, fault=expired))
+        fault = await next_fault(evaluator)
+    assert (fault.code, fault.charged) == ("expired", False)
+    assert fault.provider_error is not None
+    assert fault.provider_error.status == 503
 
 
 async def test_a_call_in_the_line_is_taken_back(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
