@@ -375,7 +375,7 @@ class CallTries:
         If it was throttled, and nothing was billed, it ends as that.
         """
         fault, last = refusal.to_fault(), self._last
-        if last is None or not isinstance(fault, Expired | TimedOut):
+        if last is None or not isinstance(fault, Expired | Throttled | TimedOut):
             return fault
         if isinstance(last, Throttled) and fault.charged is False:
             return last

@@ -228,6 +228,17 @@ class Governor:
         quota, grant = self._running[attempt_id]
         return grant.target in quota.outages.out_targets()
 
+    def throttled_seconds(self, now: float, attempt_id: str) -> float | None:
+        """How long the key is paused, for a waiting call that only the provider's limits hold back; else None."""
+        waiting = self._waiting.get(attempt_id)
+        if waiting is None:
+            return None
+        quota, target = self._quotas[waiting.quota_id], waiting.target
+        is_limited = quota.limits.are_known and quota.limits.wait_seconds(now, target) > 0
+        if not is_limited or quota.outages.wait_seconds(now, target) > 0:
+            return None
+        return max(0.0, quota.limits.paused_until - now)
+
     def due_at(self, now: float, free_slots: Mapping[str, int] = _NO_BOUNDS) -> float:
         """When a waiting call may start by time alone; infinite where only the end of another one lets it start.
 

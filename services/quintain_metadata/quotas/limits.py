@@ -112,6 +112,11 @@ class Limits:
             self.tokens.wait_seconds(self.tokens_of(target)),
         )
 
+    @property
+    def are_known(self) -> bool:
+        """Whether the provider has shown a limit, or one is configured."""
+        return bool(self.throttled) or min(self.requests.rate, self.tokens.rate) < math.inf
+
     def start(self, now: float, target: str) -> Grant:
         """Count a call that starts now."""
         self._learned.started(now)

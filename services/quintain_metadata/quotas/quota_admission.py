@@ -28,8 +28,10 @@ from functools import partial
 
 from quintain.contracts.credentials import public_id
 from quintain.contracts.fleet import QuotaCut, QuotaState
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptEnded
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
+from quintain.errors import Expired, Throttled
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
 from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.governor import Governor, QuotaFigures
@@ -137,9 +139,22 @@ class QuotaAdmission:
             )
             self.changed.set()
             return dataclasses.replace(decision, reason=DeferReason.QUOTA)
+        if isinstance(decision, Admission):
+            decision = self._with_reason(decision)
         if decision is not None:
             self.forget(attempt_id)
         return decision
+
+    def _with_reason(self, refusal: Admission) -> Admission:
+        """Return the refusal of a call that waited for limits of its provider until its deadline as throttled."""
+        fault = refusal.fault
+        if fault is None or fault.code != Expired.code or fault.charged is not False:
+            return refusal
+        seconds = self._governor.throttled_seconds(self._clock(), refusal.attempt_id)
+        if seconds is None:
+            return refusal
+        throttled = Throttled(retry_after_ms=round(seconds * 1000) or None)
+        return refusal.with_fields(fault=FaultReply.from_fault(throttled))
 
     def wait_again(self, waiting: Waiting) -> None:
         """Let a call wait on that was taken from the queue and is not decided."""

@@ -102,18 +102,15 @@ async def test_the_clients_raise_their_own_exceptions(fleet: ModelFleet, failure
 
 
 async def test_what_a_quota_holds_until_its_deadline_is_429_in_both_apis(fleet: ModelFleet) -> None:
-    # It comes late enough for all four to be asked: of one that is never asked nobody was told to slow down.
-    slow_down = ScriptedResponse(
-        status=429, headers={"retry-after": "60"}, body={"error": {"message": "slow down"}}, delay_seconds=1
-    )
-    fleet.provider.set_responses(slow_down)
+    slow_down = {"error": {"message": "slow down"}}
+    fleet.provider.set_responses(ScriptedResponse(status=429, headers={"retry-after": "60"}, body=slow_down))
     token = await fleet.token(5)
     async with (
         openai_client(fleet.url, token) as (of_openai, sent),
         anthropic_client(fleet.url, token) as (of_anthropic, sent_by_anthropic),
         open_gateway_client(fleet.url, token) as door,
     ):
-        deadline = (await door.get("/info"))[1]["now"] + 4000
+        deadline = (await door.get("/info"))[1]["now"] + 3000
         ask: Any = {
             "model": "limited",
             "messages": HELLO,
@@ -135,7 +132,7 @@ async def test_what_a_quota_holds_until_its_deadline_is_429_in_both_apis(fleet: 
         told: Any = error.body
         told = told.get("error", told)
         assert (told["type"], told["code"], told["charged"]) == ("rate_limit_error", "rate_limit_exceeded", False)
-        assert error.response.headers["retry-after"] == "60"
+        assert 0 < int(error.response.headers["retry-after"]) <= 60
         assert error.response.headers["x-should-retry"] == "false"
     assert (len(sent.requests), len(sent_by_anthropic.requests)) == (2, 2)
 

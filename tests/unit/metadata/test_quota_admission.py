@@ -223,6 +223,30 @@ async def test_a_throttled_call_waits_until_its_provider_takes_calls_again(
     assert info.call_count == 1
 
 
+async def test_what_a_limit_held_until_its_deadline_was_throttled_tried_or_not(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    await desk.admit(session, "r1", "r2")
+    assert await desk.admit(session, "r3", deadline=1) == ["expired"]  # it never waited
+    soon = (await desk.driver.info(session)).now + 300
+    assert await desk.admit(session, "r4", deadline=soon) == ["waits"]
+    await asyncio.sleep(0.4)
+    await desk.sweep()
+    assert desk.answer(desk.attempt_of("r4")) == "expired"  # for calls that run: no limit is known
+    report = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
+    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.THROTTLED, report)
+    soon = (await desk.driver.info(session)).now + 300
+    assert await desk.admit(session, "r1", "r5", deadline=soon) == ["waits", "waits"]
+    await asyncio.sleep(0.4)
+    await desk.sweep()
+    for name in ("r1", "r5"):
+        fault = desk.answers[desk.attempt_of(name)].fault
+        assert fault is not None
+        assert (fault.code, fault.charged) == ("throttled", False)
+        assert 0 < (fault.retry_after_ms or 0) <= 30_000
+    assert (desk.state().waiting, (await desk.driver.info(session)).call_count) == (0, 1)
+
+
 async def test_a_paused_target_does_not_hold_its_neighbour(desk: QueueDriver, session: SessionOpened) -> None:
     await desk.driver.pause("b", 60_000)
     assert await desk.admit(session, "b1", "b2", "b3", target="b") == ["waits"] * 3
