@@ -37,7 +37,7 @@ class IncomingRequest(NamedTuple):
     """One parsed delivery. ``request`` is None where the request is invalid; ``problem`` then says why.
 
     ``deadline`` and ``published_at`` are milliseconds since the epoch. ``accepts`` lists the interim messages that the
-    caller asked for, such as `quintain.routes.ACCEPT_CHUNKS`.
+    caller asked for, such as `quintain.contracts.headers.ACCEPT_CHUNKS`.
     """
 
     credential: Credential

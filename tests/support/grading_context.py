@@ -65,7 +65,7 @@ class SavedFiles(dict[str, bytes]):
     """Every file by its path."""
 
     def save_file(self, name: str, data: bytes) -> str:
-        """Keep a file, as `quintain_runner.graders.input.Keep`."""
+        """Keep a file, as `quintain_runner.graders.input.SaveFile`."""
         path = f"/kept/{name}"
         self[path] = data
         return path
