@@ -13,8 +13,7 @@ from quintain.settings import read_settings
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import RunListener, run_evaluation
-from quintain_runner.engine.run_settings import RunOptions, RunSettings
-from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.engine.run_settings import ErrorPolicy, RunOptions, RunSettings
 from quintain_runner.engine.session import PlanSession, RunSessions
 from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.report.progress_display import NoProgressDisplay, ProgressDisplay

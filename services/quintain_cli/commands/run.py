@@ -33,8 +33,13 @@ from quintain_cli.run_output import (
     OutputFiles,
     run_and_report,
 )
-from quintain_runner.engine.run_settings import DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY, RunOptions
-from quintain_runner.engine.scheduler import DEFAULT_MAX_ERRORS, ErrorPolicy
+from quintain_runner.engine.run_settings import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_GRADER_CONCURRENCY,
+    DEFAULT_MAX_ERRORS,
+    ErrorPolicy,
+    RunOptions,
+)
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.run_file import read_run
 

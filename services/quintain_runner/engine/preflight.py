@@ -35,10 +35,7 @@ from quintain_runner.graders.base import judge_target_of
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls, max_grader_calls
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import (
-    JudgeGrader,
-    grader_kind,
-)
+from quintain_runner.spec.graders import JudgeGrader, grader_kind
 
 #: The deadline of a probe, in seconds.
 PROBE_TIMEOUT_SECONDS = 120.0

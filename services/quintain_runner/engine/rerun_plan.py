@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.plan.changes import (
     NOT_IN_DATASET,
     Action,
@@ -22,20 +22,16 @@ from quintain_runner.plan.changes import (
     decide,
     needed_calls,
 )
-from quintain_runner.plan.trials import PlannedQuestion, Scoring, TrialSelection, planned_questions
+from quintain_runner.plan.trials import PlannedQuestion, Scoring, grader_limits, planned_questions
 from quintain_runner.results.counts import CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import KeyHashSet, ResultFile, key_hash
-from quintain_runner.spec.prompts import Prompt
 
 #: So many changed rows are written at once.
 _BATCH_ROWS = 500
 
 #: So many rows that cannot be graded again are named.
 _NAMED_ROWS = 5
-
-#: Opens the dataset, as often as it is asked.
-OpenCases = Callable[[], AbstractContextManager[Iterable[Case]]]
 
 
 @dataclass(slots=True)
@@ -167,19 +163,14 @@ class RerunPlan:
 class Planner:
     """Decides on every trial of a run, from the rows that there are.
 
-    Rows of targets without a known place in ``fingerprints`` are not looked at: they cannot be called now.
+    ``targets`` are those of all commands. Rows of targets without a known place in ``fingerprints`` are not looked at:
+    they cannot be called now.
     """
 
+    run: RunSettings
     results: ResultFile
-    open_cases: OpenCases
     targets: Sequence[str]
-    prompts: Sequence[Prompt]
-    repeats: int
     fingerprints: RunFingerprints
-    policy: RerunPolicy
-    scoring: Scoring
-    selection: TrialSelection
-    grader_limits: Mapping[str, int]
 
     async def plan(self) -> RerunPlan:
         """Decide, and write on each row what changed since, so that no table has it as what it is not.
@@ -194,14 +185,14 @@ class Planner:
         plan = RerunPlan(
             unknown=unknown,
             unavailable_graders=unavailable,
-            policy=self.policy,
-            calls_left=CallsLeft(self.grader_limits),
+            policy=self.run.options.rerun_policy,
+            calls_left=CallsLeft(grader_limits(self.run.evaluation)),
         )
         identity = PlanIdentityBuilder()
         replacements = self._replacements(plan, identity)
         while batch := await asyncio.to_thread(lambda: list(islice(replacements, _BATCH_ROWS))):
             await self.results.replace(batch)
-        plan.identity = identity.build(self.targets, self.repeats, self.fingerprints)
+        plan.identity = identity.build(self.targets, self.run.evaluation.spec.repeats, self.fingerprints)
         return plan
 
     def _refuse_ungradable(self) -> None:
@@ -212,7 +203,7 @@ class Planner:
         if plan.refused:
             names = ", ".join(f"{key.case_id} · {key.target}" for key in plan.refused_keys)
             more = f" and {plan.refused - len(plan.refused_keys)} more" if plan.refused > len(plan.refused_keys) else ""
-            most = plan.refused * (1 + sum(self.grader_limits.values()))
+            most = plan.refused * (1 + sum(grader_limits(self.run.evaluation).values()))
             calls = f"{plan.refused} to {most}" if most > plan.refused else str(most)
             raise ConfigError(
                 f"{self.results.path}: {plan.refused} rows have to be graded again and do not hold their answers "
@@ -222,15 +213,15 @@ class Planner:
 
     def _replacements(self, plan: RerunPlan, identity: PlanIdentityBuilder) -> Iterator[tuple[Row, Row]]:
         """Rows, and what they are to be from now on."""
-        case_ids, found = KeyHashSet(), 0
-        with self.open_cases() as cases:
-            for case, is_selected in self.selection.mark_cases(cases):
+        case_ids, found, scoring = KeyHashSet(), 0, Scoring.of(self.run.evaluation.spec)
+        with self.run.open_cases() as cases:
+            for case, is_selected in self.run.options.selection.mark_cases(cases):
                 case_ids.add(key_hash(case.id))
-                for prompt in self.prompts:
+                for prompt in self.run.evaluation.prompts:
                     identity.add(prompt.apply(case), prompt.name)
                 for question, row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
                     found += 1
-                    if (updated := self._updated_row(row, question.case, decision, plan)) != row:
+                    if (updated := self._updated_row(row, question.case, decision, plan, scoring)) != row:
                         yield row, updated
         if found < self.results.rows_at_opening_count:
             yield from self._left_out_replacements(plan, case_ids)
@@ -239,14 +230,15 @@ class Planner:
         self, plan: RerunPlan, case: Case, *, is_selected: bool
     ) -> Iterator[tuple[PlannedQuestion, Row, Decision]]:
         """Decide on the trials of a case; the rows that there are, each with what is asked and the decision."""
-        for question in planned_questions([case], self.prompts, self.repeats):
+        evaluation, options = self.run.evaluation, self.run.options
+        for question in planned_questions([case], evaluation.prompts, evaluation.spec.repeats):
             for target in self.targets:
                 if target not in self.fingerprints.targets:
                     continue
                 key = RowKey(case.id, target, question.repeat, question.prompt)
                 row = self.results.find(key)
-                decision = decide(row, question.case, target, self.fingerprints, self.policy)
-                if not (is_selected and self.selection.has_target(target)):
+                decision = decide(row, question.case, target, self.fingerprints, options.rerun_policy)
+                if not (is_selected and options.selection.has_target(target)):
                     decision = decision.waiting()
                 needed = needed_calls(decision.action, row, question.case, target, self.fingerprints)
                 plan.add(key, row, decision, needed)
@@ -262,12 +254,13 @@ class Planner:
                 if updated != row:
                     yield row, updated
 
-    def _updated_row(self, row: Row, case: Case, decision: Decision, plan: RerunPlan) -> Row:
+    @staticmethod
+    def _updated_row(row: Row, case: Case, decision: Decision, plan: RerunPlan, scoring: Scoring) -> Row:
         """The row with what changed written on it; one that is kept is computed with the weights and tags of now."""
         updated = decision.updated_row(row)
         if decision.action is not Action.KEEP:
             return updated
-        scored = self.scoring.applied_to(updated, case)
+        scored = scoring.applied_to(updated, case)
         plan.recomputed += scored is not updated
         return scored
 

@@ -28,7 +28,7 @@ from quintain_runner.graders.base import GraderRunner, GradingContext, judge_ref
 from quintain_runner.graders.factory import grader_fingerprints, open_graders
 from quintain_runner.graders.program import with_proxy_bypass
 from quintain_runner.plan.changes import RunFingerprints
-from quintain_runner.plan.trials import Scoring, check_targets_available, grader_limits
+from quintain_runner.plan.trials import Scoring, check_targets_available
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import TICK_SECONDS, NoProgressDisplay, ProgressDisplay
 from quintain_runner.report.run_file import RunFile, open_run, write_run
@@ -101,7 +101,8 @@ async def run_evaluation(
             )
         )
         fingerprints = await _run_fingerprints(run, info, graders, record, env)
-        plan = await _planner(run, results, record, fingerprints).plan()
+        targets = record.configuration.targets
+        plan = await Planner(run=run, results=results, targets=targets, fingerprints=fingerprints).plan()
         plan.different_seconds = {
             name: (info.now - since) / 1000
             for name, since in (info.different_since or {}).items()
@@ -159,17 +160,10 @@ class _Execution:
             # Known before the first call: deadlines allow the wait for a quota.
             await quotas.refresh()
             scheduler = TrialScheduler(
-                self._trial_budget(info, quotas),
-                self.results,
-                self.progress_state,
-                error_limit,
-                prompts=evaluation.prompts,
-                concurrency=run.options.concurrency,
+                run, self._trial_budget(info, quotas), self.results, self.progress_state, error_limit
             )
             async with self._displayed_progress(record), self._watched_quotas(quotas, scheduler):
-                is_budget_spent = await scheduler.run(
-                    run.open_cases, self.plan, run.targets, repeats=evaluation.spec.repeats
-                )
+                is_budget_spent = await scheduler.run(self.plan)
         update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
         summary = self._summary(error_limit, spent=is_budget_spent, calls_made_twice=record.calls_made_twice)
@@ -336,21 +330,6 @@ async def _open_session(sessions: RunSessions, plan: RerunPlan, record: RunFile)
         record = record.with_fields(plan=identity if earlier is None else identity.with_known_targets_of(earlier))
     record = record.with_fields(session_id=session.session_id or record.session_id, calls=session.calls_location)
     return session, record.with_usage(session.ended_usage)
-
-
-def _planner(run: RunSettings, results: ResultFile, record: RunFile, fingerprints: RunFingerprints) -> Planner:
-    return Planner(
-        results=results,
-        open_cases=run.open_cases,
-        targets=record.configuration.targets,
-        prompts=run.evaluation.prompts,
-        repeats=run.evaluation.spec.repeats,
-        fingerprints=fingerprints,
-        policy=run.options.rerun_policy,
-        scoring=Scoring.of(run.evaluation.spec),
-        selection=run.options.selection,
-        grader_limits=grader_limits(run.evaluation),
-    )
 
 
 async def _run_fingerprints(

@@ -24,7 +24,6 @@ from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
-from quintain_runner.engine.scheduler import ErrorPolicy
 from quintain_runner.graders.base import judge_references
 from quintain_runner.graders.factory import UnavailableGraders, open_graders, unseen_files
 from quintain_runner.graders.program import variable_warnings
@@ -37,6 +36,21 @@ from quintain_runner.services import find_configuration, load_configuration
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_worker.providers.factory import check_program, check_provider
 from quintain_worker.providers.provider import ProviderContext
+
+#: The default number of errors in a row after which a target is parked.
+DEFAULT_MAX_ERRORS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPolicy:
+    """When a target is parked: after ``max_errors`` errors in a row, or at 20 % errors in 50 or more finished trials.
+
+    ``max_errors=0`` switches both rules off. ``fail_fast`` begins no more trials of any target after the first error.
+    """
+
+    max_errors: int = DEFAULT_MAX_ERRORS
+    fail_fast: bool = False
+
 
 #: Default number of trials of each target that run at the same time.
 DEFAULT_CONCURRENCY = 64

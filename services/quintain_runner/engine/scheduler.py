@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import islice
 
 from quintain.errors import Fault, ProviderFailed, TargetUnavailable
-from quintain_runner.engine.rerun_plan import OpenCases, RerunPlan
+from quintain_runner.engine.rerun_plan import RerunPlan
+from quintain_runner.engine.run_settings import ErrorPolicy, RunSettings
 from quintain_runner.engine.trial import TrialBudget, TrialOutcome, run_trial
 from quintain_runner.graders.base import ANSWERED_FAULTS
 from quintain_runner.plan.changes import Action, RerunPolicy, decide, needed_calls
@@ -18,10 +18,6 @@ from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import ParkedTarget
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowStatus, column_name
 from quintain_runner.results.store import ResultFile
-from quintain_runner.spec.prompts import Prompt
-
-#: The default number of errors in a row after which a target is parked.
-DEFAULT_MAX_ERRORS = 20
 
 #: A target is parked if at least this many of its trials have finished, and at least one in five of them is an error.
 _MIN_TRIALS_FOR_SHARE = 50
@@ -32,17 +28,6 @@ MAX_CHANGED_IN_ROW = 3
 
 #: The faults that count: of credentials, of connections and of servers.
 ENDPOINT_FAULTS = (TargetUnavailable, ProviderFailed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorPolicy:
-    """When a target is parked: after ``max_errors`` errors in a row, or at 20 % errors in 50 or more finished trials.
-
-    ``max_errors=0`` switches both rules off. ``fail_fast`` begins no more trials of any target after the first error.
-    """
-
-    max_errors: int = DEFAULT_MAX_ERRORS
-    fail_fast: bool = False
 
 
 class _TargetErrors:
@@ -162,8 +147,8 @@ _PREFETCHED_TRIALS = 128
 
 
 class TrialScheduler:
-    """Executes the trials of a run and stores their rows; ``concurrency`` bounds the parallel trials per target,
-    under all ``prompts`` together.
+    """Executes the trials of a run and stores their rows; its concurrency bounds the parallel trials per target, under
+    all prompts together.
 
     ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin; errors of
     an outage that is waited out do not count. ``budget`` reserves the calls of a trial, and has the context of its
@@ -172,32 +157,28 @@ class TrialScheduler:
 
     def __init__(
         self,
+        settings: RunSettings,
         budget: TrialBudget,
         results: ResultFile,
         progress_state: ProgressState,
         error_limit: ErrorLimit,
-        *,
-        prompts: Sequence[Prompt],
-        concurrency: int,
     ) -> None:
-        self._budget, self._context = budget, budget.context
-        self._results, self._progress_state = results, progress_state
-        self._error_limit, self._prompts, self._concurrency = error_limit, prompts, concurrency
+        self._settings, self._budget, self._context = settings, budget, budget.context
+        self._results, self._progress_state, self._error_limit = results, progress_state, error_limit
         self._budget_spent = asyncio.Event()
         #: The tasks of the trials that wait for answers, by target.
         self._calling: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
 
-    async def run(self, open_cases: OpenCases, plan: RerunPlan, targets: Iterable[str], *, repeats: int) -> bool:
+    async def run(self, plan: RerunPlan) -> bool:
         """Execute every pending trial of the plan, except those of parked targets. Returns True if the budget was
         spent before all of them were executed.
 
-        ``repeats`` is the number of repeats per case and prompt. Raises the first error that is not a `Fault`; the
-        other trials are cancelled then.
+        Raises the first error that is not a `Fault`; the other trials are cancelled then.
         """
         try:
             async with asyncio.TaskGroup() as task_group:
-                for target in targets:
-                    task_group.create_task(self._run_target(open_cases, plan, target, repeats))
+                for target in self._settings.targets:
+                    task_group.create_task(self._run_target(plan, target))
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
         return self._budget_spent.is_set()
@@ -212,14 +193,15 @@ class TrialScheduler:
         for task in self._calling[target]:
             task.cancel()
 
-    async def _run_target(self, open_cases: OpenCases, plan: RerunPlan, target: str, repeats: int) -> None:
+    async def _run_target(self, plan: RerunPlan, target: str) -> None:
         """Execute the pending trials of one target, until there are none left or the budget is spent."""
-        slots = asyncio.Semaphore(self._concurrency)
+        evaluation, slots = self._settings.evaluation, asyncio.Semaphore(self._settings.options.concurrency)
         is_known = self._context.fingerprints.targets.get(target) is not None
         gate = StartGate() if is_known else StartGate(seconds=0)
-        with open_cases() as cases:
+        with self._settings.open_cases() as cases:
+            selected = (case for case in cases if plan.is_pending(case.id, target))
             pending = pending_trials(
-                planned_questions((case for case in cases if plan.is_pending(case.id, target)), self._prompts, repeats),
+                planned_questions(selected, evaluation.prompts, evaluation.spec.repeats),
                 target,
                 find_row=self._results.find,
                 rerun_policy=plan.policy,
@@ -292,7 +274,7 @@ class TrialScheduler:
         return changed is not None
 
     def _show_parked(self, target: str) -> None:
-        for prompt in self._prompts:
+        for prompt in self._settings.evaluation.prompts:
             self._progress_state.target_gauges[column_name(target, prompt.name)].is_parked = True
 
 

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import FAULTS, Fault, ProviderFailed, Rejected, TargetUnavailable, TimedOut
-from quintain_runner.engine.scheduler import ErrorLimit, ErrorPolicy
+from quintain_runner.engine.run_settings import ErrorPolicy
+from quintain_runner.engine.scheduler import ErrorLimit
 from quintain_runner.report.progress_display import Lines
 from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report

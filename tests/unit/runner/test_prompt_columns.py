@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import TargetUnavailable
-from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import NoProgressDisplay

@@ -17,7 +17,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
 from quintain_runner.engine import quota_watch
 from quintain_runner.engine.quota_watch import QuotaHistory, QuotaWatch, wait_line
-from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.graders import base as retry
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import Lines, LiveTable

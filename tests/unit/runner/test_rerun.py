@@ -13,7 +13,7 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed
 from quintain_runner.engine.rerun_plan import RerunPlan
-from quintain_runner.engine.scheduler import ErrorPolicy
+from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.report_files import write_csv, write_junit
 from quintain_runner.report.run_report import read_report
