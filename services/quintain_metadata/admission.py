@@ -123,7 +123,8 @@ class AdmissionQueue:
         """Take note of attempts that ended, decide the admits that join their calls, and fill what they freed."""
         targets = set[str]()
         for each in ended:
-            self.quotas.ended(each)
+            if each.attempt_id in self.quotas.places or self.quotas.quota_of:
+                self.quotas.ended(each)
             if each.was_running and each.target is not None:
                 targets.add(each.target)
         if self._waiting.admits:
@@ -310,20 +311,22 @@ class AdmissionQueue:
             try:
                 after_others = admit.target in awaited_targets
                 credential = admit.credential()
-                after_quota = not self.quotas.offer(admit.attempt_id, admit.target)
-                owned = self.quotas.owned(admit.target)
+                has_quota = admit.target in self.quotas.quota_of
+                after_quota = has_quota and not self.quotas.offer(admit.attempt_id, admit.target)
+                owned = self.quotas.owned(admit.target) if has_quota else None
                 operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, owned))
             except Fault as unauthorized:  # the format of its credential is wrong
                 refused[number] = unauthorized
         outcomes = await self.operations.run(operations)
-        self._is_ledger_available = not any(isinstance(each, BudgetUnavailable) for each in outcomes)
+        self._is_ledger_available = BudgetUnavailable not in map(type, outcomes)
         remaining, seconds = iter(outcomes), time.perf_counter() - started_at
         for number, admit in enumerate(admits):
             outcome = refused.get(number) or next(remaining)
             if isinstance(outcome, NotOwner):
                 self.quotas.disown(admit.target)
             decision = _decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
-            decision = self.quotas.decided(admit, decision)
+            has_quota = admit.target in self.quotas.quota_of
+            decision = self.quotas.decided(admit, decision) if has_quota else decision
             decisions.append(decision)
             if isinstance(decision, Admission):
                 self._metrics.count_admission(admit.target, decision)

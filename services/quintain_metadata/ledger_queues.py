@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass, field
 
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import (
+    Admission,
     Admit,
     AdmitBatch,
+    AdmitReply,
     AttemptEnded,
     AttemptOutcome,
     AttemptsEnded,
@@ -22,7 +26,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.message import Message
 from quintain.contracts.quota import TryOutcome, TryReport
-from quintain.errors import BudgetUnavailable, BusError, Fault
+from quintain.errors import BudgetUnavailable, BusError, Fault, ReplyExpired
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_settle_span
 from quintain.observe.spans import error_type_of, record_finished_span, valid_traceparent
@@ -33,7 +37,7 @@ from quintain.topology import PROBE
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger.replies import AdmitReplySender, LargeReplays
+from quintain_metadata.ledger.replies import LargeReplay, read_replay
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.store.base import Ledger
 
@@ -67,6 +71,54 @@ class OwnerSender:
             log.debug("The owner of a quota was not reached: %s", error.message)
 
 
+class LargeReplays:
+    """The large replays that this service sends: one is in memory at a time, and the others wait."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        #: The attempts whose replays are sent or wait. Their workers repeat their admits meanwhile.
+        self.attempt_ids = set[str]()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitReplySender:
+    """Sends admissions to the worker that asked. Two that have the same address are equal."""
+
+    address: tuple[str | None, str | None]
+    bus: Bus = field(compare=False)
+    ledger: Ledger = field(compare=False)
+    delivery: Delivery = field(compare=False)
+    large_replays: LargeReplays = field(compare=False)
+
+    async def __call__(self, items: list[Admission], waiting_ids: list[str]) -> None:
+        """Send the decided admissions, and the attempt ids that must wait; then each large replay."""
+        large = [item for item in items if isinstance(item, LargeReplay)]
+        await self._send([item for item in items if item not in large] if large else items, waiting_ids)
+        if large:
+            await self._send_large(large)
+
+    async def _send_large(self, large: list[LargeReplay]) -> None:
+        pending = [item for item in large if item.attempt_id not in self.large_replays.attempt_ids]
+        attempt_ids = {item.attempt_id for item in pending}
+        self.large_replays.attempt_ids.update(attempt_ids)
+        try:
+            for item in pending:
+                async with self.large_replays.lock:
+                    await self._send([await self._read(item)], [])
+        finally:
+            self.large_replays.attempt_ids.difference_update(attempt_ids)
+
+    async def _read(self, replay: LargeReplay) -> Admission:
+        try:
+            return await self.ledger.transact(lambda _: read_replay(replay))
+        except ReplyExpired as expired:
+            return Admission(attempt_id=replay.attempt_id, fault=FaultReply.from_fault(expired))
+
+    async def _send(self, items: list[Admission], waiting_ids: list[str]) -> None:
+        now = await self.ledger.now()
+        await send_reply(self.bus, self.delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
+
+
 class AdmitConsumer:
     """Has the admission queue decide the admits of workers, which get the answers from it."""
 
@@ -82,7 +134,9 @@ class AdmitConsumer:
             if delivery.type == ATTEMPTS_ENDED.key:
                 await self._admission_queue.on_ended(AttemptsEnded.from_wire(delivery.body).items)
             else:
-                batch = await self._own_part(AdmitBatch.from_wire(delivery.body), delivery)
+                batch = AdmitBatch.from_wire(delivery.body)
+                if self._admission_queue.quotas.is_shared:
+                    batch = await self._own_part(batch, delivery)
                 if batch.items:
                     await self._admission_queue.admit(batch, sender)
         except Fault as fault:
@@ -126,7 +180,9 @@ class SettleConsumer:
         self._metrics.count_settles(items)
         ended = await self._apply(items)
         await delivery.ack()
-        await self._admission_queue.on_ended(await self._own_part(ended))
+        if self._admission_queue.quotas.is_shared:
+            ended = await self._own_part(ended)
+        await self._admission_queue.on_ended(ended)
 
     async def _own_part(self, ended: list[AttemptEnded]) -> list[AttemptEnded]:
         """Return those whose quotas this service owns, or that have none, and tell the other owners of theirs."""

@@ -10,7 +10,7 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import BudgetExhausted, Unauthorized
-from quintain_metadata.ledger import replies
+from quintain_metadata.ledger import settles
 from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.calls import CallOperations
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
@@ -32,11 +32,11 @@ async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(ledger_driver:
     granted = [is_granted(outcome) for outcome in outcomes]
     assert (sum(granted[::2]), sum(granted[1::2])) == (4, CALLS)
     assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == CALLS - 4
-    settles = [
+    batch = [
         one_settle(large, f"r{number}", f"{large.session_id} {number}", outcome)
         for number, outcome in enumerate([AttemptOutcome.RESULT, AttemptOutcome.REFUND] * (CALLS // 2))
     ]
-    await CallOperations(ledger).run(settles)
+    await CallOperations(ledger).run(batch)
     info = await ledger_driver.info(large)
     assert (info.call_count, info.committed, info.refunded, info.running) == (CALLS // 2, CALLS // 2, CALLS // 2, 0)
     await assert_ledger_consistent(ledger)
@@ -121,16 +121,16 @@ async def test_a_defect_of_one_settle_undoes_no_other_of_its_batch(
     session, ledger = await ledger_driver.open_session(max_calls=CALLS), ledger_driver.ledger
     for name in ("r1", "r2", "r3"):
         await ledger_driver.admit_granted(session, name, attempt=name)
-    real = replies.reply_parameters
+    real = settles.reply_parameters
 
     def broken(moment: Moment, call: CallRow, settlement: Settle) -> tuple[SqlValue, ...] | None:
         if settlement.request_id == "r2":
             raise RuntimeError("a defect")
         return real(moment, call, settlement)
 
-    monkeypatch.setattr(replies, "reply_parameters", broken)
-    settles = [one_settle(session, name, name, AttemptOutcome.RESULT) for name in ("r1", "r2", "r3")]
-    outcomes = await CallOperations(ledger).run(settles)
+    monkeypatch.setattr(settles, "reply_parameters", broken)
+    batch = [one_settle(session, name, name, AttemptOutcome.RESULT) for name in ("r1", "r2", "r3")]
+    outcomes = await CallOperations(ledger).run(batch)
     assert [isinstance(outcome, RuntimeError) for outcome in outcomes] == [False, True, False]
     info = await ledger_driver.info(session)
     assert (info.committed, info.running) == (2, 1)

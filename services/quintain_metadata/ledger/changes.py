@@ -15,13 +15,13 @@ from quintain_metadata.ledger.call_rows import CallKey, CallRow, Rows, WorkerRow
 from quintain_metadata.ledger.lifecycle import (
     MAX_ATTEMPTS,
     MAX_UNCOUNTED_ATTEMPTS,
+    TRANSITIONS,
     CallState,
     LifecycleEvent,
     Transition,
     TransitionEffect,
     cancel_event,
     release_event,
-    transition,
 )
 from quintain_metadata.ledger.session_rows import Counters, clamp_token_counts
 from quintain_metadata.store.base import ForEach, Moment, SqlProgram, SqlValue
@@ -63,7 +63,7 @@ class Changes:
         One with a row that is not released costs nothing; nor does one that is cancelled, which stays so.
         """
         call, now = self.rows.calls.get(key), self.moment.now
-        change = transition(CallState.NONE if call is None else call.state, LifecycleEvent.RESERVED)
+        change = TRANSITIONS[CallState.NONE if call is None else call.state, LifecycleEvent.RESERVED]
         if change.effect is TransitionEffect.NOTED or (call is not None and call.is_cancelled):
             return 0
         later = deadline if call is None else max(deadline, call.deadline)
@@ -75,7 +75,7 @@ class Changes:
 
         It is in doubt, with the fault `TimedOut`, where it was throttled and an attempt may have been billed.
         """
-        change = transition(call.state, release_event(unproven=self.count_unproven(call) > 0))
+        change = TRANSITIONS[call.state, release_event(unproven=self.count_unproven(call) > 0)]
         if change.effect is not TransitionEffect.NOTED:
             fault = FaultReply.from_fault(TimedOut()).to_wire().decode() if change.to is CallState.IN_DOUBT else None
             self.apply(call, change, fault)
@@ -96,12 +96,12 @@ class Changes:
         """
         call, now = self.rows.calls.get(key), self.moment.now
         if call is None:
-            change = transition(CallState.NONE, LifecycleEvent.CANCELLED)
+            change = TRANSITIONS[CallState.NONE, LifecycleEvent.CANCELLED]
         else:
             is_joined = call.state is CallState.RUNNING and call.joined_until > now
             is_unproven = call.state is CallState.RESERVED and self.count_unproven(call) > 0
             event = cancel_event(cancelled=call.is_cancelled, joined=is_joined, unproven=is_unproven)
-            change = transition(call.state, event)
+            change = TRANSITIONS[call.state, event]
         if change.effect is not TransitionEffect.NOTED:
             self.add(call_rows.CANCEL_SQL, *key, change.to, now, now, now)
             if change.to is CallState.IN_DOUBT:
@@ -125,7 +125,7 @@ class Changes:
             fault = WorkerLost() if lost.attempts - lost.uncounted_attempts >= MAX_ATTEMPTS else TimedOut()
         if not holder.is_alive:
             self.add(call_rows.RECORD_LOSS_SQL, holder.lost_calls, call.incarnation)
-        change = transition(call.state, LifecycleEvent.LOST)
+        change = TRANSITIONS[call.state, LifecycleEvent.LOST]
         self.apply(call, change, FaultReply.from_fault(fault).to_wire().decode())
         return fault
 

@@ -26,12 +26,12 @@ from quintain_metadata.ledger.changes import Changes, with_loss
 from quintain_metadata.ledger.lifecycle import (
     LOSSES_BEFORE_ALONE,
     MAX_ATTEMPTS,
+    TRANSITIONS,
     CallState,
     LifecycleEvent,
     Transition,
     TransitionEffect,
     admit_event,
-    transition,
 )
 from quintain_metadata.ledger.session_rows import SessionRow, Share, require_authorized, require_authorized_for
 
@@ -123,7 +123,7 @@ def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred |
         _require_valid(request, session, call)
         require_near_deadline(now, request.deadline)
         if call is None:
-            change = transition(CallState.NONE, LifecycleEvent.ADMITTED)
+            change = TRANSITIONS[CallState.NONE, LifecycleEvent.ADMITTED]
             return _start_attempt(changes, operation, session, None, change)
         return _admit_known(changes, operation, session, call)
     except Fault as refusal:
@@ -157,7 +157,7 @@ def _admit_known(
         past_deadline=call.deadline <= changes.moment.now,
         cancelled=call.is_cancelled,
     )
-    change = transition(call.state, event)
+    change = TRANSITIONS[call.state, event]
     match change.effect:
         case TransitionEffect.HELD:
             return _join(changes, request, session, call)

@@ -1,6 +1,6 @@
 """The lifecycle of a call as a table of transitions. Every rule on who is charged for what is here. No I/O.
 
-An operation looks up `transition` for an event and a state, and applies the result only if the call is still in that
+An operation looks up `TRANSITIONS` for a state and an event, and applies the result only if the call is still in that
 state. ``used`` is added to the counter of the session and of all its ancestors, never beyond a limit.
 
 Cancellation is not a state: it is a mark that stays on the call in every state.
@@ -144,15 +144,15 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
         table[state, LifecycleEvent.ADMITTED_TOO_LATE] = Transition(state, effect=TransitionEffect.REPLAYED)
     for state in CallState:
         table[state, LifecycleEvent.STALE] = Transition(state, effect=TransitionEffect.NOTED)
-    return table
+    return {
+        (state, event): table.get((state, event)) or Transition(state, effect=TransitionEffect.NOTED)
+        for state in CallState
+        for event in LifecycleEvent
+    }
 
 
+#: What an event does to a call in a state; one that is not in the table above changes nothing.
 TRANSITIONS: Final = _table()
-
-
-def transition(state: CallState, event: LifecycleEvent) -> Transition:
-    """Return what the event does to a call in this state; an event without an entry in the table changes nothing."""
-    return TRANSITIONS.get((state, event)) or Transition(state, effect=TransitionEffect.NOTED)
 
 
 def admit_event(

@@ -1,19 +1,36 @@
-"""Decides settles by the rows that were read for them; what they change is in `changes`. No I/O."""
+"""Decides settles by the rows that were read for them, and what is stored of them; `changes` changes. No I/O."""
 
 from __future__ import annotations
 
+import zlib
+
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, Settle
-from quintain_metadata.ledger import call_rows, replies
+from quintain.contracts.message import MAX_STORED_REPLY_BYTES
+from quintain.errors import Cancelled, ProviderFailed
+from quintain_metadata.ledger import call_rows
 from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.lifecycle import (
+    COUNTED_STATES,
+    TRANSITIONS,
     CallState,
     LifecycleEvent,
     Transition,
     TransitionEffect,
     refund_event,
-    transition,
 )
+from quintain_metadata.ledger.replies import REPLY_RETENTION_MS
+from quintain_metadata.store.base import Moment, SqlValue
+
+STORE_REPLY_SQL = (
+    "INSERT INTO reply (session_id, request_id, body, expires_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
+
+
+#: Shorter replies are stored uncompressed, because compressing takes longer than writing them. Uncompressed JSON begins
+#: with a brace, and zlib output never does.
+COMPRESSION_MIN_BYTES = 2048
 
 _NO_CALL = Transition(CallState.NONE, effect=TransitionEffect.NOTED)
 
@@ -36,16 +53,16 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
             if settlement.fault is not None and call is not None:
                 change = changes.release(call)
         return call, change
-    change = transition(call.state, _settle_event(changes, settlement, call))
+    change = TRANSITIONS[call.state, _settle_event(changes, settlement, call)]
     _record_outcome(changes, call, settlement, has_row=state is not None)
     if change.effect is TransitionEffect.NOTED:
         return call, change
     session = changes.rows.sessions[call.session_id]
-    changes.apply(call, change, replies.stored_fault(settlement, change), settlement.token_usage)
+    changes.apply(call, change, stored_fault(settlement, change), settlement.token_usage)
     if settlement.outcome is AttemptOutcome.RESULT and session.store_replies:
-        stored = replies.reply_parameters(changes.moment, call, settlement)
+        stored = reply_parameters(changes.moment, call, settlement)
         if stored is not None:
-            changes.add(replies.STORE_REPLY_SQL, *stored)
+            changes.add(STORE_REPLY_SQL, *stored)
     if settlement.token_usage is not None:
         changes.counters.add_tokens(session, settlement.token_usage)
     return call, change
@@ -90,3 +107,35 @@ def _record_outcome(changes: Changes, call: CallRow, settlement: Settle, *, has_
     changes.add(call_rows.UPSERT_ATTEMPT_SQL, settlement.attempt_id, *held, state, changes.moment.now)
     if state != "proven":
         changes.add(call_rows.UNCOUNT_ATTEMPT_SQL, call.session_id, call.request_id)
+
+
+def stored_fault(settlement: Settle, change: Transition) -> str | None:
+    """Return the fault to store for a call; one of a charged call says so, whatever its worker reported."""
+    if settlement.outcome is AttemptOutcome.RESULT:
+        return None
+    fault = settlement.fault
+    if fault is not None and fault.charge_unknown:
+        # Its worker did not know; the transition decides.
+        fault = fault.model_copy(update={"charged": False, "charge_unknown": None})
+    if change.to in COUNTED_STATES and (fault is None or not fault.charged):
+        if fault is not None and fault.code == Cancelled.code:
+            return FaultReply.from_fault(Cancelled(fault.error, charged=True)).to_wire().decode()
+        message = "The call did not finish" if fault is None else fault.error
+        fault = FaultReply.from_fault(
+            ProviderFailed(f"{message} (an earlier attempt may have been billed)", charged=True)
+        )
+    return None if fault is None else fault.to_wire().decode()
+
+
+def reply_parameters(moment: Moment, call: CallRow, settlement: Settle) -> tuple[SqlValue, ...] | None:
+    """Return the parameters of `STORE_REPLY_SQL`, or None where there is no reply, or it is too large."""
+    body = settlement.compressed_reply
+    if body is None:
+        if settlement.reply is None:
+            return None
+        body = settlement.reply.to_wire()
+        if len(body) >= COMPRESSION_MIN_BYTES:
+            body = zlib.compress(body, level=1)
+    if len(body) > MAX_STORED_REPLY_BYTES:
+        return None
+    return call.session_id, call.request_id, body, moment.now + REPLY_RETENTION_MS

@@ -49,15 +49,17 @@ class QuotaAdmission:
         self, ledger: Ledger, clock: Callable[[], float] = time.monotonic, owners: QuotaOwners | None = None
     ) -> None:
         self._ledger, self._clock, self._owners, self._governor = ledger, clock, owners, Governor()
+        #: Whether other services may own quotas.
+        self.is_shared = owners is not None
         self._refresh_lock = asyncio.Lock()
         self._quotas: dict[str, QuotaRegistration] = {}
         #: The terms of each quota that this service owns, and the workers that registered it.
         self._terms: dict[str, tuple[QuotaTerms, set[str]]] = {}
-        #: The quota of each target that has one, and all targets that were read.
-        self._quota_of: dict[str, str] = {}
+        #: The quota of each target that has one, and all targets that were read. Only this class changes them.
+        self.quota_of: dict[str, str] = {}
         self._known_targets: set[str] = set()
-        #: The target of each granted attempt, and its call once the ledger has granted it.
-        self._target_of: dict[str, str] = {}
+        #: The target of each attempt that has a place, and its call once the ledger has granted it.
+        self.places: dict[str, str] = {}
         self._calls: dict[str, tuple[str, str, str]] = {}
         self._running: Counter[str] = Counter()
         #: How many more calls of each target may run.
@@ -76,16 +78,16 @@ class QuotaAdmission:
 
     def has_quota(self, target: str) -> bool:
         """Whether the target has a quota."""
-        return target in self._quota_of
+        return target in self.quota_of
 
     def is_own(self, target: str) -> bool:
         """Whether this service decides the admits of the target."""
-        quota_id = self._quota_of.get(target)
+        quota_id = self.quota_of.get(target)
         return quota_id is None or self._owners is None or self._owners.is_own(quota_id)
 
     def owner_of(self, target: str) -> str | None:
         """Return the key of the service that decides the admits of the target; None where that is not known."""
-        return None if self._owners is None else self._owners.key_of(self._quota_of[target])
+        return None if self._owners is None else self._owners.key_of(self.quota_of[target])
 
     def other_owners(self) -> set[str]:
         """Return the keys of the other services that own quotas."""
@@ -93,12 +95,12 @@ class QuotaAdmission:
 
     def owned(self, target: str) -> tuple[str, str] | None:
         """Return the target's quota and this service's key, where another one may own the quota by now."""
-        quota_id = self._quota_of.get(target)
+        quota_id = self.quota_of.get(target)
         return None if quota_id is None or self._owners is None else (quota_id, self._owners.key)
 
     def disown(self, target: str) -> None:
         """Forget the quota of a target that another service owns by now, with its calls."""
-        quota_id = self._quota_of.get(target)
+        quota_id = self.quota_of.get(target)
         if quota_id is not None and self._owners is not None:
             self._owners.disown(quota_id)
             self._drop(quota_id)
@@ -110,7 +112,7 @@ class QuotaAdmission:
 
     def offer(self, attempt_id: str, target: str) -> bool:
         """Return whether the attempt has a place now, which it takes; one without a quota needs none."""
-        quota_id = self._quota_of.get(target)
+        quota_id = self.quota_of.get(target)
         if quota_id is None:
             return True
         if not self.is_own(target):
@@ -125,7 +127,7 @@ class QuotaAdmission:
 
         None is no decision: the ledger is out of reach.
         """
-        attempt_id, quota_id = admit.attempt_id, self._quota_of.get(admit.target)
+        attempt_id, quota_id = admit.attempt_id, self.quota_of.get(admit.target)
         if quota_id is None or not self.is_own(admit.target):
             return decision
         if isinstance(decision, Admission) and decision.is_grant:
@@ -169,14 +171,14 @@ class QuotaAdmission:
     def ended(self, ended: AttemptEnded) -> None:
         """Take note of how an attempt ended."""
         has_place, now, target = self._remove(ended.attempt_id), self._clock(), ended.target
-        if not has_place and ended.was_holder and target in self._quota_of and self.is_own(target):
+        if not has_place and ended.was_holder and target in self.quota_of and self.is_own(target):
             # Its worker's lease had lapsed, or it was granted before this service had the quota.
-            self._governor.resume(now, ended.attempt_id, self._quota_of[target], target)
+            self._governor.resume(now, ended.attempt_id, self.quota_of[target], target)
             has_place = True
         if has_place:
             self._governor.end(now, ended.attempt_id, ended.report)
             self.changed.set()
-        elif ended.gave_up and self._quota_of:
+        elif ended.gave_up and self.quota_of:
             self._governor.forget(now, ended.attempt_id)
 
     def take(self, capacities: Mapping[str, int]) -> list[Waiting]:
@@ -202,8 +204,8 @@ class QuotaAdmission:
     async def start(self) -> None:
         """Read the quotas, and count the calls that run; called before anything is admitted."""
         await self.refresh()
-        if self._owners is None and self._quota_of:
-            self._resume(await self._ledger.transact(lambda _: read_running(self._quota_of)))
+        if self._owners is None and self.quota_of:
+            self._resume(await self._ledger.transact(lambda _: read_running(self.quota_of)))
 
     async def stop(self) -> None:
         """Let other services take this one's quotas at once."""
@@ -219,10 +221,10 @@ class QuotaAdmission:
             self._known_targets |= without
             for quota_id, quota in found.items():
                 for target, limit in quota.targets.items():
-                    self._quota_of[target] = quota_id
+                    self.quota_of[target] = quota_id
                     self._free_slots[target] = limit - self._running[target]
                 self._known_targets |= quota.targets.keys()
-            self._without_quota |= {target for target in without if self._quota_of.pop(target, None) is not None}
+            self._without_quota |= {target for target in without if self.quota_of.pop(target, None) is not None}
             await self._renew(found)
             for quota_id, quota in found.items():
                 if self._owners is None or self._owners.is_own(quota_id):
@@ -266,14 +268,14 @@ class QuotaAdmission:
     def _resume(self, running: Iterable[RunningCall]) -> None:
         """Count the calls that run."""
         for call in running:
-            self._governor.resume(self._clock(), call.attempt_id, self._quota_of[call.target], call.target)
+            self._governor.resume(self._clock(), call.attempt_id, self.quota_of[call.target], call.target)
             self._add(call.attempt_id, call.target)
             self._calls[call.attempt_id] = (call.session_id, call.request_id, call.attempt_id)
 
     def _drop(self, quota_id: str) -> None:
         self._terms.pop(quota_id, None)
         self._governor.drop(quota_id)
-        for attempt_id in [key for key, target in self._target_of.items() if self._quota_of.get(target) == quota_id]:
+        for attempt_id in [key for key, target in self.places.items() if self.quota_of.get(target) == quota_id]:
             self._remove(attempt_id)
 
     async def forget_lost(self) -> None:
@@ -295,7 +297,7 @@ class QuotaAdmission:
         """Return what each quota of the fleet does at present, sorted by name."""
         states = self.own_states()
         if self._owners is not None:
-            known, in_use = {state.id for state in states}, set(self._quota_of.values())
+            known, in_use = {state.id for state in states}, set(self.quota_of.values())
             told = self._owners.figures.items()
             states += [QuotaState.from_wire(each) for key, each in told if key not in known and key in in_use]
         return sorted(states, key=lambda state: (state.name, state.id))
@@ -303,7 +305,7 @@ class QuotaAdmission:
     def own_states(self) -> list[QuotaState]:
         """Return what each quota that this service owns does at present."""
         now, targets = self._clock(), dict[str, list[str]]()
-        for target, quota_id in sorted(self._quota_of.items()):
+        for target, quota_id in sorted(self.quota_of.items()):
             targets.setdefault(quota_id, []).append(target)
         return [
             _state(now, self._quotas[figures.quota_id].name, targets[figures.quota_id], figures)
@@ -313,7 +315,7 @@ class QuotaAdmission:
 
     def _granted(self, admit: Admit, quota_id: str, admission: Admission) -> Admission:
         attempt_id = admit.attempt_id
-        if attempt_id not in self._target_of:
+        if attempt_id not in self.places:
             self._governor.resume(self._clock(), attempt_id, quota_id, admit.target)
             self._add(attempt_id, admit.target)
         session_id = admit.session_id or public_id(admit.token) or ""
@@ -329,13 +331,13 @@ class QuotaAdmission:
         return True
 
     def _add(self, attempt_id: str, target: str) -> None:
-        if attempt_id not in self._target_of:
-            self._target_of[attempt_id] = target
+        if attempt_id not in self.places:
+            self.places[attempt_id] = target
             self._running[target] += 1
             self._free_slots[target] -= 1
 
     def _remove(self, attempt_id: str) -> bool:
-        target = self._target_of.pop(attempt_id, None)
+        target = self.places.pop(attempt_id, None)
         if target is None:
             return False
         self._running[target] -= 1

@@ -16,13 +16,12 @@ from quintain_metadata.ledger.lifecycle import (
     admit_event,
     cancel_event,
     refund_event,
-    transition,
 )
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(CallState, LifecycleEvent)))
 def test_used_changes_exactly_when_a_call_begins_or_ceases_to_count(state: CallState, event: LifecycleEvent) -> None:
-    change = transition(state, event)
+    change = TRANSITIONS[state, event]
     assert change.used == (change.to in COUNTED_STATES) - (state in COUNTED_STATES)
 
 
@@ -30,12 +29,12 @@ def test_used_changes_exactly_when_a_call_begins_or_ceases_to_count(state: CallS
     "event", [LifecycleEvent.REFUNDED, LifecycleEvent.RELEASED, LifecycleEvent.STALE, LifecycleEvent.LOST]
 )
 def test_what_is_in_doubt_is_never_given_back(event: LifecycleEvent) -> None:
-    assert transition(CallState.IN_DOUBT, event) == Transition(CallState.IN_DOUBT, effect=TransitionEffect.NOTED)
+    assert TRANSITIONS[CallState.IN_DOUBT, event] == Transition(CallState.IN_DOUBT, effect=TransitionEffect.NOTED)
 
 
 @pytest.mark.parametrize("state", list(CallState))
 def test_a_stale_attempts_report_changes_nothing_but_a_result_does(state: CallState) -> None:
-    assert transition(state, LifecycleEvent.STALE) == Transition(state, effect=TransitionEffect.NOTED)
+    assert TRANSITIONS[state, LifecycleEvent.STALE] == Transition(state, effect=TransitionEffect.NOTED)
 
 
 def test_only_granting_adds_an_attempt() -> None:
@@ -78,8 +77,8 @@ def test_an_admit_is_the_event_its_situation_makes_it(
 
 @pytest.mark.parametrize("state", [CallState.COMMITTED, CallState.IN_DOUBT])
 def test_a_call_that_has_ended_cannot_be_cancelled_and_tells_its_end(state: CallState) -> None:
-    assert transition(state, LifecycleEvent.CANCELLED) == Transition(state, effect=TransitionEffect.NOTED)
-    assert transition(state, LifecycleEvent.ADMITTED_TOO_LATE).effect is TransitionEffect.REPLAYED
+    assert TRANSITIONS[state, LifecycleEvent.CANCELLED] == Transition(state, effect=TransitionEffect.NOTED)
+    assert TRANSITIONS[state, LifecycleEvent.ADMITTED_TOO_LATE].effect is TransitionEffect.REPLAYED
 
 
 @pytest.mark.parametrize("state", list(CallState))
@@ -87,7 +86,7 @@ def test_no_attempt_begins_once_a_call_was_cancelled(state: CallState) -> None:
     event = admit_event(
         state, current=False, attempts_left=True, holder_alive=False, past_deadline=False, cancelled=True
     )
-    assert transition(state, event).attempts == 0
+    assert TRANSITIONS[state, event].attempts == 0
 
 
 def test_a_cancel_is_in_vain_where_others_wait_or_it_was_done_before() -> None:
