@@ -59,7 +59,7 @@ REFUSED_FIELDS: Mapping[str, str] = {
     **dict.fromkeys(
         ("background", "best_of", "n", "model", "stream", "stream_options", "extra_headers",
          "extra_query", "timeout", "max_retries", "num_retries", "billing_policy",
-         "fallback_credit_token", "user_profile_id", "access_programs"),
+         "fallback_credit_token", "user_profile_id", "access_programs", "no_log"),
         _DECIDED,
     ),
     "extra_body": "its fields stand in the request itself, where OpenAI's client puts them",
@@ -67,13 +67,13 @@ REFUSED_FIELDS: Mapping[str, str] = {
     **dict.fromkeys(
         ("route", "router", "provider", "providers", "preset", "plugins", "engine", "deployment", "deployment_id",
          "custom_llm_provider", "api_type", "api_version", "endpoint", "region", "organization", "project", "headers",
-         "proxies", "user_config", "mock_response", "callbacks", "success_callback", "failure_callback", "guardrails",
-         "webhook", "workspace_id", "adapter", "adapters", "lora", "loras", "host", "hostname", "upstream", "backend"),
+         "user_config", "mock_response", "webhook", "workspace_id", "adapter", "adapters", "lora", "loras", "host",
+         "hostname", "upstream", "backend", "tags"),
         _ELSEWHERE,
     ),
     **dict.fromkeys(
         ("previous_response_id", "conversation", "prompt", "container", "thread", "vector_store_ids", "file_ids",
-         "file_id", "session_params"),
+         "file_id", "session_params", "prompt_id"),
         _STORED,
     ),
     # What one API's requests are made of means nothing in another one's.
@@ -91,11 +91,11 @@ _OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {
 
 #: Names that models, secrets and addresses have in requests to proxies, clouds and servers, and what stands in them.
 _ELSEWHERE_NAMES = re.compile(
-    r"^(aws|azure|vertex|watsonx|bedrock|litellm|lora|adapter|bootstrap|remote)_|_transfer_params$|"
+    r"^(aws|azure|vertex|watsonx|bedrock|litellm|langfuse|langsmith|gcs|lora|adapter|bootstrap|remote)_|"
+    r"fallback|callback|guardrail|credential|secret|passw(or)?d|cost_per|_transfer_params$|"
     r"(^|_)models?(_?(id|name|list|alias|path|overrides?))?$|"
-    r"(^|_)(api_?(key|base|token|secret)|(base|endpoint)?_?ur[il]s?|secret(_key)?|(private|access|account|master)_key|"
-    r"(access|auth|bearer|client|hf|id|refresh|sas|security|session)_token|prox(y|ies)|authorization|credentials?|"
-    r"passwo?r?d|fallbacks?)$"
+    r"(^|_)(api_?(key|base|token)|(base|endpoint)?_?ur[il]s?|(private|access|account|master)_key|"
+    r"(access|auth|bearer|client|hf|id|refresh|sas|security|session)_token|prox(y|ies)|authorization)$"
 )
 
 #: Of these, without underscores, what has no other meaning at any depth of a request.
@@ -165,8 +165,15 @@ _URL = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 #: Types of objects that refer to what is stored at a provider.
 _STORED_TYPES = ("item_reference", "container_upload")
 
-#: Types of objects with which a tool of the provider's own goes on: its list, its calls and what they are allowed.
-_MCP_TYPES = ("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "mcp_tool_use")
+#: Types of objects with which a tool of the provider's own goes on, such as its calls and what they are allowed → the
+#: tool.
+_TOOLS_BY_TYPE = {
+    **dict.fromkeys(
+        ("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "mcp_tool_use"), "mcp"
+    ),
+    **dict.fromkeys(("program", "program_output"), "programmatic_tool_calling"),
+    "file_search_call": "file_search",
+}
 
 
 class Policy(NamedTuple):
@@ -256,8 +263,8 @@ def _is_allowed(tool: str, policy: Policy) -> bool:
 
 def _check_object(field: str, value: Json, policy: Policy) -> None:
     kind = value.get("type")
-    if kind in _MCP_TYPES or kind == "file_search_call":
-        _check_allowed(f"{field}.type", "mcp" if kind in _MCP_TYPES else "file_search", policy)
+    if isinstance(kind, str) and kind in _TOOLS_BY_TYPE:
+        _check_allowed(f"{field}.type", _TOOLS_BY_TYPE[kind], policy)
     if kind in _STORED_TYPES or (kind == "image_generation_call" and value.get("result") is None):
         raise invalid(f"{field}.type", _STORED)
     if kind is None and value.get("id") is not None and value.keys() <= {"type", "id"}:
