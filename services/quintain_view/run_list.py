@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.counts import dollars
@@ -121,12 +122,9 @@ def _interval(run: RunFile) -> str:
 def _duration(run: RunFile) -> str:
     try:
         ended = datetime.fromisoformat(run.ended_at or "")
-        seconds = round((ended - datetime.fromisoformat(run.started_at)).total_seconds())
+        return duration(max(0.0, 1000 * (ended - datetime.fromisoformat(run.started_at)).total_seconds()))
     except (ValueError, TypeError):
         return "-"
-    minutes, seconds = divmod(max(0, seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
 
 
 def _changes(before: RunFile, after: RunFile) -> str:

@@ -52,7 +52,7 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
     metadata, worker = serve(shell, "metadata", "worker")
     asking = evaluator(shell, "echo")
     said = shell.run("target", "pause", "echo", "--for", "10m")
-    assert said.stdout == "paused   echo for 10.0 min\n"
+    assert said.stdout == "paused   echo for 10 min\n"
     assert said.stderr == "next     quintain target resume echo\n"
     worker.wait_for(lambda one: "Target echo is paused" in one.stderr, seconds=5)
     waiting = asking.start("invoke", "hi")

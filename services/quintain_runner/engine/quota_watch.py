@@ -22,7 +22,7 @@ from quintain.errors import (
     TargetUnavailable,
     Throttled,
 )
-from quintain.fleet.tables import amount
+from quintain.fleet.tables import amount, duration
 from quintain_runner.graders.base import CallWaits
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.run_file import MAX_CHANGES, QuotaChange
@@ -197,11 +197,11 @@ class QuotaWatch(CallWaits):
         out_since = waits.out_since.get(target)
         if out_since is not None and now - out_since >= self.give_up_seconds:
             who = target if quota.out_ms is None else quota.name
-            reason = f"{time_text(now - out_since)} in which {who} did not answer"
+            reason = f"{duration(1000 * (now - out_since))} in which {who} did not answer"
             return _parked(waits, reason, ProviderFailed, longer)
         since = waits.paused_since
         if since is not None and now - since >= self.give_up_seconds:
-            reason = f"{time_text(now - since)} in which {quota.name} asked to slow down and answered nothing"
+            reason = f"{duration(1000 * (now - since))} in which {quota.name} asked to slow down and answered nothing"
             return _parked(waits, reason, Throttled, longer)
         return None
 
@@ -218,16 +218,8 @@ def _parked(waits: _Waits, reason: str, kind: type[Fault], setting: str) -> Park
 #: A wait that is estimated to be shorter is not shown, in seconds.
 MIN_SHOWN_SECONDS = 2.0
 
-
 #: A limit is recorded again when it is so many times the recorded one, or that part of it.
 _RECORDED_RATIO = 1.25
-
-
-def time_text(seconds: float) -> str:
-    """A duration in whole seconds, minutes, or hours, such as ``41 s``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def option_time(seconds: float) -> str:
@@ -251,7 +243,7 @@ def wait_line(quota: QuotaState, *, trials: int, give_up_seconds: float, now: da
         who, since = f"{', '.join(sorted(out))} of {quota.name}", ""
     else:
         return _line_text(quota)
-    probe = f", next probe in {time_text(min(out.values()) / 1000)}" if out else ""
+    probe = f", next probe in {duration(min(out.values()))}" if out else ""
     return (
         f"{who} has not answered{since}, {trials:,} trials wait{probe}; --give-up-after {option_time(give_up_seconds)}"
     )
@@ -264,8 +256,8 @@ def _line_text(quota: QuotaState) -> str | None:
         return None
     rate = quota.requests_per_minute
     limit = f"{quota.limit} in flight" if rate is None else f"{amount(round(rate, 1))} requests a minute"
-    paused = "" if (quota.paused_ms or 0) < 1000 else f", asked to wait {time_text((quota.paused_ms or 0) / 1000)}"
-    return f"{quota.waiting:,} wait for {quota.name}: {limit}{paused}, about {time_text(seconds)}"
+    paused = "" if (quota.paused_ms or 0) < 1000 else f", asked to wait {duration(quota.paused_ms)}"
+    return f"{quota.waiting:,} wait for {quota.name}: {limit}{paused}, about {duration(1000 * seconds)}"
 
 
 class QuotaHistory:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from quintain.fleet.tables import amount, duration
 from quintain_runner.report.progress import ProgressState, TargetProgress
 from quintain_runner.results.counts import LineUsage, RowTally, TargetCost, dollars
 from quintain_runner.statistics.analysis import format_score
@@ -81,8 +82,8 @@ _COLUMNS = (
     _TableColumn("in flight", lambda line: f"{line.progress.in_flight:,}"),
     _TableColumn("queued", lambda line: f"{line.queued:,}", shown_when_narrow=False),
     _TableColumn("per min", lambda line: line.trials_per_minute),
-    _TableColumn("p50", lambda line: _format_latency(line.progress.latencies.quantile(0.5)), shown_when_narrow=False),
-    _TableColumn("p95", lambda line: _format_latency(line.progress.latencies.quantile(0.95))),
+    _TableColumn("p50", lambda line: duration(line.progress.latencies.quantile(0.5)), shown_when_narrow=False),
+    _TableColumn("p95", lambda line: duration(line.progress.latencies.quantile(0.95))),
     _TableColumn("mean", lambda line: format_score(line.tally.mean_score)),
     _TableColumn("errors", lambda line: f"{line.tally.errors:,}"),
     _TableColumn("in doubt", lambda line: f"{line.tally.in_doubt:,}", shown_when_narrow=False),
@@ -90,7 +91,7 @@ _COLUMNS = (
     _TableColumn("calls", lambda line: f"{line.usage.calls:,}", shown_when_narrow=False),
     _TableColumn(
         "tokens in/out",
-        lambda line: f"{format_compact(line.usage.input_tokens)}/{format_compact(line.usage.output_tokens)}",
+        lambda line: f"{amount(line.usage.input_tokens)}/{amount(line.usage.output_tokens)}",
     ),
 )
 
@@ -121,14 +122,6 @@ def render_progress(
     parts += _budget_lines(progress_state, lines, elapsed_seconds, now)
     parts += (plain_text(f"waits   {wait}") for wait in progress_state.waits)
     return Group(*parts)
-
-
-def format_compact(number: int) -> str:
-    """A large number in few characters, such as ``9.1M``."""
-    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{letter}"
-    return str(number)
 
 
 def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
@@ -197,13 +190,6 @@ def _budget_projection(progress_state: ProgressState, elapsed_seconds: float, no
         left = (budget.max_calls - progress_state.calls) * elapsed_seconds / calls_made
         when = f" about {_format_end_time(now, left)}"
     return f", spent{when} before the run ends: the run needs about {projected_calls:,}"
-
-
-def _format_latency(latency_ms: float | None) -> str:
-    """A latency in ms or s, or a dash for None."""
-    if latency_ms is None:
-        return "-"
-    return f"{latency_ms:.0f}ms" if latency_ms < 1000 else f"{latency_ms / 1000:.1f}s"
 
 
 def _format_end_time(now: datetime, seconds: float) -> str:

@@ -37,7 +37,7 @@ def duration(milliseconds: float | None) -> str:
         return NOTHING
     for unit_ms, unit in _UNITS_MS:
         if milliseconds >= unit_ms:
-            return f"{milliseconds / unit_ms:.1f} {unit}"
+            return f"{milliseconds / unit_ms:.1f} {unit}".replace(".0 ", " ")
     return f"{milliseconds:.0f} ms"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from datetime import datetime
 from decimal import Decimal
 
@@ -55,7 +56,8 @@ def cells(progress_state: ProgressState, target: str = "bot", **options: float) 
     heading, *lines = rendered_lines(progress_state, **options)  # type: ignore[arg-type]
     line = next(line for line in lines if line.startswith(target))
     names = ["target", *(name for name in HEADINGS if name in heading)]
-    return dict(zip(names, line.split(), strict=True))
+    # A unit belongs to its number.
+    return dict(zip(names, re.sub(r" (ms|s)\b", r"\1", line).split(), strict=True))
 
 
 HEADINGS = (

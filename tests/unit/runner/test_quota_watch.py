@@ -225,7 +225,7 @@ async def test_a_transport_without_the_operation_is_not_asked_again() -> None:
         (quota(waiting=4, estimated_seconds=0.5), None),
         (
             quota(waiting=412, requests_per_minute=600.0, estimated_seconds=41.2),
-            "412 wait for openai-team: 600 requests a minute, about 41 s",
+            "412 wait for openai-team: 600 requests a minute, about 41.2 s",
         ),
         (quota(waiting=40, estimated_seconds=300.0), "40 wait for openai-team: 20 in flight, about 5 min"),
         (
