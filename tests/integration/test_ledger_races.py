@@ -12,6 +12,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
 
 import asyncpg
 import pytest
@@ -46,7 +47,6 @@ from support.ledger_operations import (
     open_session,
     register,
     release_operation,
-    reserve,
     reserve_operation,
     settle_operation,
 )
@@ -56,6 +56,8 @@ LATER_MS = 630_000
 
 STARTS = "INSERT INTO call"
 CHARGES = "UPDATE session SET used"
+
+Act = Callable[[SessionOpened], Operation[object]]
 
 
 @pytest.fixture
@@ -144,175 +146,137 @@ def extend_lease(moment: Moment) -> SqlProgram[object]:
     return (yield from leases.renew_lease(moment.now + LATER_MS, Heartbeat(worker_id=WORKER, incarnation=WORKER)))
 
 
-def release_call(session: SessionOpened) -> Operation[int]:
-    return release_operation(session, ["call"])
+def admits(session: SessionOpened) -> Operation[object]:
+    return admit_operation(session, "call", "attempt")
 
 
-def sweep_later(_: SessionOpened) -> Operation[int]:
+def reserves(session: SessionOpened) -> Operation[object]:
+    return reserve_operation(session, ["call"])
+
+
+def cancels(*names: str) -> Act:
+    return lambda session: cancel_operation(session, [*names, "call"])
+
+
+def settles(session: SessionOpened) -> Operation[object]:
+    return settle_operation(session, "call", "attempt", AttemptOutcome.RESULT)
+
+
+def sweeps(_: SessionOpened) -> Operation[object]:
     return after_all_deadlines(calls.sweep)
 
 
-@pytest.mark.parametrize("ending", [release_call, close_operation, sweep_later], ids=["released", "closed", "swept"])
-async def test_a_reservation_that_ends_while_it_is_admitted_never_runs_uncharged(
-    services: list[Ledger],
-    watcher: asyncpg.Connection[asyncpg.Record],
-    ending: Callable[[SessionOpened], Operation[int]],
-) -> None:
-    session = await open_session(services[0], 5)
-    await reserve(services[0], session, ["call"])
-    await services[0].transact(extend_lease)
-    verdict, _ = await run_interleaved(
-        services, watcher, gated_before(STARTS, admit_operation(session, "call", "attempt")), ending(session)
-    )
-    assert is_granted(verdict), verdict
-    known = await info(services[2], session)
-    assert (known.call_count, known.running, known.reserved) == (1, 1, 0)
-    await assert_ledger_consistent(services[2])
+def swept_at_its_gate(_: SessionOpened) -> Operation[object]:
+    return gated_after_its_queries(after_all_deadlines(calls.sweep))
 
 
-@pytest.mark.parametrize("at", [STARTS, CHARGES])
-async def test_a_call_that_is_reserved_while_it_is_admitted_is_charged_once(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record], at: str
-) -> None:
-    session = await open_session(services[0], 5)
-    verdict, _ = await run_interleaved(
-        services,
-        watcher,
-        gated_before(at, admit_operation(session, "call", "attempt")),
-        reserve_operation(session, ["call"]),
-    )
-    assert is_granted(verdict), verdict
-    assert (await info(services[2], session)).call_count == 1
-    await assert_ledger_consistent(services[2])
-
-
-@pytest.mark.parametrize("at", [STARTS, CHARGES])
-async def test_a_call_that_is_admitted_while_it_is_reserved_is_charged_once(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record], at: str
-) -> None:
-    session = await open_session(services[0], 5)
-    _, verdict = await run_interleaved(
-        services,
-        watcher,
-        gated_before(at, reserve_operation(session, ["call"])),
-        admit_operation(session, "call", "attempt"),
-    )
-    assert is_granted(verdict), verdict
-    assert (await info(services[2], session)).call_count == 1
-    await assert_ledger_consistent(services[2])
-
-
-async def test_a_result_that_comes_while_its_call_is_swept_stays_the_calls_answer(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record]
-) -> None:
-    session = await open_session(services[0], 5)
-    await admit(services[0], session, "call", "attempt")
-    await run_interleaved(
-        services,
-        watcher,
-        gated_after_its_queries(after_all_deadlines(calls.sweep)),
-        settle_operation(session, "call", "attempt", AttemptOutcome.RESULT),
-    )
-    again = await admit(services[2], session, "call", "another")
-    assert isinstance(again, Admission)
-    assert again.fault is None
-    assert again.replay is not None
-    known = await info(services[2], session)
-    assert (known.committed, known.in_doubt) == (1, 0)
-    await assert_ledger_consistent(services[2])
-
-
-async def test_a_call_that_is_taken_over_while_it_is_swept_is_not_lost(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record]
-) -> None:
-    session = await open_session(services[0], 5)
-    await admit(services[0], session, "call", "attempt")
-    await register(services[0], "w2")
-
+def takes_over(session: SessionOpened) -> Operation[object]:
     def after_the_lease(moment: Moment) -> SqlProgram[object]:
         # The first worker's lease has lapsed and the deadline has not passed: the second one's begins now.
         now = moment.now + DEFAULT_TIMINGS.lease_ms + 1
         yield from leases.renew_lease(now + LATER_MS, Heartbeat(worker_id="w2", incarnation="w2"))
         return (yield from admit_operation(session, "call", "taken over", "w2")(Moment(now, now)))
 
-    _, verdict = await run_interleaved(
-        services, watcher, gated_after_its_queries(after_all_deadlines(calls.sweep)), after_the_lease
-    )
-    assert is_granted(verdict), verdict
+    return after_the_lease
+
+
+def held_before(beginning: str, act: Act) -> Act:
+    return lambda session: gated_before(beginning, act(session))
+
+
+GRANTED, ANYTHING = "granted", "anything"
+
+
+class Race(NamedTuple):
+    """What was done before, the operation at the gate and the other one, what both return, and what then counts."""
+
+    before: Act | None
+    held: Act
+    other: Act
+    returned: tuple[object, object]
+    counts: dict[str, int]
+
+
+RUNS_ONCE = {"call_count": 1, "running": 1, "reserved": 0}
+COMMITTED = {"call_count": 1, "committed": 1, "in_doubt": 0}
+UNTOUCHED = {"call_count": 0}
+
+RACES = {
+    # A reservation that ends while it is admitted never runs uncharged.
+    "released while admitted": Race(
+        reserves,
+        held_before(STARTS, admits),
+        lambda session: release_operation(session, ["call"]),
+        (GRANTED, ANYTHING),
+        RUNS_ONCE,
+    ),
+    "closed while admitted": Race(
+        reserves, held_before(STARTS, admits), close_operation, (GRANTED, ANYTHING), RUNS_ONCE
+    ),
+    "swept while admitted": Race(reserves, held_before(STARTS, admits), sweeps, (GRANTED, ANYTHING), RUNS_ONCE),
+    # Reserved and admitted at once, it is charged once.
+    **{
+        f"{names}, at {at}": Race(None, held_before(at, held), other, returned, {"call_count": 1})
+        for at in (STARTS, CHARGES)
+        for names, held, other, returned in (
+            ("reserved while admitted", admits, reserves, (GRANTED, ANYTHING)),
+            ("admitted while reserved", reserves, admits, (ANYTHING, GRANTED)),
+        )
+    },
+    # What comes while a call is swept counts.
+    "answered while swept": Race(admits, swept_at_its_gate, settles, (ANYTHING, ANYTHING), COMMITTED),
+    "taken over while swept": Race(
+        admits, swept_at_its_gate, takes_over, (ANYTHING, GRANTED), {"running": 1, "in_doubt": 0}
+    ),
+    # Who comes first, the cancel or the admit, is obeyed.
+    **{
+        f"cancelled while admitted, {state}": Race(
+            before,
+            held_before(STARTS, admits),
+            cancels("another"),
+            (GRANTED, CancelResult(2, ["call"])),
+            RUNS_ONCE,
+        )
+        for state, before in (("new", None), ("reserved", reserves))
+    },
+    **{
+        f"admitted while cancelled, {state}": Race(
+            before, held_before(STARTS, cancels("another")), admits, (CancelResult(2), Cancelled), UNTOUCHED
+        )
+        for state, before in (("new", None), ("reserved", reserves))
+    },
+    "reserved while cancelled": Race(None, held_before(STARTS, cancels()), reserves, (CancelResult(1), 0), UNTOUCHED),
+    "answered while cancelled": Race(
+        admits, held_before(STARTS, cancels()), settles, (CancelResult(1, ["call"]), ANYTHING), COMMITTED
+    ),
+}
+
+
+@pytest.mark.parametrize("race", RACES.values(), ids=RACES)
+async def test_of_two_operations_on_one_call_at_once_each_keeps_its_word(
+    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record], race: Race
+) -> None:
+    session = await open_session(services[0], 5)
+    await register(services[0], "w2")
+    if race.before is not None:
+        await services[0].transact(race.before(session))
+    if race.before is reserves:
+        await services[0].transact(extend_lease)
+    returned = await run_interleaved(services, watcher, race.held(session), race.other(session))
+    for expected, found in zip(race.returned, returned, strict=True):
+        if expected == GRANTED:
+            assert is_granted(found), found
+        elif isinstance(expected, type):
+            assert isinstance(found, expected), found
+        elif expected != ANYTHING:
+            assert found == expected
     known = await info(services[2], session)
-    assert (known.running, known.in_doubt) == (1, 0)
-    await assert_ledger_consistent(services[2])
-
-
-@pytest.mark.parametrize("reserved", [False, True])
-async def test_a_call_that_is_cancelled_while_it_is_admitted_runs_and_is_to_be_aborted(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record], reserved: bool
-) -> None:
-    session = await open_session(services[0], 5)
-    if reserved:
-        await reserve(services[0], session, ["call"])
-    verdict, taken = await run_interleaved(
-        services,
-        watcher,
-        gated_before(STARTS, admit_operation(session, "call", "attempt")),
-        cancel_operation(session, ["another", "call"]),
-    )
-    assert is_granted(verdict), verdict
-    assert taken == CancelResult(2, ["call"])
-    known = await info(services[2], session)
-    assert (known.call_count, known.running, known.reserved) == (1, 1, 0)
-    await assert_ledger_consistent(services[2])
-
-
-@pytest.mark.parametrize("reserved", [False, True])
-async def test_a_call_that_is_admitted_while_it_is_cancelled_never_runs(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record], reserved: bool
-) -> None:
-    session = await open_session(services[0], 5)
-    if reserved:
-        await reserve(services[0], session, ["call"])
-    taken, verdict = await run_interleaved(
-        services,
-        watcher,
-        gated_before(STARTS, cancel_operation(session, ["another", "call"])),
-        admit_operation(session, "call", "attempt"),
-    )
-    assert taken == CancelResult(2)
-    assert isinstance(verdict, Cancelled)
-    assert (await info(services[2], session)).call_count == 0
-    await assert_ledger_consistent(services[2])
-
-
-async def test_a_call_that_is_reserved_while_it_is_cancelled_stays_cancelled(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record]
-) -> None:
-    session = await open_session(services[0], 5)
-    taken, fresh = await run_interleaved(
-        services,
-        watcher,
-        gated_before(STARTS, cancel_operation(session, ["call"])),
-        reserve_operation(session, ["call"]),
-    )
-    assert (taken, fresh) == (CancelResult(1), 0)
-    assert (await info(services[2], session)).call_count == 0
-    await assert_ledger_consistent(services[2])
-
-
-async def test_a_result_that_comes_while_its_call_is_cancelled_stays_the_calls_answer(
-    services: list[Ledger], watcher: asyncpg.Connection[asyncpg.Record]
-) -> None:
-    session = await open_session(services[0], 5)
-    await admit(services[0], session, "call", "attempt")
-    taken, _ = await run_interleaved(
-        services,
-        watcher,
-        gated_before(STARTS, cancel_operation(session, ["call"])),
-        settle_operation(session, "call", "attempt", AttemptOutcome.RESULT),
-    )
-    assert taken == CancelResult(1, ["call"])
-    again = await admit(services[2], session, "call", "another")
-    assert isinstance(again, Admission)
-    assert again.replay is not None
+    assert {name: getattr(known, name) for name in race.counts} == race.counts
+    if race.counts is COMMITTED:
+        again = await admit(services[2], session, "call", "another")
+        assert isinstance(again, Admission)
+        assert again.fault is None
+        assert again.replay is not None
     await assert_ledger_consistent(services[2])
 
 
