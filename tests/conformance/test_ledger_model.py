@@ -634,6 +634,15 @@ def test_an_attempt_that_was_never_granted_is_no_doubt_about_another(scenario: L
     assert scenario.state() is CallState.REFUNDED
 
 
+def test_an_attempt_given_back_with_its_grant_on_the_way_is_no_attempt(scenario: LedgerScenario) -> None:
+    granted = scenario.admit("w1")
+    for _ in range(2):
+        scenario.report(granted, AttemptOutcome.NEVER_SENT)
+    assert scenario.state() is CallState.REFUNDED
+    scenario.admit("w2")
+    assert scenario.machine.model.calls["left", "r1"].attempts == 1
+
+
 def test_a_tombstone_told_twice_stays_one(scenario: LedgerScenario) -> None:
     scenario.admit("w1")
     duplicate = scenario.admit("w2")
@@ -677,6 +686,28 @@ def test_what_is_in_doubt_after_a_refund_says_that_it_was_charged(scenario: Ledg
     scenario.admit("w1")  # it is told the stored fault, which says so; the machine looks
 
 
+def test_a_cancelled_call_whose_worker_is_lost_is_never_taken_over(scenario: LedgerScenario) -> None:
+    scenario.admit("w1")
+    scenario.machine.cancel(name="left", requests=["r1"])
+    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
+    scenario.machine.renew(worker="w2")
+    scenario.admit("w2")
+    assert scenario.state() is CallState.IN_DOUBT
+
+
+def test_a_call_that_another_delivery_waits_for_is_cancelled_once_that_one_waits_no_more(
+    scenario: LedgerScenario,
+) -> None:
+    scenario.admit("w1")
+    scenario.admit("w2")
+    scenario.machine.cancel(name="left", requests=["r1"])
+    assert not scenario.machine.model.calls["left", "r1"].cancelled
+    scenario.machine.let_time_pass(milliseconds=DUPLICATE_WAIT_MS)
+    scenario.machine.cancel(name="left", requests=["r1"])
+    assert scenario.machine.model.calls["left", "r1"].cancelled
+    scenario.machine.renew(worker="w1")
+
+
 def test_a_cancelled_call_that_is_given_back_is_refused_and_what_is_unproven_is_in_doubt(
     scenario: LedgerScenario,
 ) -> None:
@@ -693,6 +724,15 @@ def test_a_cancelled_call_that_is_given_back_is_refused_and_what_is_unproven_is_
     scenario.report(second, AttemptOutcome.REFUND, redelivered=True)
     assert scenario.state(request="r2") is CallState.IN_DOUBT
     scenario.admit("w2", request="r2")
+
+
+def test_a_cancel_gives_a_reservation_back_and_what_is_unknown_is_known_from_then_on(scenario: LedgerScenario) -> None:
+    scenario.machine.reserve(name="left", requests=["r1"], deadline_in_ms=30_000)
+    scenario.machine.cancel(name="left", requests=["r1", "r2"])
+    scenario.machine.reserve(name="left", requests=["r1", "r2"], deadline_in_ms=30_000)
+    scenario.admit("w1")
+    scenario.admit("w1", request="r2")
+    assert (scenario.state(), scenario.state(request="r2")) == (CallState.RELEASED, CallState.RELEASED)
 
 
 def test_a_throttled_call_stays_counted_and_its_attempts_are_not(scenario: LedgerScenario) -> None:
