@@ -89,6 +89,13 @@ def test_session_open_with_json_prints_the_answer_and_nothing_else(shell: Comman
     assert opened.stderr == ""
 
 
+def test_session_open_shows_the_token_and_the_next_step(shell: CommandLine) -> None:
+    opened = shell.run("session", "open", "--default-target", "not-registered-yet", "--expires-in", "60")
+    facts = dict(line.split() for line in opened.stdout.splitlines())
+    assert facts["token"].startswith(f"qtn_ses_{facts['session']}_")
+    assert "QUINTAIN_SESSION_TOKEN" in opened.stderr
+
+
 def test_where_one_target_is_configured_none_needs_a_name(shell: CommandLine) -> None:
     alone = shell.folder / "alone.yaml"
     alone.write_text("targets: {echo: {provider: mock}}\n")

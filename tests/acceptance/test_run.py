@@ -171,3 +171,40 @@ def test_a_fleets_results_are_those_of_a_laptop(broker_url: str, undisturbed: tu
             ended = shell.run("run", "eval.yaml", "--json")
             assert rows_by_trial(shell.folder / "runs" / "eval") == rows_by_trial(undisturbed[1])
             assert ended.json["totals"] == totals_of(undisturbed[1])
+
+
+#: Writes down what it is asked, and hangs on what the file ``hangs`` names.
+HANGING_BOT = """
+import asyncio
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+async def answer(request):
+    with (HERE / "asked.txt").open("a") as asked:
+        asked.write(request.eval_case_id + "\\n")
+    if request.eval_case_id == (HERE / "hangs").read_text():
+        await asyncio.sleep(60)
+    return request.question
+"""
+
+
+def test_a_case_in_doubt_is_kept_until_it_is_to_be_asked_once_more(shell: CommandLine) -> None:
+    output, asked = shell.folder / "runs" / "eval", shell.folder / "asked.txt"
+    write_files(
+        shell.folder,
+        cases=3,
+        bot_py=HANGING_BOT,
+        quintain_yaml='targets: {bot: {provider: python, callable: "bot:answer", timeout_seconds: 1}}\n',
+        eval_yaml="dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n",
+    )
+    (shell.folder / "hangs").write_text("case-2")
+    shell.run("run", "eval.yaml", code=1)
+    (shell.folder / "hangs").write_text("")
+    kept = shell.run("run", "eval.yaml", code=1)
+    assert Counter(asked.read_text().split()) == {"case-1": 1, "case-2": 1, "case-3": 1}
+    shell.run(*kept.stdout.splitlines()[-1].partition("quintain ")[2].split())
+    assert Counter(asked.read_text().split()) == {"case-1": 1, "case-2": 2, "case-3": 1}
+    row = rows_by_trial(output)["case-2", "bot"]
+    # Charged twice: for the call in doubt, and for the one after it.
+    assert (row["status"], row["tries"], row["calls"], totals_of(output)["calls"]) == ("graded", 2, 2, 4)

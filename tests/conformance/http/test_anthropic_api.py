@@ -258,6 +258,19 @@ async def test_every_refusal_is_the_clients_own_exception(fleet: ModelFleet, cli
     assert forbidden.value.type == "permission_error"
 
 
+async def test_a_spent_budget_is_402_and_no_client_repeats_it(fleet: ModelFleet) -> None:
+    async with anthropic_client(fleet.url, await fleet.token(1)) as (client, sent):
+        await client.messages.create(**ASK)
+        for stream in (False, True):
+            before = len(sent.requests)
+            with pytest.raises(anthropic.APIStatusError) as spent:
+                await client.messages.create(**ASK, stream=stream)
+            assert (spent.value.status_code, spent.value.type) == (402, "billing_error")
+            assert spent.value.body["error"]["code"] == "insufficient_quota"  # type: ignore[index]
+            assert spent.value.response.headers["x-should-retry"] == "false"
+            assert len(sent.requests) == before + 1
+
+
 def _content(*blocks: object) -> dict[str, object]:
     return {**ASK, "messages": [{"role": "user", "content": list(blocks)}]}
 

@@ -115,6 +115,13 @@ async def test_a_completion_has_openais_shape(client: openai.AsyncOpenAI) -> Non
     assert raw.parse()._request_id == raw.headers["x-request-id"]
 
 
+async def test_a_target_that_counts_no_tokens_has_no_usage(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="mute", messages=HELLO)
+    assert (answer.choices[0].message.content, answer.usage) == ("no usage", None)
+    empty = await client.chat.completions.create(model="silent", messages=HELLO)
+    assert empty.choices[0].message.content == ""
+
+
 async def test_what_a_client_sends_reaches_the_provider(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:
     image = "data:image/png;base64,iVBORw0KGgo="
     messages: Any = [
