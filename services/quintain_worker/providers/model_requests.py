@@ -188,12 +188,14 @@ class RequestBuilder:
 
 def _json_bytes(body: Json) -> bytes:
     """Return the body of a request. Raises `BadRequest` for what JSON or UTF-8 cannot write."""
-    if (place := non_finite_path(body)) is not None:
-        raise invalid(place, "JSON has finite numbers only")
     try:
-        return to_json(body)
+        written = to_json(body)
     except PydanticSerializationError:
         raise BadRequest("the request holds half of a surrogate pair, which UTF-8 cannot write") from None
+    # Only what is written so is looked for.
+    if (b"NaN" in written or b"Infinity" in written) and (place := non_finite_path(body)) is not None:
+        raise invalid(place, "JSON has finite numbers only")
+    return written
 
 
 def chat_of(request: InvokeRequest, settings: InvokeSettings, translation: Translation) -> Json:

@@ -199,6 +199,20 @@ def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: s
             _check_object(field, value, policy)
 
 
+#: Published fields of which nothing is to be checked but what stands in them.
+_FREE_FIELDS: Mapping[ApiName, Collection[str]] = {
+    api: _OWN_FIELDS[api]
+    | {
+        name
+        for name in names - REFUSED_FIELDS.keys() - _ALLOWABLE_FIELDS.keys()
+        if _ELSEWHERE_NAMES.search(name) is None
+    }
+    for api, names in PUBLISHED_FIELDS.items()
+}
+
+#: Names of texts that mean nothing by themselves: most of what a request has.
+_PLAIN_KEYS = frozenset({"role", "content", "text", "type", "name", "id"})
+
 #: Where a word begins in a name that is written as ``apiKey``.
 _CAMEL_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -208,11 +222,13 @@ def _snake(name: str) -> str:
 
 
 def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
+    if not path and name in _FREE_FIELDS[api]:
+        return
     if name in _ALLOWABLE_FIELDS and (name != "image" or api == "responses"):
         _check_allowed(f"{path}{name}", _ALLOWABLE_FIELDS[name], policy)
         return
     known = _snake(name)
-    if known in REFUSED_FIELDS and (path or name not in _OWN_FIELDS[api]):
+    if known in REFUSED_FIELDS:
         raise invalid(f"{path}{name}", REFUSED_FIELDS[known])
     if _ELSEWHERE_NAMES.search(known):
         raise invalid(f"{path}{name}", _ELSEWHERE)
@@ -311,8 +327,9 @@ def _nested(body: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, Any,
         yield field, key, value, owner
         if isinstance(value, dict):
             kind = str(value.get("type") or owner)
-            # The ``input`` of a request is its messages; that of a tool's call is the model's words.
-            members = ((name, member) for name, member in value.items() if name != "input")
-            remaining += [(f"{field}.{name}", name, member, kind) for name, member in members]
+            for name, member in value.items():
+                # The ``input`` of a request is its messages; that of a tool's call is the model's words.
+                if name != "input" and not (name in _PLAIN_KEYS and isinstance(member, str)):
+                    remaining.append((f"{field}.{name}", name, member, kind))
         elif isinstance(value, list):
             remaining += [(f"{field}[{index}]", key, item, owner) for index, item in enumerate(value)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from quintain.contracts.invoke import TokenUsage
@@ -131,30 +131,30 @@ def count_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
-#: Where the usage of each API has the counts of tokens. Anthropic's input has neither what was read from a cache nor
-#: what was written to one.
-_USAGE: Final[Mapping[str, Mapping[str, str]]] = {
-    "chat": {
-        "input": "prompt_tokens",
-        "output": "completion_tokens",
-        "cached": "prompt_tokens_details.cached_tokens",
-        "cache_write": "prompt_tokens_details.cache_write_tokens",
-        "reasoning": "completion_tokens_details.reasoning_tokens",
-    },
-    "responses": {
-        "input": "input_tokens",
-        "output": "output_tokens",
-        "cached": "input_tokens_details.cached_tokens",
-        "cache_write": "input_tokens_details.cache_write_tokens",
-        "reasoning": "output_tokens_details.reasoning_tokens",
-    },
-    "messages": {
-        "input": "input_tokens",
-        "output": "output_tokens",
-        "cached": "cache_read_input_tokens",
-        "cache_write": "cache_creation_input_tokens",
-        "reasoning": "output_tokens_details.thinking_tokens",
-    },
+#: Where the usage of each API has the counts of `TokenUsage`, in their order. Anthropic's input has neither what was
+#: read from a cache nor what was written to one.
+_USAGE: Final[Mapping[str, Sequence[Sequence[str]]]] = {
+    "chat": (
+        ("prompt_tokens",),
+        ("completion_tokens",),
+        ("prompt_tokens_details", "cached_tokens"),
+        ("prompt_tokens_details", "cache_write_tokens"),
+        ("completion_tokens_details", "reasoning_tokens"),
+    ),
+    "responses": (
+        ("input_tokens",),
+        ("output_tokens",),
+        ("input_tokens_details", "cached_tokens"),
+        ("input_tokens_details", "cache_write_tokens"),
+        ("output_tokens_details", "reasoning_tokens"),
+    ),
+    "messages": (
+        ("input_tokens",),
+        ("output_tokens",),
+        ("cache_read_input_tokens",),
+        ("cache_creation_input_tokens",),
+        ("output_tokens_details", "thinking_tokens"),
+    ),
 }
 
 
@@ -162,35 +162,38 @@ def read_usage(api: str, usage: Any) -> TokenUsage | None:
     """Read the token counts of an answer; None where there are none, or they are impossible."""
     if not isinstance(usage, dict):
         return None
-    counts: dict[str, int | None] = {}
-    for name, place in _USAGE.get(api, _USAGE["chat"]).items():
-        outer, _, inner = place.partition(".")
-        value = usage.get(outer)
-        if inner:
-            value = value.get(inner) if isinstance(value, dict) else None
-        counts[name] = count_of(value)
-    if counts["input"] is None and counts["output"] is None:
+    given, output, cached, cache_write, reasoning = [
+        _count_at(usage, *place) for place in _USAGE.get(api, _USAGE["chat"])
+    ]
+    if given is None and output is None:
         return None
-    cached, cache_write = counts["cached"] or 0, counts["cache_write"] or 0
+    outside = (cached or 0) + (cache_write or 0) if api == "messages" else 0
     return TokenUsage.unchecked(  # `count_of` has checked them
-        input=(counts["input"] or 0) + (cached + cache_write if api == "messages" else 0),
-        output=counts["output"] or 0,
+        input=(given or 0) + outside,
+        output=output or 0,
         cached=cached or None,
         cache_write=cache_write or None,
-        reasoning=counts["reasoning"],
+        reasoning=reasoning,
     )
+
+
+def _count_at(usage: Json, name: str, below: str = "") -> int | None:
+    value = usage.get(name)
+    if below:
+        value = value.get(below) if isinstance(value, dict) else None
+    return count_of(value)
 
 
 def written_usage(api: str, usage: TokenUsage) -> Json:
     """Return token counts in the words of an API; zero for those that are not known, because clients require them."""
-    outside = (usage.cached or 0) + (usage.cache_write or 0) if api == "messages" else 0
-    counts = {**vars(usage), "input": max(0, usage.input - outside)}
+    cached, cache_write = usage.cached or 0, usage.cache_write or 0
+    outside = cached + cache_write if api == "messages" else 0
+    counts = [max(0, usage.input - outside), usage.output, cached, cache_write]
+    if usage.reasoning or api != "messages":
+        counts.append(usage.reasoning or 0)
     written: Json = {} if api == "messages" else {"total_tokens": usage.input + usage.output}
-    for count, place in _USAGE[api].items():
-        if count == "reasoning" and api == "messages" and not usage.reasoning:
-            continue
-        name, _, below = place.partition(".")
-        written[name] = {**written.get(name, {}), below: counts[count] or 0} if below else counts[count] or 0
+    for (*above, name), count in zip(_USAGE[api], counts, strict=False):
+        (written.setdefault(above[0], {}) if above else written)[name] = count
     return written
 
 
