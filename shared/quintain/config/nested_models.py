@@ -30,6 +30,8 @@ class TargetPrice(StrictModel):
     """Of a million tokens of answers."""
     cached_input_per_million: Amount | None = None
     """Of a million tokens that the provider had cached. If absent, as other input."""
+    cache_write_per_million: Amount | None = None
+    """Of a million tokens that the provider put into its cache. If absent, as other input."""
 
 
 class TargetSettings(InvokeSettings):

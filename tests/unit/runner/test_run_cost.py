@@ -88,6 +88,18 @@ def test_cached_tokens_have_their_own_price_where_there_is_one() -> None:
     assert CHEAP.model_copy(update={"cached_input_per_million": Decimal("0.5")}).of(usage) == Decimal("0.8")
 
 
+def test_a_configured_price_has_all_kinds_of_tokens() -> None:
+    price = {
+        "input_per_million": 1,
+        "output_per_million": 4,
+        "cached_input_per_million": 0.5,
+        "cache_write_per_million": 2,
+    }
+    found = target_price(MockTarget.model_validate({"provider": "mock", "price": price}))
+    assert found is not None
+    assert found.of(TokenUsage(input=1_000_000, output=250_000, cached=400_000, cache_write=100_000)) == Decimal("1.9")
+
+
 def test_a_run_costs_what_its_targets_cost() -> None:
     cost = run_cost(
         {"bot": target_usage(2, tokens_in=1_000_000, tokens_out=500_000), "judge": target_usage(3)},
