@@ -15,6 +15,7 @@ from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.errors import BrokerUnavailable, BusError
 from quintain.settings import all_node_urls, url_user, without_password
 from quintain.topology import (
+    BACKLOG,
     DEAD,
     HOST,
     INVOKE,
@@ -25,6 +26,7 @@ from quintain.topology import (
     POISON_QUEUE,
     POISON_TOPOLOGY,
     UNROUTED,
+    backlog_queue,
     target_queue,
 )
 from quintain_cli.broker_management import USER_LIMITS, Management
@@ -115,6 +117,9 @@ _BOUND_PREFIXES = {
     HOST.name: ("quintain.host.", "quintain.lease."),
 }
 
+#: The queues of the exchanges with calls, by the target that is their key.
+_CALL_QUEUES = {INVOKE.name: target_queue, BACKLOG.name: backlog_queue}
+
 #: How many names a check shows.
 MAX_SHOWN: Final = 10
 
@@ -190,11 +195,11 @@ def _bindings(api: Management) -> Iterator[DoctorCheck]:
     copies = []
     for binding in api.get("bindings/{vhost}"):
         source, destination, key = (str(binding[field]) for field in ("source", "destination", "routing_key"))
-        is_own = source not in {INVOKE.name, *_BOUND_PREFIXES} or (
+        is_own = source not in {*_CALL_QUEUES, *_BOUND_PREFIXES} or (
             binding["destination_type"] == "queue"
             and (
-                destination == target_queue(key).name
-                if source == INVOKE.name
+                destination == _CALL_QUEUES[source](key).name
+                if source in _CALL_QUEUES
                 else destination.startswith(_BOUND_PREFIXES[source])
             )
         )

@@ -187,4 +187,5 @@ def _narrowed(role: str, expression: str, only: Sequence[str]) -> str:
     if word not in words:
         return expression
     others = "|".join(each for each in words if each != word)
-    return rf"{beginning}({others})\..+{end}".removesuffix(")$") + rf"|{word}\.({names}))$"
+    backlogs = "(/backlog)?" if role == "worker" else ""
+    return rf"{beginning}({others})\..+{end}".removesuffix(")$") + rf"|{word}\.({names}){backlogs})$"

@@ -35,7 +35,7 @@ from quintain.contracts.message import Message
 from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain.errors import BudgetUnavailable, BusError, Fault, Unroutable
 from quintain.rpc.server import log_defect
-from quintain.topology import EVENTS, FLEET_KEY, target_queue
+from quintain.topology import EVENTS, FLEET_KEY, backlog_queue, target_queue
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.metrics import CallCounter
 from quintain_metadata.store.base import Ledger, SqlProgram, execute, fetch_one
@@ -292,8 +292,12 @@ class FleetEvents:
         targets = [target.name for target in self._last.targets] if self._last is not None and self._is_heard else []
         turn = _turn(targets, self._next_queue)
         self._next_queue += len(turn)
-        counts = await self._bus.count([target_queue(name) for name in turn])
-        return {name: counts[queue].messages for name in turn if (queue := target_queue(name).name) in counts}
+        counts = await self._bus.count([queue(name) for name in turn for queue in (target_queue, backlog_queue)])
+        return {
+            name: counts[queue].messages + counts[backlog].messages
+            for name in turn
+            if (queue := target_queue(name).name) in counts and (backlog := backlog_queue(name).name) in counts
+        }
 
     async def _publish(self, event: FleetEvent) -> bool:
         """Publish an event; returns whether a queue is bound for it."""

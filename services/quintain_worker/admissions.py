@@ -111,6 +111,11 @@ class AdmissionClient:
         for pending in self._pending.values():
             pending.return_call()
 
+    def return_call(self, attempt_id: str) -> None:
+        """Resolve the pending admit of this attempt with None."""
+        if (pending := self._pending.get(attempt_id)) is not None:
+            pending.return_call()
+
     def return_calls(self, target: str) -> None:
         """Resolve the pending admits of this target with None; later admits may wait again."""
         for pending in self._pending.values():

@@ -1,7 +1,8 @@
 """The consumer of one target's queue: stopped while the target is paused, restarted afterwards, drained at the end.
 
 So many of the target's calls run at a time as it has slots. The others of a group wait for one, and those that wait
-while other workers have free slots are put back into the queue.
+while other workers have free slots are put back into the queue. What a session has waiting here beyond its share of the
+target's quota goes to the target's backlog (`quintain_worker.session_waits`), which is consumed beside its queue.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from quintain.contracts.headers import (
     PROTOCOL_VERSION,
     RETURNED_HEADER,
 )
+from quintain.contracts.ledger import TargetCard
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.routes import INVOKE
 from quintain.rpc.groups import GroupedDelivery, handle_each, refuse_broken, refuse_group, split_group_or_fault
 from quintain.rpc.server import copyable_headers, integer_header
-from quintain.topology import target_queue
+from quintain.topology import backlog_queue, target_queue
 from quintain_worker.context import WorkerContext
 from quintain_worker.delivery import DeliveryHandler
+from quintain_worker.session_waits import WAITING_PLACES, MessageHold, SessionWaits, may_be_moved, session_of
 from quintain_worker.slots import CallSlots, SlotDecision
 from quintain_worker.target import GIVEN_BACK, PauseState, WorkerTarget
 
@@ -46,8 +49,10 @@ MOMENT_SECONDS = 0.5
 class TargetConsumer:
     """Consumes one target's queue, and stops while the target is paused.
 
-    ``slots`` is how many calls run here at a time, and how many messages are taken; a call of a group waits until a
-    slot is free. ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
+    ``card.slots`` is how many calls run here at a time, and how many messages are taken; a call of a group waits until
+    a slot is free. Of a target with a quota, calls that wait for that take a slot too. So there are `WAITING_PLACES`
+    more, and as many again for the backlog, where the fleet bounds what runs as closely as this worker.
+    ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
 
     At a pause the consumer is cancelled at once, and its deliveries finish under it; it is closed after the last of
     them. A new consumer starts after the pause, and only when no more than ``slots`` calls are in flight, so that
@@ -55,13 +60,20 @@ class TargetConsumer:
     """
 
     def __init__(
-        self, target: WorkerTarget, context: WorkerContext, *, slots: int, report_pause: Callable[[float], None]
+        self, target: WorkerTarget, context: WorkerContext, card: TargetCard, report_pause: Callable[[float], None]
     ) -> None:
-        self._target, self._name, self._context, self._slots = target, target.name, context, slots
-        self._call_slots = CallSlots(slots)
+        self._target, self._name, self._context, self._slots = target, target.name, context, card.slots
+        self._has_places = card.quota is not None and card.slots == card.max_concurrency
+        #: How many messages of each of the two queues are taken.
+        self._places = card.slots + (WAITING_PLACES if self._has_places else 0)
+        self._call_slots = self._backlog_slots = CallSlots(self._places)
+        self._waits: SessionWaits | None = None
+        if card.quota is not None:
+            self._waits = SessionWaits(context.bus, target.name, lambda: self._call_slots.free)
         self.pause = PauseState(report_pause, context.timings)
         self._in_flight = 0
         self._consumer: Consumer | None = None
+        self._backlog_consumer: Consumer | None = None
         #: One for each copy of another worker's call that is held here: it takes no place of a message.
         self._further: set[Consumer] = set()
         self._opening: set[asyncio.Task[None]] = set()
@@ -72,7 +84,7 @@ class TargetConsumer:
     def is_open(self) -> bool:
         """Whether the queue is consumed, or deliberately not: during a pause, or with too many calls in flight."""
         if self._consumer is None:
-            return self.pause.remaining_seconds > 0 or self._in_flight > self._slots
+            return self.pause.remaining_seconds > 0 or self._in_flight > self._places
         return self._consumer.active
 
     def served_target(self, kind: str) -> ServedTarget:
@@ -102,7 +114,8 @@ class TargetConsumer:
             await asyncio.gather(self._pause_task, return_exceptions=True)
         for consumer in self._open_consumers():
             await consumer.cancel()
-        await self.return_waiting(self._call_slots.waiting_deliveries)
+        for slots in (self._call_slots, self._backlog_slots):
+            await return_calls(self._context, self._name, slots.take(slots.waiting_deliveries))
 
     def calls_for_others(self, free_slots: int) -> list[Delivery]:
         """Return the calls that this worker cannot start within a moment, as many as others have free slots for.
@@ -146,7 +159,7 @@ class TargetConsumer:
                 if self.pause.exceeds_hold_limit:
                     self._context.admission_client.return_calls(self._name)
                 await self.pause.changed.wait(self.pause.remaining_seconds)
-            elif self._consumer is None and self._in_flight <= self._slots:
+            elif self._consumer is None and self._in_flight <= self._places:
                 try:
                     await self._start_consumer()
                     log.warning("Target %s is no longer paused", self._name)
@@ -157,22 +170,27 @@ class TargetConsumer:
                 await self.pause.changed.wait()
 
     async def _start_consumer(self) -> None:
-        queue = target_queue(self._name)
         # Calls of the consumer before do not take this one's slots: a paused call must not keep others from running.
-        self._call_slots = CallSlots(self._slots)
+        self._call_slots = self._backlog_slots = CallSlots(self._places)
+        if self._has_places:
+            self._backlog_slots = CallSlots(self._places)
+        handler, bus = partial(self._handle, self._backlog_slots), self._context.bus
+        self._backlog_consumer = await bus.consume(backlog_queue(self._name), handler, prefetch=self._places)
         handler = partial(self._handle, self._call_slots)
-        self._consumer = await self._context.bus.consume(queue, handler, prefetch=self._slots)
+        self._consumer = await bus.consume(target_queue(self._name), handler, prefetch=self._places)
 
     def _retire_consumer(self) -> None:
         if self._consumer is None:
             return
         log.warning("Target %s is paused for %.0f s", self._name, self.pause.remaining_seconds)
-        consumers, self._consumer, self._further = self._open_consumers(), None, set()
+        consumers, self._consumer, self._backlog_consumer = self._open_consumers(), None, None
+        self._further = set()
         for consumer in consumers:
             self._retire(consumer)
 
     def _open_consumers(self) -> list[Consumer]:
-        return [*self._further, *([] if self._consumer is None else [self._consumer])]
+        own = self._consumer, self._backlog_consumer
+        return [*self._further, *(consumer for consumer in own if consumer is not None)]
 
     def _retire(self, consumer: Consumer) -> None:
         # `drain` cancels the consumer at once; its deliveries then end by themselves, within their deadlines.
@@ -182,6 +200,8 @@ class TargetConsumer:
 
     async def _handle(self, slots: CallSlots, delivery: Delivery) -> None:
         return_at = asyncio.get_running_loop().time() + self._context.held_seconds
+        if self._waits is not None and await self._move_beyond_share(self._waits, delivery):
+            return
         if delivery.type != INVOKE_GROUP_TYPE:
             await self._handle_call(slots, return_at, delivery)
             return
@@ -201,13 +221,15 @@ class TargetConsumer:
             await handle_each(partial(self._handle_call, slots, return_at), calls)
 
     async def _handle_call(self, slots: CallSlots, return_at: float, delivery: Delivery) -> None:
-        handler = DeliveryHandler(self._target, self._context, self.pause, delivery, return_at)
+        hold = MessageHold(delivery, return_at, self._waits)
+        handler = DeliveryHandler(self._target, self._context, self.pause, delivery, hold)
         if (delivery.redelivered or COPY_HEADER in delivery.headers) and not await self._join(slots, handler):
             return
         self._in_flight += 1
         try:
             decision = SlotDecision.GRANTED
             if not slots.try_acquire():
+                hold.begin_waiting()
                 decision = await slots.wait(delivery, self._remaining_seconds(delivery), return_at)
             if decision is SlotDecision.HELD_LONG_ENOUGH:
                 self._context.metrics.calls(self._name, GIVEN_BACK).inc()
@@ -223,9 +245,17 @@ class TargetConsumer:
                 if decision is SlotDecision.GRANTED:
                     slots.release()
         finally:
+            hold.end()
             self._in_flight -= 1
             if self._consumer is None:
                 self.pause.changed.notify_all()
+
+    async def _move_beyond_share(self, waits: SessionWaits, delivery: Delivery) -> bool:
+        """Move a message to the backlog if its session has its share waiting here; returns whether it was moved."""
+        if not may_be_moved(delivery) or waits.has_room(session_of(delivery)):
+            return False
+        self._context.metrics.calls(self._name, GIVEN_BACK).inc()
+        return await waits.move_to_backlog(delivery)
 
     async def _join(self, slots: CallSlots, handler: DeliveryHandler) -> bool:
         """Hold a message whose call runs here or in another worker, without a slot; returns whether it needs one.

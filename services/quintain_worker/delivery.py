@@ -38,6 +38,7 @@ from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.conversation import ignoring_unsupported
 from quintain_worker.providers.provider import CallHolder, Delta
 from quintain_worker.request import IncomingRequest, parse_request
+from quintain_worker.session_waits import MessageHold
 from quintain_worker.slots import GateVisit
 from quintain_worker.streaming import InterimAttempt, interim_messages
 from quintain_worker.target import GIVEN_BACK, OK, REPLAYED, PauseState, WorkerTarget
@@ -54,14 +55,14 @@ class _HeldLongEnough(Exception):
 class DeliveryHandler:
     """Processes one delivery, from its receipt to its acknowledgement.
 
-    A call that waits at ``return_at``, in the loop's seconds, returns to its queue.
+    A call that waits when ``hold`` ends returns to its queue.
     """
 
     def __init__(
-        self, target: WorkerTarget, context: WorkerContext, pause: PauseState, delivery: Delivery, return_at: float
+        self, target: WorkerTarget, context: WorkerContext, pause: PauseState, delivery: Delivery, hold: MessageHold
     ) -> None:
         self._target, self._context, self._pause = target, context, pause
-        self._delivery, self._return_at = delivery, return_at
+        self._delivery, self._hold, self._return_at = delivery, hold, hold.return_at
         self._request: IncomingRequest
         self._attempt_id = ""
         self._tries = CallTries()
@@ -88,11 +89,7 @@ class DeliveryHandler:
         request = self._request
         if request.published_at is not None:
             self._queued_ms = max(0, self._context.clock.now_ms() - request.published_at)
-        await in_span(
-            self._span_start,
-            self._process,
-            parent=delivery.headers.get(TRACEPARENT_HEADER),
-        )
+        await in_span(self._span_start, self._process, parent=delivery.headers.get(TRACEPARENT_HEADER))
 
     def _span_start(self) -> SpanStart:
         request, target = self._request, self._target.name
@@ -142,6 +139,7 @@ class DeliveryHandler:
         finally:
             context.gate.leave(visit)
             context.inflight.remove(call)
+            self._hold.end()
 
     async def join(self, on_held: Callable[[], object]) -> bool:
         """Hold the message as long as its call runs, here or elsewhere; returns whether it needs a slot.
@@ -231,15 +229,19 @@ class DeliveryHandler:
         return None
 
     async def _admit(self, visit: GateVisit, admit_span: Span | None) -> Admission | None:
-        gate, loop = self._context.gate, asyncio.get_running_loop()
+        context, loop = self._context, asyncio.get_running_loop()
         if self._ask_at:
             await self._wait_before_asking()
         if not visit.is_inside:
-            await gate.enter(visit, self._ends_at - loop.time())
-        admission = await self._request_admission(alone=visit.is_alone or None)
+            await context.gate.enter(visit, self._ends_at - loop.time())
+        on_held = partial(
+            self._hold.begin_waiting, partial(self._context.admission_client.return_call, self._attempt_id)
+        )
+        admission = await self._request_admission(alone=visit.is_alone or None, on_held=on_held)
         if admission is not None and admission.must_be_alone:
-            await gate.enter_alone(visit, self._ends_at - loop.time())
+            await context.gate.enter_alone(visit, self._ends_at - loop.time())
             admission = await self._request_admission(alone=True)
+        self._hold.end_waiting()
         if admit_span is not None:
             admit_span.set_attributes(admission_attributes(admission))
         return admission
@@ -328,9 +330,10 @@ class DeliveryHandler:
                 call.task = call.ends_at = None
 
     async def _requeue(self, call: InflightCall | None = None) -> None:
-        """Return the message to its queue."""
+        """Return the message to its queue, or to its target's backlog."""
         seconds = self._ends_at - asyncio.get_running_loop().time()
-        await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=seconds, call=call)
+        if not await self._hold.move_to_backlog(seconds, call or self._delivery):
+            await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=seconds, call=call)
 
     async def _return_to_queue(self, call: InflightCall, result: AttemptResult) -> None:
         """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""

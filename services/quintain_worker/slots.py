@@ -59,6 +59,11 @@ class CallSlots:
         self.released_count = 0
 
     @property
+    def free(self) -> int:
+        """How many slots nobody has."""
+        return self._free
+
+    @property
     def waiting_deliveries(self) -> list[Delivery]:
         """The calls that wait, in order of arrival."""
         return [waiting.delivery for waiting in self._waiting if not waiting.decision.done()]

@@ -109,7 +109,7 @@ class Worker:
             card.name: TargetConsumer(
                 self._targets[card.name],
                 self._context,
-                slots=card.slots,
+                card,
                 report_pause=partial(self._lease.report_pause, card.name),
             )
             for card in cards

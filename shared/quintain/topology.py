@@ -100,6 +100,8 @@ class Topology:
 
 UNROUTED = Exchange("quintain.unrouted", "fanout")
 INVOKE = Exchange("quintain.invoke", "topic", alternate=UNROUTED.name)
+#: Workers alone write to it.
+BACKLOG = Exchange("quintain.backlog", "direct")
 METADATA = Exchange("quintain.metadata", "direct")
 LEDGER = Exchange("quintain.ledger", "direct")
 #: Only metadata services write to it: probes, which say until when heartbeats were read, and what goes from one to
@@ -128,8 +130,17 @@ POISON_QUEUE = Queue("quintain.poison", "quorum", delivery_limit=1_000_000)
 
 def target_queue(target: str) -> Queue:
     """Return the queue of calls that wait for a worker of this target."""
+    return _calls_queue(f"quintain.target.{target}")
+
+
+def backlog_queue(target: str) -> Queue:
+    """Return the queue of what sessions published to a target beyond their share; no target's name has a slash."""
+    return _calls_queue(f"quintain.target.{target}/backlog")
+
+
+def _calls_queue(name: str) -> Queue:
     return Queue(
-        f"quintain.target.{target}",
+        name,
         "quorum",
         message_ttl_ms=DAY_MS,
         max_length=100_000,
@@ -139,9 +150,10 @@ def target_queue(target: str) -> Queue:
 
 
 def target_topology(target: str) -> Topology:
-    """Return the topology of a target: its queue, bound to the exchange of invoke requests."""
-    queue = target_queue(target)
-    return Topology((UNROUTED, INVOKE, DEAD), (queue,), (Binding(INVOKE, queue, target),))
+    """Return the topology of a target: its queue, bound to the exchange of invoke requests, and its backlog."""
+    queue, backlog = target_queue(target), backlog_queue(target)
+    bindings = Binding(INVOKE, queue, target), Binding(BACKLOG, backlog, target)
+    return Topology((UNROUTED, INVOKE, BACKLOG, DEAD), (queue, backlog), bindings)
 
 
 def admit_topology(random: str) -> Topology:
@@ -219,7 +231,7 @@ OPERATION_KEYS = (
 
 #: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
-    (UNROUTED, INVOKE, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY, EVENTS),
+    (UNROUTED, INVOKE, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY, EVENTS),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, HEARTBEAT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),

@@ -190,8 +190,9 @@ async def test_a_user_of_ones_own_reaches_only_its_own(
     assert may_read("evaluator-bob", "quintain.reply.evaluator-bob.x")
     assert not may_read("evaluator-bob", "quintain.reply.evaluator-alice.x")
     assert not users.is_allowed("evaluator-bob", "queue_delete", "quintain.reply.evaluator-alice.x")
-    assert may_read("worker-echo", "quintain.target.echo")
-    assert not may_read("worker-echo", "quintain.target.paid")
+    for queue in ("", "/backlog"):
+        assert may_read("worker-echo", f"quintain.target.echo{queue}")
+        assert not may_read("worker-echo", f"quintain.target.paid{queue}")
     assert may_read("host-desk", "quintain.host.desk")
     assert not may_read("host-desk", "quintain.host.other")
     assert not users.is_allowed("host-desk", "queue_delete", "quintain.host.other")

@@ -10,7 +10,7 @@ import pika
 import pytest
 
 from quintain.bus.connect import connect_bus
-from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_queue, target_topology
+from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_topology
 from support.broker_users import USERS, apply_policies, broker_users, declarable
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -29,7 +29,7 @@ async def test_every_shared_queue_has_a_limit_in_bytes(
         await bus.declare(METADATA_TOPOLOGY + target_topology("echo"))
         apply_policies(broker_admin, users.vhost)
         limits = _effective_policies(broker_admin, users.vhost)
-        queues = {queue.name for queue in (*METADATA_TOPOLOGY.queues, target_queue("echo"))}
+        queues = {queue.name for queue in (*METADATA_TOPOLOGY.queues, *target_topology("echo").queues)}
         assert limits.keys() == queues
         for name, policy in limits.items():
             assert 16 * MIB < policy["max-length-bytes"] <= 2048 * MIB, name

@@ -62,6 +62,7 @@ targets:
 WRITERS = {
     "": set(),
     "quintain.invoke": {"metadata", "worker", "gateway", "evaluator", "operator"},
+    "quintain.backlog": {"worker"},
     "quintain.unrouted": {"metadata"},
     "quintain.metadata": {"metadata", "gateway", "evaluator", "operator", "worker", "controller"},
     "quintain.ledger": {"worker"},
@@ -87,6 +88,7 @@ READERS = {
     "quintain.ledger.settle": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
     "quintain.target.echo": {"metadata", "worker"},
+    "quintain.target.echo/backlog": {"metadata", "worker"},
     "quintain.host.desk": {"host"},
     "quintain.lease.x": {"host"},
     "quintain.cancel.x": {"worker"},
@@ -101,6 +103,7 @@ OWNERS = {
     **{queue: {"metadata"} for queue in READERS if queue.startswith(("quintain.metadata", "quintain.ledger"))},
     **{exchange: {"metadata"} for exchange in WRITERS if exchange and "poison" not in exchange},
     "quintain.target.echo": {"metadata"},
+    "quintain.target.echo/backlog": {"metadata"},
 }
 
 

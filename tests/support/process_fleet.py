@@ -17,7 +17,7 @@ from pathlib import Path
 import pika
 
 from quintain.contracts.session import SessionOpened
-from quintain.topology import METADATA_TOPOLOGY, target_queue
+from quintain.topology import METADATA_TOPOLOGY, target_topology
 from support.command_line import CommandLine, command_line, command_server, run_command
 from support.crashing_bus import CRASH_VARIABLE, CrashPoint
 
@@ -66,6 +66,10 @@ class Process:
             )
             assert time.monotonic() < ends, f"{self.args} did not say {phrase!r} in {seconds} s:\n{self.read_output()}"
             time.sleep(0.05)
+
+    def wait(self, *, seconds: float) -> int:
+        """Wait until it has ended by itself; its exit code."""
+        return self._process.wait(seconds)
 
     def kill(self) -> None:
         """SIGKILL: no last word."""
@@ -183,6 +187,6 @@ def delete_protocol_queues(broker_url: str, targets: Sequence[str]) -> None:
     """Delete the protocol's queues: their names are constants, so one broker serves one fleet at a time."""
     connection = pika.BlockingConnection(pika.URLParameters(broker_url))
     channel = connection.channel()
-    for queue in (*METADATA_TOPOLOGY.queues, *(target_queue(name) for name in targets)):
+    for queue in (*METADATA_TOPOLOGY.queues, *(queue for name in targets for queue in target_topology(name).queues)):
         channel.queue_delete(queue.name)
     connection.close()

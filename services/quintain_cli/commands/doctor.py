@@ -18,7 +18,7 @@ from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.fleet.fleet_figures import FleetFigures
 from quintain.settings import Settings, environment, read_settings, secret_file_paths, without_password
-from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_queue
+from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_topology
 from quintain_cli.broker_checks import (
     _CONSUMER_TIMEOUT_NOTE,
     CheckVerdict,
@@ -114,7 +114,8 @@ async def run_checks(
     """
     ledger, targets = await _ledger_checks(settings, timeout_seconds)
     # Alarms first: under one of them nothing that sends a message ends.
-    queues = [queue.name for queue in METADATA_TOPOLOGY.queues] + [target_queue(name).name for name in targets]
+    of_targets = [queue for name in targets for queue in target_topology(name).queues]
+    queues = [queue.name for queue in (*METADATA_TOPOLOGY.queues, *of_targets)]
     told = [_MANAGEMENT_NOTE]
     if management is not None:
         told = await asyncio.to_thread(lambda: list(management_checks(management, queues)))
@@ -153,7 +154,7 @@ async def _broker_checks(
     """Check the broker, its declarations and the services behind it. Raises `BusError` if it cannot be reached."""
     checks = [DoctorCheck(what="broker", verdict="ok", says=without_password(url))]
     declarations: list[Exchange | Queue] = [*METADATA_TOPOLOGY.exchanges, *METADATA_TOPOLOGY.queues]
-    declarations += [target_queue(name) for name in targets]
+    declarations += [queue for name in targets for queue in target_topology(name).queues]
     found: list[DoctorCheck] = []
     async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
         checks += [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE]

@@ -11,7 +11,7 @@ import typer.main
 import yaml
 
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS
-from quintain.topology import target_queue
+from quintain.topology import target_topology
 from quintain_cli.__main__ import app
 from support.kubernetes_manifests import (
     BROKER_PODS,
@@ -261,12 +261,14 @@ def test_the_broker_holds_a_delivery_for_as_long_as_workers_are_told() -> None:
     assert int(options["consumer_timeout"]) == 1000 * CONSUMER_TIMEOUT_SECONDS
 
 
-def test_each_target_of_the_configuration_is_scaled_by_its_own_queue() -> None:
+def test_each_target_of_the_configuration_is_scaled_by_its_own_queues() -> None:
     written = yaml.safe_load((EXAMPLE / "quintain.yaml").read_text())["targets"]
     (scaled,) = objects_of_kind("ScaledObject")
     triggers = [each["metadata"] for each in scaled["spec"]["triggers"]]
-    assert [each["queueName"] for each in triggers] == [target_queue(name).name for name in written]
-    for each in triggers:
+    for each, name in zip(triggers, written, strict=True):
+        assert each["useRegex"] == "true"
+        assert all(re.fullmatch(each["queueName"], queue.name) for queue in target_topology(name).queues)
+        assert not any(re.fullmatch(each["queueName"], f"quintain.target.{name}{more}") for more in ("2", ".b"))
         # The management API alone tells what is unacknowledged, and only where it is not left out.
         assert (each["protocol"], each["mode"], each["excludeUnacknowledged"]) == ("http", "QueueLength", "false")
         assert float(each["value"]) > 0

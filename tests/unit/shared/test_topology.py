@@ -10,6 +10,7 @@ from quintain.topology import (
     METADATA_TOPOLOGY,
     POISON_TOPOLOGY,
     Topology,
+    backlog_queue,
     reply_topology,
     target_queue,
     target_topology,
@@ -48,15 +49,16 @@ def test_an_alternate_exchange_is_declared_before_what_names_it() -> None:
 
 def test_together_means_everything_once() -> None:
     both = target_topology("a") + target_topology("b") + target_topology("a")
-    assert [queue.name for queue in both.queues] == ["quintain.target.a", "quintain.target.b"]
+    names = [queue.name for queue in both.queues]
+    assert names == [f"quintain.target.{name}" for name in ("a", "a/backlog", "b", "b/backlog")]
     assert len(both.exchanges) == len(target_topology("a").exchanges)
-    assert len(both.bindings) == 2
+    assert len(both.bindings) == 4
     assert Topology() + both == both
 
 
 def test_without_a_queue_is_without_what_was_bound_to_it_and_its_exchanges_stay() -> None:
     both = target_topology("a") + target_topology("b")
-    left = both.without(target_queue("b"))
+    left = both.without(target_queue("b")).without(backlog_queue("b"))
     assert left.queues == target_topology("a").queues
     assert left.bindings == target_topology("a").bindings
     assert left.exchanges == both.exchanges

@@ -17,7 +17,7 @@ from quintain_worker.attempt import AttemptResult, CallTries
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
-from support.running_worker import GatedProvider, has_unacknowledged, next_fault, next_result, running_worker
+from support.running_worker import GatedProvider, next_fault, next_result, running_worker
 
 QUOTA = QuotaCard(id="team", name="team", terms=QuotaTerms())
 
@@ -146,11 +146,11 @@ async def waiting_admit(ledger: FakeLedgerService) -> Admit:
 async def test_a_call_that_waited_until_its_deadline_ends_as_throttled_unless_it_may_have_been_billed(
     ledger: FakeLedgerService, evaluator: FakeEvaluator, charged: bool
 ) -> None:
-    async with running_worker(ledger, FailingProvider(throttled()), max_concurrency=1, quota=QUOTA):
+    async with running_worker(ledger, FailingProvider(throttled()), max_concurrency=1, quota=QUOTA) as (worker, _):
         hold_later_attempts(ledger)
         await evaluator.send_request()
         second = await waiting_admit(ledger)
-        assert (has_unacknowledged(ledger.memory), evaluator.replies.empty()) == (True, True)
+        assert (worker.card().in_flight, evaluator.replies.empty()) == (1, True)
         expired = FaultReply.from_fault(Expired("The deadline passed", charged=charged))
         await ledger.answer_last_admit(Admission(attempt_id=second.attempt_id, fault=expired))
         fault = await next_fault(evaluator)

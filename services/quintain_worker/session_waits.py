@@ -1,0 +1,152 @@
+"""How many calls of each session wait in this worker for one target's quota, and which of them go to its backlog.
+
+A target's queue is served in order. So that no session's calls keep those of others behind them, a session may have as
+many calls waiting here as there are free places: one alone takes half of all, and those of others find room. What is
+beyond that goes to the end of the target's backlog, once: what comes from there stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from quintain.bus.base import Bus, Delivery
+from quintain.contracts.credentials import public_id
+from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
+from quintain.contracts.headers import TOKEN_HEADER
+from quintain.errors import BusError
+from quintain.topology import BACKLOG
+from quintain_worker.inflight import InflightCall, copied_attempt, copy_of
+
+log = logging.getLogger(__name__)
+
+#: How many more calls a worker takes than it may run, of a target that waits for a quota.
+WAITING_PLACES = 128
+
+#: So many calls of a session may wait although no place is free.
+MIN_WAITING = 4
+
+
+#: How long nothing is moved once the backlog took no call, in seconds.
+BACKLOG_RETRY_SECONDS = 10.0
+
+
+class SessionWaits:
+    """The calls that wait for one target's quota, by session. ``free_places`` returns how many more would find room."""
+
+    def __init__(self, bus: Bus, target: str, free_places: Callable[[], int]) -> None:
+        self._bus, self._target, self._free_places = bus, target, free_places
+        self._waiting: Counter[str] = Counter()
+        #: How many calls are on their way to the backlog: their places are as good as free.
+        self._leaving = 0
+        #: Until then, on the loop's clock, nothing is moved.
+        self._stays_until = -math.inf
+
+    def has_room(self, session: str) -> bool:
+        """Whether a further call of this session may wait here."""
+        is_among_few = self._waiting[session] < max(MIN_WAITING, self._free_places() + self._leaving)
+        return is_among_few or asyncio.get_running_loop().time() < self._stays_until
+
+    def begin(self, session: str) -> None:
+        """Count a call that begins to wait."""
+        self._waiting[session] += 1
+
+    def end(self, session: str) -> None:
+        """Count out a call that waits no more."""
+        self._waiting[session] -= 1
+        if not self._waiting[session]:
+            del self._waiting[session]
+
+    def leave(self) -> None:
+        """Count a call that is moved to the backlog, until `left`."""
+        self._leaving += 1
+
+    def left(self) -> None:
+        """Count out a call that was moved."""
+        self._leaving -= 1
+
+    async def move_to_backlog(
+        self,
+        delivery: Delivery,
+        remaining_seconds: float | None = None,
+        holder: Delivery | InflightCall | None = None,
+    ) -> bool:
+        """Put a message, which may be a group, at the end of the target's backlog, and acknowledge it at its holder.
+
+        Returns False where the backlog does not take it: then it is not settled, and for a while all stay here.
+        """
+        copy = copy_of(delivery, remaining_seconds)
+        if delivery.type == INVOKE_GROUP_TYPE:
+            copy = dataclasses.replace(copy, content_type=GROUP_CONTENT_TYPE)
+        try:
+            await self._bus.publish(BACKLOG, self._target, copy)
+        except BusError as error:
+            log.warning("A call could not be moved to the backlog of %s: %s", self._target, error.message)
+            self._stays_until = asyncio.get_running_loop().time() + BACKLOG_RETRY_SECONDS
+            return False
+        await (holder or delivery).ack()
+        return True
+
+
+class MessageHold:
+    """How a message is held: until ``return_at`` of the loop's clock, and as one of so many of its session that wait.
+
+    ``waits`` is None where nothing waits for a quota.
+    """
+
+    def __init__(self, delivery: Delivery, return_at: float, waits: SessionWaits | None) -> None:
+        self.return_at = return_at
+        self._delivery, self._waits = delivery, waits
+        self._is_waiting = self._is_beyond_share = False
+        #: Whether nobody has begun with the call, so that it may be moved.
+        self._is_new = waits is not None and may_be_moved(delivery)
+
+    def begin_waiting(self, give_back: Callable[[], object] | None = None) -> None:
+        """Count the call among those that wait; where its session has its share, ``give_back`` is called instead."""
+        waits = self._waits
+        if waits is None or self._is_waiting or self._is_beyond_share:
+            return
+        session = session_of(self._delivery)
+        if give_back is not None and self._is_new and not waits.has_room(session):
+            self._is_beyond_share = True
+            waits.leave()
+            give_back()
+        else:
+            self._is_waiting = True
+            waits.begin(session)
+
+    async def move_to_backlog(self, remaining_seconds: float, holder: Delivery | InflightCall) -> bool:
+        """Move the call if it is beyond its session's share, and acknowledge it; returns whether it was moved."""
+        if self._waits is None or not self._is_beyond_share:
+            return False
+        return await self._waits.move_to_backlog(self._delivery, remaining_seconds, holder)
+
+    def end_waiting(self) -> None:
+        """Count out the call, if it waits: it was decided."""
+        if self._waits is not None:
+            self._is_new = False
+            if self._is_waiting:
+                self._is_waiting = False
+                self._waits.end(session_of(self._delivery))
+
+    def end(self) -> None:
+        """Count out the call, whether it waits or was moved."""
+        self.end_waiting()
+        if self._waits is not None and self._is_beyond_share:
+            self._is_beyond_share = False
+            self._waits.left()
+
+
+def may_be_moved(delivery: Delivery) -> bool:
+    """Whether a message may go to the backlog: it is not from there, and nobody has begun with its calls."""
+    return delivery.exchange != BACKLOG.name and not delivery.redelivered and copied_attempt(delivery) is None
+
+
+def session_of(delivery: Delivery) -> str:
+    """Return the session that a call, or a group, says it is of: nothing is proven yet."""
+    token = str(delivery.headers.get(TOKEN_HEADER, ""))
+    return public_id(token) or token
