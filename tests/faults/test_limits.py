@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.command_line import CommandLine, command_line
-from support.limited_provider import ProviderSettings
+from support.limited_provider import LimitedProvider, ProviderSettings
 from support.limited_run import ANSWER, LimitFigures, limited_provider, run_limited, write_limited_evaluation
+from support.process_fleet import ProcessFleet, process_fleet
+from support.shared_key import (
+    CONFIG,
+    LIMIT,
+    SERVICE_SECONDS,
+    Shares,
+    Waits,
+    call_many,
+    measure_waits,
+    open_session,
+    publish_plainly,
+    start_run,
+)
 
 pytestmark = [pytest.mark.very_long, pytest.mark.timeout(900)]
 
 CASES = 100
+
+#: How many calls one session has beside another one's twenty; the weights of four runs.
+MANY, WEIGHTS = 5_000, (10, 20, 30, 40)
 
 SIXTY = ProviderSettings(kind="bucket", per_minute=60, answer=ANSWER)
 
@@ -32,7 +49,7 @@ SCENES = {
 #: How long the provider is down, and when that begins, in seconds.
 DOWN_SECONDS, DOWN_AFTER = 120, 10
 
-Record = Callable[[str, LimitFigures], None]
+Record = Callable[[str, LimitFigures | Waits | Shares], None]
 
 
 @pytest.fixture
@@ -89,3 +106,50 @@ async def test_an_outage_of_two_minutes_is_outlived(shell: CommandLine, record: 
         await breaking
     record("down for two minutes", figures)
     assert_all_answered(figures, 2 * CASES)
+
+
+@contextlib.asynccontextmanager
+async def fleet_on_one_key(
+    broker_url: str, settings: ProviderSettings
+) -> AsyncIterator[tuple[ProcessFleet, LimitedProvider]]:
+    """A metadata service and a worker behind a broker, and the provider of their one target."""
+    async with limited_provider(settings) as (provider, url):
+        with process_fleet(broker_url, CONFIG.format(url=url), targets=["small"]) as fleet:
+            fleet.extra_env["KEY"] = "k"
+            await asyncio.to_thread(fleet.start_services, "metadata", "worker")
+            yield fleet, provider
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["the SDK", "a plain client"])
+async def test_twenty_calls_beside_five_thousand_wait_two_seconds(
+    broker_url: str, is_plain: bool, record: Record
+) -> None:
+    settings = ProviderSettings(kind="none", in_flight=LIMIT, seconds=SERVICE_SECONDS)
+    async with fleet_on_one_key(broker_url, settings) as (fleet, _):
+        large, few = await asyncio.gather(*(asyncio.to_thread(open_session, fleet, calls) for calls in (MANY, 100)))
+        publishing: Coroutine[object, object, None] = call_many(broker_url, large.token, MANY, in_flight=256)
+        if is_plain:
+            publishing.close()
+            publishing = asyncio.to_thread(publish_plainly, broker_url, large.token, MANY)
+        task = asyncio.get_running_loop().create_task(publishing)
+        # The limit is found in the first seconds, and the calls of the plain client are moved to the backlog.
+        for name, pause in (("at once", 2), ("later", 15), ("later still", 10)):
+            await asyncio.sleep(pause)
+            waits = await measure_waits(broker_url, few.token, 20)
+            record(f"beside {MANY:,} by {'a plain client' if is_plain else 'the SDK'}, {name}", waits)
+        task.cancel()
+        await asyncio.wait([task])
+    assert waits.p95 <= 2
+
+
+async def test_four_runs_share_a_key_by_their_weights(broker_url: str, record: Record) -> None:
+    async with fleet_on_one_key(broker_url, replace(SIXTY, per_minute=600, burst=10)) as (fleet, provider):
+        runs = [await asyncio.to_thread(start_run, fleet, f"run{weight}", 2 * CASES, weight) for weight in WEIGHTS]
+        for run in runs:
+            code = await asyncio.to_thread(run.wait, seconds=300)
+            assert code == 0, run.read_output()
+    shares = Shares.of(provider.answered_words, {f"run{weight}": weight for weight in WEIGHTS}, per_minute=600)
+    record("four runs", shares)
+    assert shares.answered == 4 * 2 * CASES
+    assert shares.part_of_the_time <= 1.15
+    assert shares.worst <= 0.1

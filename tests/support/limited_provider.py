@@ -138,6 +138,8 @@ class LimitedProvider:
 
     settings: ProviderSettings
     answered: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: When each question was answered, and its first word.
+    answered_words: list[tuple[float, str]] = field(default_factory=list)
     #: How many requests it works on, summed over time and kept by second.
     in_flight: int = 0
     busy: Counter[int] = field(default_factory=Counter)
@@ -189,6 +191,8 @@ class LimitedProvider:
             await asyncio.sleep(settings.seconds)
         finally:
             self.in_flight -= 1
+        question = str(body["messages"][-1]["content"])
+        self.answered_words.append((time.monotonic(), question.split(maxsplit=1)[0]))
         answer = {
             "id": "chatcmpl-1",
             "object": "chat.completion",
