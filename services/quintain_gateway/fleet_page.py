@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import time
@@ -347,7 +346,7 @@ class FleetAccess:
         return watch.figures()
 
     async def _verify(self, token: str) -> None:
-        async with _started_client(self._bus) as rpc_client:
+        async with RpcClient(self._bus) as rpc_client:
             await Admin(AmqpTransport(rpc_client, token)).fleet()
 
     async def _start_watch(self) -> FleetWatch:
@@ -365,7 +364,7 @@ class FleetAccess:
         """Watch the fleet until nobody looks any more."""
         try:
             # A client of its own: what it waits for does not count as a call of the gateway.
-            async with _started_client(self._bus) as rpc_client:
+            async with RpcClient(self._bus) as rpc_client:
                 watch = FleetWatch(self._bus, rpc_client, Admin(AmqpTransport(rpc_client, token)))
                 async with watch.running():
                     self._watch = watch
@@ -384,14 +383,3 @@ class FleetAccess:
             if left_seconds <= 0:
                 return
             await asyncio.sleep(left_seconds)
-
-
-@asynccontextmanager
-async def _started_client(bus: Bus) -> AsyncIterator[RpcClient]:
-    rpc_client = RpcClient(bus)
-    await rpc_client.start()
-    try:
-        yield rpc_client
-    finally:
-        with contextlib.suppress(BusError):
-            await rpc_client.close()

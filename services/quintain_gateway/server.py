@@ -62,8 +62,7 @@ async def run_gateway(
         return identity.card(in_flight=rpc_client.in_flight, broker_reconnects=bus.reconnects)
 
     metrics.set_service_card(card)
-    await rpc_client.start()
-    try:
+    async with rpc_client:
         fleet_gateway = FleetGateway(rpc_client, Clock(), limits, metrics)
         try:
             access = FleetAccess(bus)
@@ -78,8 +77,6 @@ async def run_gateway(
                 yield url
         finally:
             await fleet_gateway.close()
-    finally:
-        await rpc_client.close()
 
 
 @contextlib.asynccontextmanager

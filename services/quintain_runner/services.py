@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.bus.base import Bus
-from quintain.bus.connect import connect_bus
+from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect_admin
 from quintain.config.fingerprint import target_fingerprints
@@ -35,21 +35,6 @@ from quintain_worker.worker import Worker
 
 #: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
-
-
-@contextlib.asynccontextmanager
-async def open_bus(
-    url: str, name: str, memory: MemoryBroker | None, *, timeout_seconds: float = 30.0
-) -> AsyncIterator[Bus]:
-    """Connect to the broker at this URL. ``memory`` is the broker for ``memory://``; ``name`` names the connection.
-
-    Raises `BrokerUnavailable` after ``timeout_seconds``, or `BrokerRefused`.
-    """
-    bus = await connect_bus(url, name, memory=memory, timeout_seconds=timeout_seconds)
-    try:
-        yield bus
-    finally:
-        await bus.close()
 
 
 @contextlib.asynccontextmanager

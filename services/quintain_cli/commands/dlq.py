@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from quintain.bus.connect import open_bus
 from quintain.client.client import connect
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.dlq import PoisonMessage, PoisonMessageList, PoisonQueue
@@ -32,7 +33,6 @@ from quintain_cli.console import (
     stderr_console,
     stdout_console,
 )
-from quintain_runner import services
 
 PoisonIdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The message's id, as `quintain dlq list` shows it.")
@@ -122,7 +122,7 @@ async def drop_by_id(ids: list[str] | None) -> set[str]:
 async def open_poison_queue() -> AsyncIterator[PoisonQueue]:
     """Open the queue of kept messages at the environment's broker. Raises `ConfigError` or `BusError`."""
     url = read_settings(environment()).require_broker_url()
-    async with services.open_bus(url, "dlq", None, timeout_seconds=CONNECT_TIMEOUT_SECONDS) as bus:
+    async with open_bus(url, "dlq", timeout_seconds=CONNECT_TIMEOUT_SECONDS) as bus:
         yield PoisonQueue(bus)
 
 

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from quintain.bus.base import Bus
+from quintain.bus.connect import open_bus
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.fleet.fleet_figures import LEASED_PROVIDER, FleetFigures, TargetFigures
@@ -34,7 +35,6 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.running_fleet import fleet_broker_url
-from quintain_runner import services
 
 #: How often the terminal is drawn again, in seconds.
 REDRAW_SECONDS = 0.5
@@ -91,7 +91,7 @@ async def _show_until_stopped(settings: Settings, timeout_seconds: float) -> Non
     console, url, token = stdout_console(), fleet_broker_url(settings), settings.admin_token
     async with (
         handle_stop_signals() as stop,
-        services.open_bus(url, "status", None, timeout_seconds=timeout_seconds) as bus,
+        open_bus(url, "status", timeout_seconds=timeout_seconds) as bus,
         watch_fleet(bus, token, wait_seconds=SILENT_SECONDS, timeout_seconds=timeout_seconds) as watch,
     ):
         stopped = asyncio.create_task(stop.wait())
@@ -153,16 +153,12 @@ async def watch_fleet(
     bus: Bus, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
 ) -> AsyncIterator[FleetWatch]:
     """Watch the fleet behind this bus; the ledger is read if ``admin_token`` is given, with ``timeout_seconds``."""
-    rpc_client = RpcClient(bus)
-    await rpc_client.start()
-    try:
+    async with RpcClient(bus) as rpc_client:
         admin = None
         if admin_token is not None:
             admin = Admin(AmqpTransport(rpc_client, admin_token), timeout_seconds=timeout_seconds)
         async with FleetWatch(bus, rpc_client, admin, answer_seconds=wait_seconds).running() as watch:
             yield watch
-    finally:
-        await rpc_client.close()
 
 
 async def look_at_fleet(
@@ -193,7 +189,7 @@ async def look_at_fleet_at(
     url: str, purpose: str, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
 ) -> FleetFigures:
     """Return the figures of the fleet behind the broker at this URL, see `look_at_fleet`. Raises `BusError`."""
-    async with services.open_bus(url, purpose, None, timeout_seconds=timeout_seconds) as bus:
+    async with open_bus(url, purpose, timeout_seconds=timeout_seconds) as bus:
         return await look_at_fleet(bus, admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds)
 
 

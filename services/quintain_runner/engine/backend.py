@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
@@ -19,7 +20,6 @@ from quintain.rpc.requests import RpcClient
 from quintain.settings import MEMORY_URL, Settings, without_password
 from quintain_gateway.server import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
-from quintain_runner import services
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.services import FleetPlan, run_fleet
 
@@ -105,14 +105,10 @@ async def _connect_bus_backend(settings: Settings, plan: FleetPlan | None) -> As
             embedded = await stack.enter_async_context(run_fleet(plan))
             memory, url, admin_token = embedded.memory, embedded.broker_url, embedded.admin_token
             gateway_url = embedded.gateway_url
-        bus = await stack.enter_async_context(
-            services.open_bus(url, "run", memory, timeout_seconds=BROKER_TIMEOUT_SECONDS)
-        )
+        bus = await stack.enter_async_context(open_bus(url, "run", memory, timeout_seconds=BROKER_TIMEOUT_SECONDS))
         if gateway_url is None:
             gateway_url = await stack.enter_async_context(run_gateway(bus, BindAddress(), GatewayLimits()))
-        rpc_client = RpcClient(bus)
-        await rpc_client.start()
-        stack.push_async_callback(rpc_client.close)
+        rpc_client = await stack.enter_async_context(RpcClient(bus))
         yield Backend(
             location=f"the fleet at {without_password(url)}" if plan is None else "in this process",
             gateway_url=gateway_url,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus
 from quintain.bus.memory import MemoryBroker
 from quintain.bus.rabbit import RabbitBus
@@ -33,3 +36,18 @@ async def connect_bus(
         await bus.start(timeout_seconds)
         return bus
     raise ConfigError(f"QUINTAIN_BROKER_URL is {url.partition(':')[0]!r}: use amqp://, amqps:// or memory://")
+
+
+@contextlib.asynccontextmanager
+async def open_bus(
+    url: str, name: str, memory: MemoryBroker | None = None, *, timeout_seconds: float = 30.0
+) -> AsyncIterator[Bus]:
+    """Connect to the broker at this URL. ``memory`` is the broker for ``memory://``; ``name`` names the connection.
+
+    Raises `BrokerUnavailable` after ``timeout_seconds``, or `BrokerRefused`.
+    """
+    bus = await connect_bus(url, name, memory=memory, timeout_seconds=timeout_seconds)
+    try:
+        yield bus
+    finally:
+        await bus.close()

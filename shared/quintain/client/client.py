@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from pydantic import ValidationError
 
-from quintain.bus.base import Bus
-from quintain.bus.connect import connect_bus
+from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
@@ -369,20 +368,8 @@ async def _open_transport(
         async with http.open_http_transport(url, token, traceparent=traceparent) as transport:
             yield transport
     else:
-        async with connect_rpc(url, memory=memory, timeout_seconds=timeout_seconds) as rpc_client:
+        async with (
+            open_bus(url, "client", memory, timeout_seconds=timeout_seconds) as bus,
+            RpcClient(bus) as rpc_client,
+        ):
             yield AmqpTransport(rpc_client, token)
-
-
-@contextlib.asynccontextmanager
-async def connect_rpc(
-    url: str, *, memory: MemoryBroker | None = None, timeout_seconds: float = 30.0
-) -> AsyncIterator[RpcClient]:
-    """Open an RPC client on a connection of its own; both are closed at the end."""
-    bus: Bus = await connect_bus(url, memory=memory, timeout_seconds=timeout_seconds)
-    rpc_client = RpcClient(bus)
-    try:
-        await rpc_client.start()
-        yield rpc_client
-    finally:
-        await rpc_client.close()
-        await bus.close()

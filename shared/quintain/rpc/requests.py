@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE, GroupItem, encode_item
@@ -71,6 +71,15 @@ class RpcClient:
             task.cancel()
         await asyncio.gather(*self._resend_tasks, return_exceptions=True)
         await self._reply_queue.close()
+
+    async def __aenter__(self) -> Self:
+        """Start, and return this client."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
 
     @property
     def in_flight(self) -> int:
