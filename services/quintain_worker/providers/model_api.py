@@ -115,7 +115,7 @@ class ModelProvider(ApiProvider):
             raise self._failures.of_error(TIMED_OUT) from None
         except ReplyTooLarge as fault:
             raise ProviderFailure(fault, Billing.BILLED) from None
-        except (ValueError, TypeError, AttributeError, LookupError):
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             # An answer of another shape than its API's. Not chained: its text is the model's.
             raise self._failures.of_error(UNREADABLE) from None
 

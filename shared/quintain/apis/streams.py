@@ -56,15 +56,20 @@ def _data_of(block: bytes) -> str | None:
 
 
 def parse_json(text: str | bytes) -> object:
-    """Parse the JSON of a provider. Raises `ValueError`, also for numbers that JSON does not have."""
+    """Parse the JSON of a provider.
+
+    Raises `ValueError`, also for numbers that JSON does not have, and for deeper nesting than a reply may have.
+    """
     try:
         return from_json(text, allow_inf_nan=False)
-    except ValueError:
+    except ValueError as error:
+        if "recursion limit" in str(error):
+            raise
         return _parse_slowly(text)
 
 
 def _parse_slowly(text: str | bytes) -> object:
-    """Parse what only Python reads: half of a surrogate pair, other encodings, deep nesting."""
+    """Parse what only Python reads: half of a surrogate pair, other encodings."""
     try:
         return _DECODER.decode(
             text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -90,6 +91,25 @@ async def test_an_answer_that_is_none_is_in_doubt_and_not_quoted(
     assert isinstance(failed.fault, ProviderFailed)
     assert (failed.billing, failed.fault.charged) == (Billing.UNKNOWN, True)
     assert "Fi" not in failed.fault.message
+
+
+@wires
+@ways
+@pytest.mark.parametrize("inner", ["1", '"\\ud800"'], ids=["plain", "half a character"])
+async def test_an_answer_that_is_nested_too_deeply_is_in_doubt(
+    server: ModelServer, wire: Wire, is_streamed: bool, inner: str
+) -> None:
+    deep = '{"a":' * 900 + inner + "}" * 900
+    content = {"content": "Fine.", "own": "DEEP"}
+    whole = {"choices": [{"message": content}], "output": [content], "content": [content]}
+    if is_streamed:
+        first = {"type": "message_start", "message": content, "response": content, "choices": [{"delta": content}]}
+        text = json.dumps(first).replace('"DEEP"', deep)
+        server.set_responses(StreamedResponse(events=[f"data: {text}\n\n".encode()]))
+    else:
+        server.set_responses(ScriptedResponse(body=json.dumps(whole).replace('"DEEP"', deep).encode()))
+    failed = await failure_of(wire.provider(server.url), REQUESTS[wire.name], is_streamed=is_streamed)
+    assert (failed.billing, failed.fault.charged) == (Billing.UNKNOWN, True)
 
 
 @wires
