@@ -42,12 +42,14 @@ def rate_scene(
     terms: QuotaTerms | None = None,
     per_minute: float = 60,
     targets: tuple[str, ...] = ("model",),
-    seed: int = 1,
+    service_seconds: float = 0.5,
 ) -> list[Aim]:
     """Ten minutes of calls on one key with this limit."""
     calls = int(10 * per_minute)
-    scene = Scene([SessionLoad("run", calls, targets=targets)], limiter, terms or QuotaTerms(), service_seconds=0.5)
-    seen = Fleet(scene, seed).run()
+    scene = Scene(
+        [SessionLoad("run", calls, targets=targets)], limiter, terms or QuotaTerms(), service_seconds=service_seconds
+    )
+    seen = Fleet(scene).run()
     end = seen.taken[-1]
     taken, refused = sum(at >= 60 for at in seen.taken), seen.count(TryOutcome.THROTTLED, 60, end)
     is_named = terms is not None or getattr(limiter, "words", "") == EXACT
@@ -162,6 +164,12 @@ SCENES: dict[str, Callable[[str], list[Aim]]] = {
     "60 a minute, configured": lambda name: rate_scene(name, TokenBucket(60, 60), QuotaTerms(requests_per_minute=60)),
     "two targets on one key": lambda name: rate_scene(name, TokenBucket(60, 60), targets=("model", "judge")),
     "a bucket that 429s drain": lambda name: rate_scene(name, TokenBucket(60, 60, is_drained_by_refusals=True)),
+    "a bucket that stores nothing": lambda name: rate_scene(name, TokenBucket(60, 1)),
+    "a bucket that stores nothing, calls of 8 s": lambda name: rate_scene(name, TokenBucket(60, 1), service_seconds=8),
+    "a bucket of 5 that 429s drain": lambda name: rate_scene(name, TokenBucket(60, 5, is_drained_by_refusals=True)),
+    "three targets, a bucket of 10": lambda name: rate_scene(name, TokenBucket(60, 10), targets=("a", "b", "c")),
+    "600 a minute, 10 stored": lambda name: rate_scene(name, TokenBucket(600, 10), per_minute=600),
+    "2,000 a minute, sliding window": lambda name: rate_scene(name, Window(2000, is_sliding=True), per_minute=2000),
     "fixed window": lambda name: rate_scene(name, Window(60, is_sliding=False)),
     "fixed window, exact headers": lambda name: rate_scene(name, Window(60, is_sliding=False, words=EXACT)),
     "sliding window": lambda name: rate_scene(name, Window(60, is_sliding=True)),

@@ -52,8 +52,10 @@ class TokenBucket:
         self.level, self.at = min(self.capacity, self.level + rate * (now - self.at)), now
         is_taken = self.level >= amount
         missing = amount - self.level
-        if is_taken or self.is_drained_by_refusals:
+        if is_taken:
             self.level -= amount
+        elif self.is_drained_by_refusals:
+            self.level = max(self.level - amount, -self.capacity)
         figures = RateFigures(
             limit=self.capacity, remaining=max(0.0, self.level), reset_seconds=(self.capacity - self.level) / rate
         )

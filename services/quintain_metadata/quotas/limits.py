@@ -6,8 +6,8 @@ Every function is told the time, in seconds. Each limit is found by the answers:
   granted after the last cut cuts it to 0.7. What is refused or fails is not replaced at once: the window closes to the
   calls that the provider did take, and opens again by one for each answer.
 - **Rates** are paced, a little below what is configured or what the answers' headers name. Where calls are refused that
-  were paced, or with few in flight, a rate is learned.
-- **After a 429 that shows a rate** the key is left alone for as long as the provider asks, or 1, 2, 4 s, and then one
+  were paced, or with few in flight, or nearly all that were in flight, a rate is learned.
+- **After a 429 that shows a rate** the key is left alone for as long as the provider asks, or a little, and then one
   call is tried. Its answer, or its silence for four times as long as refusals take, reopens the key.
 """
 
@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from quintain.contracts.quota import QuotaTerms, RateReport
-from quintain_metadata.quotas.rates import MAX_PAUSE_SECONDS, MINUTE_SECONDS, Bucket, LearnedRate
+from quintain_metadata.quotas.rates import MAX_PAUSE_SECONDS, MINUTE_SECONDS, Bucket, LearnedRate, Refusals
 
 #: What is left of the limit in flight after a cut, and how long it does not grow then.
 CUT_FACTOR, COOL_DOWN_SECONDS = 0.7, 2.0
@@ -33,8 +33,16 @@ PEAK_SECONDS = 10.0
 #: A provider refuses at once: a call without an answer for so long was taken.
 MAX_TAKEN_AFTER_SECONDS = 2.0
 
-#: The first pause, shorter where the rate is known, and the one up to which further ones double.
-MIN_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, LONG_PAUSE_SECONDS = 0.25, 1.0, 8.0
+#: The first pause: before a rate is known, and then the time of so many calls within these bounds. Each further one is
+#: twice as long, up to this or a part of the time since the first refusal.
+FIRST_PAUSE_SECONDS = 2.0
+PAUSE_CALLS, MIN_PAUSE_SECONDS, MAX_FIRST_PAUSE_SECONDS = 1.5, 0.25, 30.0
+LONG_PAUSE_SECONDS, LONG_PAUSE_PART = 10.0, 0.25
+
+MAX_DOUBLINGS = 20
+
+#: Where so small a part of the calls in flight is taken, it is a rate that refuses the others.
+FEW_TAKEN_PART = 0.25
 
 #: What is assumed of a call's tokens before the first of its target has ended, and the weight of each further one.
 FIRST_TOKENS, TOKENS_WEIGHT = 1000.0, 0.2
@@ -56,6 +64,8 @@ class Grant:
     in_flight: int
     #: Whether it started as soon as the rate of requests let it.
     is_paced: bool
+    #: The rate of requests at which it started.
+    rate: float
     tokens: float
     requests_granted: float
     tokens_granted: float
@@ -76,11 +86,13 @@ class Limits:
         self._cut_limit = math.inf
         #: The most calls in flight at a recent cut, and when.
         self._peak, self._peak_at = 0.0, -math.inf
-        self._cut_at = self._no_growth_until = -math.inf
+        #: How many calls were in flight when the last cut was made.
+        self._volley = 0
+        self._cut_at = self._no_growth_until = self._grown_at = -math.inf
         self._learned = LearnedRate(now)
-        #: Refusals in a row since it was open, whether they show a rate, and the call that is tried.
-        self._refusals, self._is_rate_shown, self._refused_since = 0, False, -math.inf
-        self._refused_rate: float | None = None
+        #: The refusals since the key was open, whether they show a rate, and the call that is tried.
+        self._refusals: Refusals | None = None
+        self._is_rate_shown = False
         self._probe: Grant | None = None
         #: After so many seconds without an answer a call counts as taken: refusals came so fast until now.
         self._taken_after = MAX_TAKEN_AFTER_SECONDS
@@ -99,8 +111,10 @@ class Limits:
     def wait_seconds(self, now: float, target: str) -> float:
         """How long until a call to this target may start; infinite where another one must end first."""
         if self._probe is not None and now >= self._probe.at + self._taken_after:
-            self._reopen(self._probe)
-        if self.in_flight >= int(self.window):
+            self._reopen(now, self._probe)
+        # After a pause one call is tried, though the refused ones closed the window.
+        is_probe = self._refusals is not None and self._probe is None and self.terms.adaptive
+        if self.in_flight >= int(self.limit if is_probe else self.window):
             return math.inf
         self.refill(now)
         probed_until = -math.inf if self._probe is None else self._probe.at + self._taken_after
@@ -126,9 +140,11 @@ class Limits:
         self.tokens.take(tokens)
         self.in_flight += 1
         is_paced = self.requests.level < 1
+        if is_paced and self._refusals is None:
+            self._learned.paced(now)
         granted = self.requests.granted, self.tokens.granted
-        grant = Grant(target, now, self.in_flight, is_paced, tokens, *granted)
-        if self._refusals:
+        grant = Grant(target, now, self.in_flight, is_paced, self.requests.rate, tokens, *granted)
+        if self._refusals is not None:
             self._probe = grant
         return grant
 
@@ -151,16 +167,16 @@ class Limits:
     def answered(self, now: float, grant: Grant, tokens: float | None, rates: RateReport | None) -> None:
         """Note that the provider answered a call, with these tokens."""
         self._release(now, grant, tokens, rates)
-        if self._refusals and grant.at > self._cut_at:
-            self._reopen(grant)
+        if self._refusals is not None and grant.at > self._cut_at:
+            self._reopen(now, grant)
         if not self.terms.adaptive:
             return
         if self.window < self.limit:
             self.window = min(self.limit, self.window + 1)
         elif self.in_flight + 1 >= int(self.window) and now >= self._no_growth_until:
             # By a call an answer until the first 429, then by a call a round, faster far above the last cut.
-            self._set_limit(self.limit + (1 if self._cut_limit == math.inf else self._slow_step()))
-            self.window = self.limit
+            self._set_limit(self.limit + (1 if self._cut_limit == math.inf else self._slow_step(now)))
+            self.window, self._grown_at = self.limit, now
 
     def refused(self, now: float, grant: Grant, rates: RateReport | None) -> None:
         """Note that the provider asked to slow down."""
@@ -174,6 +190,9 @@ class Limits:
         is_first = grant.at > self._cut_at
         if is_first:
             self._cut(now, grant, is_probe=is_probe)
+        elif not self._is_rate_shown and self.in_flight <= FEW_TAKEN_PART * self._volley:
+            self._is_rate_shown = True
+            self.last_cut = now, CutCause.RATE
         retry_after = None if rates is None else rates.retry_after_seconds
         if self._is_rate_shown or self.in_flight == 0 or retry_after is not None:
             self._pause(now, grant, retry_after, is_first=is_first)
@@ -246,23 +265,23 @@ class Limits:
         if rates is not None and rates.tokens is not None:
             self.tokens.observe(now, rates.tokens, grant.at, grant.tokens_granted)
 
-    def _slow_step(self) -> float:
+    def _slow_step(self, now: float) -> float:
         back = (1 + (1 - CUT_FACTOR) * self._cut_limit) / GROWTH_CALLS
         beyond = max(0.0, self.limit - self._cut_limit) / 4
-        return min(back, 1 / self.limit) + beyond / self.limit
+        # Where a round takes long, a call a round is too slow.
+        return max(min(back, 1 / self.limit), back * min(1.0, now - self._grown_at)) + beyond / self.limit
 
     def _recent_peak(self, now: float) -> float:
         return self._peak if now - self._peak_at < PEAK_SECONDS else 0.0
 
     def _cut(self, now: float, grant: Grant, *, is_probe: bool) -> None:
         """Find by the first 429 of an episode which limit it shows, and cut the one in flight if it is that one."""
-        self._cut_at, self._no_growth_until = now, now + COOL_DOWN_SECONDS
+        self._cut_at, self._no_growth_until, self._volley = now, now + COOL_DOWN_SECONDS, self.in_flight + 1
         self._is_rate_shown = (
             is_probe or grant.is_paced or (self.in_flight + 1 <= max(1.0, self.limit / 2, self._recent_peak(now) / 2))
         )
         self.last_cut = now, CutCause.RATE if self._is_rate_shown else CutCause.IN_FLIGHT
         if self._is_rate_shown or not self.terms.adaptive:
-            self._cut_limit = min(self._cut_limit, self.limit)
             return
         self._cut_limit = float(self.in_flight + 1)
         if self._cut_limit >= self._recent_peak(now):
@@ -271,34 +290,43 @@ class Limits:
 
     def _pause(self, now: float, grant: Grant, retry_after: float | None, *, is_first: bool) -> None:
         """Leave the key alone for a while; ``is_first``: it is the first refusal since the last one of that kind."""
-        if not self._refusals:
-            self._refused_since = now
-            is_shown = grant.is_paced and self._learned.is_known
-            self._refused_rate = self._learned.rate(grant.at) if is_shown else None
-        if is_first or not self._refusals:
-            self._refusals += 1
-            first = FIRST_PAUSE_SECONDS
-            if self._learned.is_known:
-                first = max(MIN_PAUSE_SECONDS, min(first, 2 / self._learned.rate(now)))
-            refused_seconds = now - self._refused_since
-            backoff = max(first, min(refused_seconds, LONG_PAUSE_SECONDS), refused_seconds / 8)
-            # What the provider says holds, unless it refused again and again after that.
-            seconds = backoff if retry_after is None else max(retry_after, backoff / 4 if self._refusals > 2 else 0.0)
-        else:
-            seconds = retry_after or 0.0
+        if self._refusals is None:
+            self._refusals, is_first = Refusals(now, grant.rate if grant.is_paced else None, now), True
+        seconds = retry_after or 0.0
+        if is_first:
+            self._refusals.count, self._refusals.until = self._refusals.count + 1, now
+            # What the provider says holds, unless it refused again after that.
+            if retry_after is None or self._refusals.count > 1:
+                seconds = max(seconds, self._backoff_seconds(now, self._refusals))
         self.paused_until = max(self.paused_until, now + min(seconds, MAX_PAUSE_SECONDS))
 
-    def _reopen(self, grant: Grant) -> None:
+    def _backoff_seconds(self, now: float, refusals: Refusals) -> float:
+        first = FIRST_PAUSE_SECONDS
+        if self._learned.is_known:
+            first = min(max(MIN_PAUSE_SECONDS, PAUSE_CALLS / self._learned.rate(now)), MAX_FIRST_PAUSE_SECONDS)
+        longest = max(first, LONG_PAUSE_SECONDS, LONG_PAUSE_PART * (now - refusals.since))
+        return min(longest, first * 2.0 ** min(refusals.count - 1, MAX_DOUBLINGS))
+
+    def _reopen(self, now: float, grant: Grant) -> None:
         """Let calls through again from this one on, which was taken."""
+        refusals, self._refusals, self._probe = self._refusals, None, None
+        assert refusals is not None, "only what was refused is opened again"
         if self._is_rate_shown:
-            is_certain = self._learned.measure(grant.at, self._refused_since, self._refused_rate)
-            self.requests.level = min(self.requests.level, 0.0)
+            # A rate that is named is not learned unless that very pace was refused.
+            if refusals.pace is not None or min(self.requests.configured, self.requests.named) == math.inf:
+                self._learned.measure(grant.at, refusals)
+            # At the new rate as of the call that was taken.
+            self.refill(now)
+            self.requests.level = min(0.0, (now - grant.at) * self.requests.rate - 1)
             # It was the rate that refused calls, and not how many were in flight.
-            self._set_limit(max(self.limit, self._recent_peak(grant.at)))
-            if is_certain:
-                self.window = self.limit
+            self._cut_limit = math.inf
+            self._set_limit(max(self.limit, self._recent_peak(grant.at), float(self.terms.start)))
+            self.window = self.limit
+        elif self._recent_peak(refusals.since):
+            # The pause showed nothing of it.
+            self._peak_at = now
         self._learned.reopened(grant.at)
-        self._refusals, self._is_rate_shown, self._probe = 0, False, None
+        self._is_rate_shown = False
 
     def _close(self) -> None:
         if self.terms.adaptive:

@@ -1,14 +1,16 @@
 """Paces one key's requests and tokens, and learns its rate where neither configuration nor headers name it. No I/O.
 
-A rate is learned from the calls that were taken from one reopening of the key to the next, by the time between, refused
-times included: so much a bucket, a fixed window and a sliding one give alike. It is kept for a while and then probed
-upward, first slowly, then faster and faster, so that a limit that was raised is found within minutes.
+A rate is learned between two bounds. The calls that were taken from one reopening of the key to the next, by the time
+between, refused times included, are no more than it gives: a bucket, a fixed window and a sliding one alike. A pace
+that was refused is no less than it. The rate goes from the one to a little below the other, stays there, and is then
+probed upward, first slowly, then faster and faster, so that a limit that was raised is found within minutes.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from quintain.contracts.quota import RateFigures
 
@@ -24,20 +26,36 @@ LOW_PART = 0.1
 #: No headers or refusals stop a key for longer than this without a new try.
 MAX_PAUSE_SECONDS = 120.0
 
-#: A learned rate starts at this part of what was measured, and reaches it after so many seconds, or so many calls.
-LEARNED_PART, LEARNED_SECONDS, LEARNED_CALLS = 0.94, 20.0, 60.0
+#: A rate of which nothing is known but when a call was taken again doubles with each call, and at most so often, until
+#: it is refused.
+DOUBLING_SECONDS = 0.5
 
-#: Then it is probed: it grows by this part of e to the power of the rounds since, and in the end limits nothing.
-PROBED_PART, MAX_PROBED_ROUNDS = 0.005, 16.0
+#: Where nothing was taken for so long, what was taken before it was all that a window allows, and no full bucket; but
+#: fewer calls show nothing.
+LONG_REFUSED_SECONDS, MIN_WINDOW_CALLS = 10.0, 3
 
-#: A measurement counts for as many calls as it is certain of, between these, beside the next one.
-MIN_CERTAIN_CALLS, MAX_CERTAIN_CALLS = 2.0, 20.0
+#: Where no pace was refused yet, the rate aims at this much of what was measured.
+TRIED_PART = 1.5
 
-#: The part of the rate at the refusal in what is learned, and how few calls show that too much was learned before.
-REFUSED_RATE_PART, FEW_CALLS = 0.4, 5
+#: Else it aims below the pace that was refused by this part, and by less where more calls were taken before.
+REFUSED_PART, AFFORDED_CALLS = 0.03, 50.0
 
-#: Where nothing was taken for so long, what was taken before it was all that a window allows, and no full bucket.
-LONG_REFUSED_SECONDS = 10.0
+#: It reaches what it aims at in so many calls and seconds, and begins no lower than the part of it if one gap after the
+#: refusal a call was taken: a bucket that stores little loses what was not asked of it.
+APPROACH_CALLS, APPROACH_SECONDS, NEAR_PART = 30.0, 5.0, 0.85
+
+#: There it stays for a round of so many calls and seconds, and is probed: it grows by this part of e to the power of
+#: the further rounds, and in the end limits nothing.
+ROUND_CALLS, ROUND_SECONDS, PROBED_PART, MAX_PROBED_ROUNDS = 40.0, 10.0, 0.005, 16.0
+
+#: A round is shorter where no pace was refused yet, and longer where a refusal cost calls: so many for each of them.
+FIRST_ROUND_CALLS, MAX_ROUND_CALLS, ROUND_CALLS_PER_LOST = 10.0, 400.0, 8.0
+
+#: So few calls, or seconds, count together with earlier ones, which weigh as many calls, or seconds, at most.
+FEW_CALLS, FEW_SECONDS, EARLIER_CALLS, EARLIER_SECONDS = 10, 3.0, 20.0, 6.0
+
+#: A key counts as refused for no less than this.
+MIN_REFUSED_SECONDS = 0.1
 
 MINUTE_SECONDS, _DAY_SECONDS = 60.0, 86_400.0
 
@@ -121,35 +139,52 @@ class Bucket:
         return max(1.0, self.rate * BURST_SECONDS)
 
 
+@dataclass(slots=True)
+class Refusals:
+    """The refusals of a key in a row: the first and the last one, how many pauses they made, and the first one's pace.
+
+    There is a pace where the rate of requests alone decided when that call started.
+    """
+
+    since: float
+    pace: float | None
+    until: float
+    count: int = 0
+
+
 class LearnedRate:
     """The rate of requests that a key is found to take, a second; infinite until it was measured."""
 
     def __init__(self, now: float) -> None:
-        self._learned: float | None = None
-        #: What was measured last, without what the rate at the refusal added, and for how many calls it counts.
+        #: What was measured last, and what the rate goes to from there, which is infinite while it doubles.
         self._measured: float | None = None
-        self._certain_calls = 0.0
-        self._learned_at = now
-        #: When the key was reopened last, and how many calls since then were taken or are not refused yet.
-        self._opened_at, self._taken, self._is_first_opening = now, 0, True
+        self._aim, self._doubled_at = math.inf, -math.inf
+        self._round_calls = FIRST_ROUND_CALLS
+        #: How many calls were measured last, in how many seconds.
+        self._earlier = 0.0, 0.0
+        #: When the key was reopened last, how many calls since then were taken or are not refused yet, and how many
+        #: started as soon as the rate let them.
+        self._opened_at, self._taken, self._paced, self._is_first_opening = now, 0, 0, True
         self._idle_since: float | None = now
 
     @property
     def is_known(self) -> bool:
         """Whether it was measured."""
-        return self._learned is not None
+        return self._measured is not None
 
     def rate(self, now: float) -> float:
-        """The rate at a time: it stays near what was measured, then grows faster and faster."""
-        if self._learned is None:
+        """The rate at a time: from what was measured to what it aims at, where it stays, then faster and faster."""
+        if self._measured is None:
             return math.inf
-        until = now if self._idle_since is None else self._idle_since
-        # What was measured by few calls is probed sooner.
-        certainty = max(self._certain_calls, MIN_CERTAIN_CALLS) / MAX_CERTAIN_CALLS
-        rounds = (until - self._learned_at) / (certainty * max(LEARNED_SECONDS, LEARNED_CALLS / self._learned))
-        if rounds < 1:
-            return self._learned * (LEARNED_PART + (1 - LEARNED_PART) * max(0.0, rounds))
-        return self._learned * (1 + PROBED_PART * math.expm1(min(rounds - 1, MAX_PROBED_ROUNDS)))
+        if self._aim == math.inf:
+            return self._measured
+        seconds = max(0.0, (now if self._idle_since is None else self._idle_since) - self._opened_at)
+        calls = min(APPROACH_CALLS, self._round_calls)
+        approach = min(self._paced / calls, seconds / APPROACH_SECONDS)
+        if approach < 1:
+            return self._measured + (self._aim - self._measured) * approach
+        rounds = min((self._paced - calls) / self._round_calls, (seconds - APPROACH_SECONDS) / ROUND_SECONDS)
+        return self._aim * (1 + PROBED_PART * math.expm1(min(max(0.0, rounds - 1), MAX_PROBED_ROUNDS)))
 
     def idle(self, now: float) -> None:
         """Note that no call waits: until the next one starts, time shows nothing."""
@@ -160,9 +195,14 @@ class LearnedRate:
         """Count a call that starts."""
         if self._idle_since is not None:
             self._opened_at += now - self._idle_since
-            self._learned_at += now - self._idle_since
             self._idle_since = None
         self._taken += 1
+
+    def paced(self, now: float) -> None:
+        """Note that the call that starts waited for nothing but the rate, which is probed by it."""
+        self._paced += 1
+        if self._measured is not None and self._aim == math.inf and now >= self._doubled_at + DOUBLING_SECONDS:
+            self._measured, self._doubled_at = 2 * self._measured, now
 
     def not_taken(self, granted_at: float) -> None:
         """Count a call as not taken, which started at this time."""
@@ -171,43 +211,57 @@ class LearnedRate:
 
     def reopened(self, granted_at: float) -> None:
         """Begin a new measurement with a call that was taken, and started at this time."""
-        self._opened_at, self._taken, self._is_first_opening = granted_at, 1, False
+        self._opened_at, self._taken, self._paced, self._is_first_opening = granted_at, 1, 0, False
 
     def begin_again(self, now: float) -> None:
         """Begin a new measurement after a time that shows nothing; what was learned before is probed from now on."""
-        self._opened_at, self._taken, self._learned_at = now, 0, now
+        self._opened_at, self._taken, self._paced = now, 0, 0
 
-    def measure(self, granted_at: float, refused_since: float, refused_rate: float | None) -> bool:
-        """Learn the rate when a call was taken again, which started at this time; returns whether the rate is certain.
-
-        Since ``refused_since`` nothing was taken; ``refused_rate`` is the learned rate that was refused then, if any.
-        """
-        seconds, taken = granted_at - self._opened_at, self._taken - 1
-        if taken <= 0 or seconds <= 0:
-            return False
-        is_short = taken < FEW_CALLS and self._measured is not None
-        earlier, calls = self._measured if is_short else self._learned, self._certain_calls
-        measured = (taken + calls) / (seconds + (calls / earlier if earlier else 0.0))
-        learned = measured
-        if refused_rate is not None and not is_short:
-            # A provider that stores nothing refuses at its rate, one that does at a higher one than it can keep; where
-            # the rate had grown far beyond what was taken on average, that says nothing.
-            is_far = refused_rate > 3 * max(self._learned or 0.0, measured)
-            toward = 2 * refused_rate if is_far else min(refused_rate, 1.5 * measured)
-            learned += REFUSED_RATE_PART * (toward - measured)
-        self._measured, self._learned, self._learned_at = measured, learned, granted_at
-        is_certain = not self._is_first_opening or granted_at - refused_since >= LONG_REFUSED_SECONDS
-        certain_calls = min(taken, seconds / 3, MAX_CERTAIN_CALLS) / (2 if self._is_first_opening else 1)
-        self._certain_calls = max(certain_calls if is_certain else 0.0, calls / 2)
-        return is_certain
+    def measure(self, granted_at: float, refused: Refusals) -> None:
+        """Learn the rate when a call was taken again, which started at this time, after these refusals."""
+        taken, seconds = float(self._taken - 1), granted_at - self._opened_at
+        refused_seconds = granted_at - refused.since
+        is_window = refused_seconds >= LONG_REFUSED_SECONDS and taken >= MIN_WINDOW_CALLS
+        if taken <= 0 or seconds <= 0 or (self._is_first_opening and not is_window):
+            # The rate may be any: what a full bucket gave shows nothing of it.
+            taken, most = 0.0, 0.0
+            measured, self._aim = 1 / max(refused_seconds, MIN_REFUSED_SECONDS), math.inf
+        else:
+            taken, seconds = self._with_earlier(taken, seconds)
+            # The key may have taken a call at any time since the last refusal.
+            most = taken / max(seconds - (granted_at - refused.until), MIN_REFUSED_SECONDS)
+            measured = taken / seconds
+            self._aim = TRIED_PART * measured
+        self._round_calls = FIRST_ROUND_CALLS
+        if refused.pace is not None:
+            self._round_calls = min(
+                max(ROUND_CALLS, ROUND_CALLS_PER_LOST * refused_seconds * measured), MAX_ROUND_CALLS
+            )
+            self._aim = refused.pace * (1 - REFUSED_PART * min(1.0, AFFORDED_CALLS / max(1.0, taken)))
+            if refused.until > refused.since:
+                # A bucket had no more than one call for each pause.
+                self._aim = min(self._aim, max(most, refused.count / (refused.until - refused.since)))
+            if taken < FEW_CALLS:
+                measured = math.sqrt(measured * self._aim)
+            elif refused.until == refused.since and measured >= NEAR_PART**2 * self._aim:
+                measured = max(measured, NEAR_PART * self._aim)
+        self._measured, self._doubled_at = min(measured, self._aim), granted_at
 
     def save(self, now: float) -> list[float | None]:
-        """Return what another service goes on with: what was learned, and for how long it was used."""
-        until = now if self._idle_since is None else self._idle_since
-        return [self._learned, self._measured, self._certain_calls, until - self._learned_at]
+        """Return what another service goes on with: what was learned, and what was measured since then."""
+        seconds = (now if self._idle_since is None else self._idle_since) - self._opened_at
+        return [self._measured, self._aim, self._round_calls, self._taken, self._paced, seconds, *self._earlier]
 
-    def restore(self, now: float, saved: list[float | None]) -> None:
+    def restore(self, now: float, saved: list[Any]) -> None:
         """Go on from what was saved; the time since then shows nothing."""
-        self._learned, self._measured = saved[:2]
-        self._certain_calls, self._learned_at = saved[2] or 0.0, now - (saved[3] or 0.0)
-        self._opened_at, self._taken, self._is_first_opening = now, 0, self._learned is None
+        self._measured, self._aim, self._round_calls, self._taken, self._paced, seconds = saved[:6]
+        self._earlier = saved[6], saved[7]
+        self._opened_at, self._is_first_opening = now - seconds, self._measured is None
+
+    def _with_earlier(self, taken: float, seconds: float) -> tuple[float, float]:
+        """Return what was taken in how many seconds; few calls and seconds count together with earlier ones."""
+        if taken < FEW_CALLS or seconds < FEW_SECONDS:
+            taken, seconds = taken + self._earlier[0], seconds + self._earlier[1]
+        kept = min(1.0, max(EARLIER_CALLS / taken, EARLIER_SECONDS / seconds))
+        self._earlier = taken * kept, seconds * kept
+        return taken, seconds
