@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequenc
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +24,7 @@ from rich.text import Text
 from quintain.contracts.credentials import SessionToken, mask_tokens
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
+from quintain.contracts.money import MAX_COST_USD, MaxCostUsd
 from quintain.contracts.session import MAX_PAUSE_SECONDS, MAX_WEIGHT, MIN_WEIGHT, Priority
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
 from quintain.observe import logs
@@ -78,6 +80,27 @@ WeightOption = Annotated[
         min=MIN_WEIGHT,
         max=MAX_WEIGHT,
         help="Its weight among those that use the same provider key; by default 10.",
+    ),
+]
+
+
+_COST_LIMIT: TypeAdapter[float] = TypeAdapter(MaxCostUsd)
+
+
+def _require_cost_limit(dollars: float | None) -> float | None:
+    """Return a limit in money that a user gave. Raises `typer.BadParameter` for one that is none."""
+    try:
+        return dollars if dollars is None else _COST_LIMIT.validate_python(dollars)
+    except ValidationError:
+        reason = f"an amount of US dollars above 0, at most {MAX_COST_USD:,}, such as 25 or 0.5"
+        raise typer.BadParameter(reason) from None
+
+
+MaxCostOption = Annotated[
+    float | None,
+    typer.Option(
+        help="The most that its calls may cost, in US dollars, such as 25; by default no limit.",
+        callback=_require_cost_limit,
     ),
 ]
 PriorityOption = Annotated[

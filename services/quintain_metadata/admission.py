@@ -103,7 +103,8 @@ class AdmissionQueue:
                     self._waiting.remove(admit.attempt_id)
                 answers.append(decision)
         await send_answer(answers, waiting_ids)
-        for target in awaited_targets:
+        waits_for_money = any(isinstance(each, Deferred) and each.reason is DeferReason.MONEY for each in decisions)
+        for target in (*awaited_targets, *(self._waiting.money_lines() if waits_for_money else ())):
             # Its capacity may have become free while these were decided to wait behind others.
             await self.fill(target)
 
@@ -132,7 +133,7 @@ class AdmissionQueue:
                 if each.gave_up:
                     self._waiting.remove(each.attempt_id)
             await self.retry_calls({(each.session_id, each.request_id) for each in ended})
-            for target in targets:
+            for target in (*targets, *self._waiting.money_lines()):
                 await self.fill(target)
         # What is awaited here still has no capacity left for others, and a quota has one owner.
         self._ledger.announce_capacity(
@@ -346,8 +347,8 @@ async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
 
 
 def _is_blocked(decision: Admission | Deferred) -> bool:
-    """Whether the decision is that the target has no capacity left."""
-    return isinstance(decision, Deferred) and decision.reason is DeferReason.TARGET
+    """Whether the decision is that the target has no capacity left, or the session no money."""
+    return isinstance(decision, Deferred) and decision.reason in {DeferReason.TARGET, DeferReason.MONEY}
 
 
 def _decision_of(admit: Admit, error: Exception) -> Admission | None:

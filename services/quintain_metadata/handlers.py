@@ -61,7 +61,7 @@ from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.events import read_fleet
-from quintain_metadata.ledger import call_rows, calls, leases, sessions, targets
+from quintain_metadata.ledger import call_rows, calls, leases, sessions, targets, usage
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.session_rows import SessionRow, load_session
 from quintain_metadata.quotas import quota_rows
@@ -202,7 +202,7 @@ def _read_info(moment: Moment, request: GetInfo, session: SessionRow | None, *, 
     info = yield from sessions.session_info(moment.now, session)
     if not request.per_target:
         return info
-    return info.model_copy(update={"per_target": (yield from sessions.usage_per_target(info.session_id))})
+    return info.model_copy(update={"per_target": (yield from usage.usage_per_target(info.session_id))})
 
 
 def _amend(moment: Moment, request: AmendSession, _: SessionRow | None) -> SqlProgram[Info]:

@@ -27,7 +27,7 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.ledger import targets
 from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger.sessions import IS_NOT_COMMITTED
+from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one
 
 _LOG_BASE = math.log(BUCKET_BASE)

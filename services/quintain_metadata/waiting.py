@@ -117,6 +117,9 @@ def read_capacity(
     return capacity, {row[0] for row in (*rows, *held)}.intersection(first_ids)
 
 
+#: Begins the name of a line that waits for the money of a session; no target's name has it.
+MONEY_PREFIX = "$"
+
 Key = TypeVar("Key")
 
 #: Sends an answer to the worker that asked: the decided admissions, and the attempt ids that must wait. Two that are
@@ -147,8 +150,13 @@ class WaitingAdmit:
 
     @property
     def line(self) -> tuple[str, bool] | None:
-        """The line in which it waits for its target: the target, and whether it is a new call; None where in none."""
+        """The line in which it waits: for what, and whether it is a new call; None where in none.
+
+        It waits for its target, or for the money of the session at the root of its own.
+        """
         deferred = self.deferred
+        if deferred.reason is DeferReason.MONEY:
+            return f"{MONEY_PREFIX}{deferred.share.root_id}", not deferred.is_takeover
         return (deferred.target, not deferred.is_takeover) if deferred.reason is DeferReason.TARGET else None
 
     def is_ready(self, ready: Ready) -> bool:
@@ -210,8 +218,12 @@ class WaitingAdmits:
         return sum(waiting.joins_for_caller and waiting.admit.attempt_id != but for waiting in self.of_calls([key]))
 
     def targets(self) -> list[str]:
-        """Return the targets for whose capacity admits wait."""
+        """Return the targets for whose capacity admits wait, and the sessions for whose money, with `MONEY_PREFIX`."""
         return list(dict.fromkeys(target for target, _ in self._lines))
+
+    def money_lines(self) -> list[str]:
+        """Return the sessions for whose money admits wait, with `MONEY_PREFIX`."""
+        return [name for name in self.targets() if name.startswith(MONEY_PREFIX)]
 
     def is_awaited(self, target: str) -> bool:
         """Whether an admit waits for this target's capacity."""

@@ -253,7 +253,9 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
             if not run.is_on_fleet:
                 await write_calls(options.folder, ledger_url)
             if summary.is_budget_spent:
-                summary = replace(summary, spent_parent=await sessions.spent_parent())
+                summary = replace(
+                    summary, spent_parent=await sessions.spent_parent(), cost_limit=await sessions.spent_cost()
+                )
             await sessions.finish(has_open_trials=summary.has_open_trials)
         report = await asyncio.to_thread(read_report, options.folder, summary)
         await asyncio.to_thread(listener.on_end, report)

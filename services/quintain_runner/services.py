@@ -28,6 +28,7 @@ from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.base import Ledger
 from quintain_metadata.store.opening import open_ledger
+from quintain_worker.cost_bound import CostRule
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext
 from quintain_worker.target import WorkerMetrics, WorkerTarget
@@ -90,6 +91,7 @@ async def run_worker(
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
     cards = [card_of(name, target, config.quotas) for name, target in resolved.targets.items()]
     trace_content = read_trace_settings(env).include_content
+    prices = {name: target_price(target) for name, target in resolved.targets.items()}
     served_targets = {
         name: WorkerTarget(
             name=name,
@@ -100,7 +102,8 @@ async def run_worker(
             ignore_unsupported=target.unsupported == "ignore",
             fingerprint=fingerprints[name].first,
             read_fingerprint=fingerprints[name].read,
-            price=target_price(target),
+            price=prices[name],
+            cost_rule=CostRule.of_target(name, target, prices[name]),
         )
         for name, target in resolved.targets.items()
     }

@@ -66,8 +66,8 @@ class RetryPolicy(NamedTuple):
 
     ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the
     target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
-    unbilled. ``has_quota``: the attempt is one try, after which the call asks again if it may; ``max_tries`` are those
-    that are left. ``is_probe``: a failing try does not count.
+    unbilled. ``is_one_try``: the attempt is one try, after which the call asks again if it may; ``max_tries`` are those
+    that are left. ``has_quota``: a throttled try does not count. ``is_probe``: nor does a failing one.
     """
 
     max_tries: int
@@ -75,6 +75,7 @@ class RetryPolicy(NamedTuple):
     timeout_seconds: float = math.inf
     unproven: bool = False
     has_quota: bool = False
+    is_one_try: bool = False
     is_probe: bool = False
 
 
@@ -135,7 +136,7 @@ class Attempt:
             try:
                 return await self._try_once(remaining_seconds)
             except ProviderFailure as failure:
-                if self.policy.has_quota or not failure.retryable or self._tries >= self.policy.max_tries:
+                if self.policy.is_one_try or not failure.retryable or self._tries >= self.policy.max_tries:
                     raise
                 seconds = seconds_before_retry(failure.retry_after_seconds, self._tries)
                 remaining_seconds = await self._wait_before_try(seconds)
@@ -150,9 +151,9 @@ class Attempt:
 
     def _may_ask_again(self, failure: ProviderFailure) -> bool:
         """Whether the call waits for another attempt after this try, the only one of its own."""
-        if not self.policy.has_quota or not self._tries or self._remaining_seconds <= 0:
+        if not self.policy.is_one_try or not self._tries or self._remaining_seconds <= 0:
             return False
-        if failure.outcome is TryOutcome.THROTTLED:
+        if failure.outcome is TryOutcome.THROTTLED and self.policy.has_quota:
             return True
         return failure.retryable and (self.policy.is_probe or self.policy.max_tries > 1)
 
@@ -170,7 +171,7 @@ class Attempt:
     ) -> AttemptResult:
         """Return the result, and with a quota how the provider took the last try."""
         report = None
-        if self.policy.has_quota:
+        if self.policy.is_one_try:
             usage = None if answer is None else answer.token_usage
             told = self._failure if answer is None else answer
             report = TryReport(
@@ -338,28 +339,31 @@ class CallTries:
     _seconds: float = 0.0
     #: The fault of the last try, after which the call asked for another one.
     _last: Fault | None = None
+    _has_quota: bool = False
 
     def policy(self, target: WorkerTarget, grant: Admission, ends_at: float) -> RetryPolicy:
         """Return what is left for an attempt."""
+        self._has_quota = target.has_quota
         return RetryPolicy(
             max_tries=target.max_tries - self._counted,
             ends_at=ends_at,
             timeout_seconds=(target.timeout_seconds or math.inf) - self._seconds,
             unproven=grant.unproven,
             has_quota=target.has_quota,
+            is_one_try=target.has_quota or bool(grant.is_one_try),
             is_probe=bool(grant.is_probe),
         )
 
     def add(self, result: AttemptResult, seconds: float, *, is_probe: bool) -> float:
         """Add one that was throttled, and took so many seconds; returns how long the call waits before it asks again.
 
-        What its provider refused for its limits asks at once: the ledger knows when its turn is.
+        What its provider refused for its limits asks at once where a quota orders its tries.
         """
         self.count += result.tries
         if result.report is None:
             return 0.0
         self._last = result.fault
-        if result.report.outcome is TryOutcome.THROTTLED:
+        if result.report.outcome is TryOutcome.THROTTLED and self._has_quota:
             return 0.0
         self._seconds += seconds
         if is_probe:

@@ -258,9 +258,9 @@ class DeliveryHandler:
     ) -> Admission | None:
         if self._pause.until > -math.inf and self._pause.exceeds_hold_limit:
             return None
-        admit = self._request.admit(
-            self._attempt_id, self._target.name, current_traceparent(), alone=alone, copied=copied
-        )
+        name, rule = self._target.name, self._target.cost_rule
+        trace = current_traceparent()
+        admit = self._request.admit(self._attempt_id, name, trace, alone=alone, copied=copied, cost_rule=rule)
         return await self._context.admission_client.admit(
             admit, ends_at=self._ends_at, return_at=self._return_at, on_held=on_held
         )

@@ -22,15 +22,20 @@ from quintain.contracts.headers import (
 from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
 from quintain.contracts.ledger import Admit, AttemptOutcome, Settle
 from quintain.contracts.message import MAX_BODY_BYTES, Message
+from quintain.contracts.money import picodollars
 from quintain.contracts.quota import TryReport
 from quintain.contracts.values import sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.rpc.server import Credential, call_credential, integer_header, request_id_of
+from quintain_worker.cost_bound import CostBound, CostRule
 from quintain_worker.inflight import CallIdentity
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
 MAX_MESSAGE_LENGTH = 500
+
+
+_NO_BOUND = CostBound(None)
 
 
 class IncomingRequest(NamedTuple):
@@ -60,8 +65,10 @@ class IncomingRequest(NamedTuple):
         *,
         alone: bool | None = None,
         copied: str | None = None,
+        cost_rule: CostRule | None = None,
     ) -> Admit:
         """Return the question whether this attempt may run; ``alone`` and ``copied`` are fields of `Admit`."""
+        cost = _NO_BOUND if cost_rule is None else cost_rule.bound(self.request, self.body_bytes)
         is_token = isinstance(self.credential, SessionToken)
         return Admit.unchecked(
             token=self.credential.text if is_token else None,
@@ -77,6 +84,8 @@ class IncomingRequest(NamedTuple):
             traceparent=traceparent,
             alone=alone,
             copy_of=copied,
+            max_cost=cost.amount,
+            cost_problem=cost.problem,
         )
 
     def settle(  # noqa: PLR0913 -- everything that is told
@@ -112,6 +121,7 @@ class IncomingRequest(NamedTuple):
             traceparent=traceparent,
             report=report,
             unproven=unproven or None,
+            cost=None if result is None or result.cost_usd is None else picodollars(result.cost_usd),
         )
         return settle.to_wire_with_reply(stored)
 

@@ -17,6 +17,7 @@ from quintain.config.prices import Price
 from quintain.contracts.api_request import ApiRequest
 from quintain.observe.metrics import ServiceMetrics
 from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_worker.cost_bound import CostRule
 from quintain_worker.providers.api_conversation import check_conversation
 from quintain_worker.providers.provider import ApiProvider, CallHolder, HostedProvider, Provider, ProviderAnswer
 from quintain_worker.streaming import PROGRESS_SECONDS
@@ -54,7 +55,8 @@ class WorkerTarget:
     ``fingerprint`` is that of its configuration and files at the start, or None; ``read_fingerprint`` returns what it
     is now, and is None where it cannot change.
     ``hosts`` is the provider of a hosted target: the fingerprint of such a target is also that of its hosts.
-    ``price`` is the price of its tokens, or None where it is not known. ``api_provider`` is the provider, if it takes
+    ``price`` is the price of its tokens, or None where it is not known, and ``cost_rule`` is how the cost of a call is
+    bounded. ``api_provider`` is the provider, if it takes
     requests in the words of vendors' APIs as they are. ``has_quota``: the ledger decides when each of its tries begins.
     ``for_call`` returns the provider of one call, where each has one of its own.
     """
@@ -70,6 +72,7 @@ class WorkerTarget:
     read_fingerprint: Callable[[], str | None] | None = None
     hosts: HostedProvider | None = None
     price: Price | None = None
+    cost_rule: CostRule | None = None
     api_provider: ApiProvider | None = None
     has_quota: bool = False
     for_call: Callable[[CallHolder], Provider] | None = None

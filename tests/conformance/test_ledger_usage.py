@@ -6,11 +6,11 @@ from conformance.clocked_ledger_driver import USED, ClockedLedgerDriver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import SessionOpened, TargetUsage
 from quintain.errors import ProviderFailed
-from quintain_metadata.ledger import audit, sessions
+from quintain_metadata.ledger import audit, usage
 
 
 async def usage_of(ledger_driver: ClockedLedgerDriver, session: SessionOpened) -> dict[str, TargetUsage]:
-    return await ledger_driver.ledger.transact(lambda _: sessions.usage_per_target(session.session_id))
+    return await ledger_driver.ledger.transact(lambda _: usage.usage_per_target(session.session_id))
 
 
 async def complete_call(

@@ -16,6 +16,7 @@ import typer
 from quintain.errors import ConfigError
 from quintain_cli.console import (
     AsJson,
+    MaxCostOption,
     PriorityOption,
     WeightOption,
     exit_with_error,
@@ -94,6 +95,10 @@ KeepStaleOption = Annotated[
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
 ]
+RetryErrorsOption = Annotated[
+    bool,
+    typer.Option("--retry-errors/--keep-errors", help="On resume, call again for rows that failed, or keep them."),
+]
 
 
 def run(
@@ -102,12 +107,10 @@ def run(
     case: CaseOption = None,
     limit: LimitOption = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
+    max_cost_usd: MaxCostOption = None,
     output: Annotated[Path | None, typer.Option(help="The results folder; by default runs/<name of the file>.")] = None,
     config: ConfigOption = None,
-    retry_errors: Annotated[
-        bool,
-        typer.Option("--retry-errors/--keep-errors", help="On resume, call again for rows that failed, or keep them."),
-    ] = True,
+    retry_errors: RetryErrorsOption = True,
     in_doubt: InDoubtOption = InDoubtPolicy.KEEP,
     max_errors: MaxErrorsOption = DEFAULT_MAX_ERRORS,
     fail_fast: FailFastOption = False,
@@ -139,6 +142,7 @@ def run(
         limit=limit,
         keeps_content=not no_content,
         max_calls=max_calls,
+        max_cost_usd=max_cost_usd,
         output=output,
         config=config,
         concurrency=concurrency,

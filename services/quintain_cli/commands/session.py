@@ -18,11 +18,20 @@ from quintain.client.admin import Admin
 from quintain.client.client import connect, connect_admin
 from quintain.contracts.invoke import Result, Unsupported
 from quintain.contracts.message import describe_validation_error
-from quintain.contracts.session import AmendSession, Info, ListSessions, OpenSession, SessionList, SessionState
+from quintain.contracts.session import (
+    AmendSession,
+    CostUsage,
+    Info,
+    ListSessions,
+    OpenSession,
+    SessionList,
+    SessionState,
+)
 from quintain.errors import ConfigError, Fault, UnknownTarget
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.console import (
     AsJson,
+    MaxCostOption,
     PriorityOption,
     WeightOption,
     escape_for_terminal,
@@ -33,6 +42,7 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.running_fleet import missing_workers, print_missing, require_admin_token
+from quintain_runner.results.counts import dollars
 from quintain_runner.services import load_configuration
 
 ResultT = TypeVar("ResultT")
@@ -51,6 +61,7 @@ def open_session(
         Unsupported | None,
         typer.Option(help="What happens to settings that a provider cannot honour; by default the call is refused."),
     ] = None,
+    max_cost_usd: MaxCostOption = None,
     max_body_bytes: Annotated[
         int | None,
         typer.Option(help="The size of its largest request; by default 1048576, at most 16777216."),
@@ -68,6 +79,7 @@ def open_session(
             allowed_targets=None if targets is None else [name.strip() for name in targets.split(",")],
             expires_in_seconds=expires_in,
             unsupported=unsupported,
+            max_cost_usd=max_cost_usd,
             max_body_bytes=max_body_bytes,
             weight=weight,
             priority=priority,
@@ -134,11 +146,26 @@ def print_info(info: Info, *, as_json: bool) -> None:
         "of these": f"{info.committed} committed, {info.running} running, {info.reserved} reserved, "
         f"{info.in_doubt} in doubt",
         "refunded": str(info.refunded),
+        **({} if info.cost is None else {"cost": cost_text(info.cost, info.max_cost_usd)}),
         "tokens": f"{info.token_usage.input} in, {info.token_usage.output} out",
         "share": f"weight {info.weight}, priority {info.priority}",
         "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
     }
     print_table(rows.items())
+
+
+def cost_text(cost: CostUsage, limit: float | None) -> str:
+    """Return what a session cost, and what it may cost, in words."""
+    parts = [f"{dollars(cost.spent_usd)} spent"]
+    if cost.held_usd:
+        parts.append(f"≤ {dollars(cost.held_usd)} of unknown bills")
+    if cost.reserved_usd:
+        parts.append(f"≤ {dollars(cost.reserved_usd)} for running tries")
+    if cost.excess_usd:
+        parts.append(f"{dollars(cost.excess_usd)} above what was reserved")
+    if cost.unknown:
+        parts.append(f"{cost.unknown} tries of unknown cost")
+    return ", ".join(parts) + ("" if limit is None else f"; limit {dollars(limit)}")
 
 
 def _print_page(page: SessionList) -> None:

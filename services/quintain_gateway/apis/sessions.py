@@ -21,6 +21,7 @@ from quintain.contracts.message import (
     describe_validation_error,
     unknown_keys_message,
 )
+from quintain.contracts.money import MaxCostUsd
 from quintain.contracts.session import (
     AmendSession,
     Info,
@@ -56,6 +57,7 @@ class SessionPatch(StrictMessage):
     session_id: Id | None = None
     max_calls: Count | None = None
     state: SessionState | None = None
+    max_cost_usd: MaxCostUsd | None = None
     max_body_bytes: BodyBytes | None = None
     weight: Weight | None = None
     priority: Priority | None = None

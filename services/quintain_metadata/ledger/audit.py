@@ -11,7 +11,7 @@ from quintain_metadata.ledger.call_rows import HOLDER_WITHOUT_ROW
 from quintain_metadata.ledger.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.ledger.replies import REPLY_RETENTION_MS
 from quintain_metadata.ledger.session_rows import stored_usage
-from quintain_metadata.ledger.sessions import FAMILY_CTE
+from quintain_metadata.ledger.usage import FAMILY_CTE
 from quintain_metadata.store.base import Row, SqlProgram, execute
 
 #: The number of calls on one page of an export.
@@ -45,6 +45,21 @@ AUDIT_RULES = (
         " LEFT JOIN own ON own.id = session.id LEFT JOIN children ON children.id = session.id"
         " WHERE session.used <> coalesce(own.used, 0) + coalesce(children.used, 0)"
         " OR session.used > session.max_calls OR session.used < 0",
+    ),
+    AuditRule(
+        "the money that a session reserves is that of the running calls of it and its descendants, what it holds is"
+        " enough for the attempts of unknown bill, and all is within its limit",
+        "WITH RECURSIVE member (root, id) AS (SELECT id, id FROM session UNION ALL SELECT member.root, session.id"
+        " FROM session JOIN member ON session.parent_id = member.id),"
+        " priced (session_id, reserved, held) AS (SELECT session_id,"
+        f" CASE WHEN state = '{CallState.RUNNING}' THEN cost ELSE 0 END,"
+        f" CASE WHEN state = '{CallState.RUNNING}' THEN 0 ELSE cost END FROM call WHERE cost <> 0"
+        " UNION ALL SELECT session_id, 0, cost FROM attempt WHERE cost <> 0),"
+        " counted (id, reserved, held) AS (SELECT member.root, sum(priced.reserved), sum(priced.held)"
+        " FROM priced JOIN member ON member.id = priced.session_id GROUP BY member.root)"
+        " SELECT session.id, cost_spent, cost_held, cost_reserved, max_cost FROM session"
+        " LEFT JOIN counted ON counted.id = session.id WHERE cost_reserved <> coalesce(counted.reserved, 0)"
+        " OR cost_held < coalesce(counted.held, 0) OR cost_spent + cost_held + cost_reserved > max_cost",
     ),
     AuditRule(
         "only a child session that is not closed reserves calls",

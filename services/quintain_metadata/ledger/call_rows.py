@@ -24,7 +24,8 @@ class CallRow(NamedTuple):
     """A row of the table ``call``. Times are milliseconds since the epoch.
 
     ``cancelled_at`` is when its caller cancelled it; ``joined_until`` is until when another delivery is known to wait
-    for its answer. ``uncounted_attempts`` were lost with a worker that ran other calls too.
+    for its answer. ``uncounted_attempts`` were lost with a worker that ran other calls too. ``cost`` is what is
+    reserved for the attempt that holds it, or held it last, in picodollars.
     """
 
     session_id: str
@@ -41,6 +42,7 @@ class CallRow(NamedTuple):
     cancelled_at: int | None = None
     joined_until: int = 0
     uncounted_attempts: int = 0
+    cost: int = 0
 
     @property
     def is_cancelled(self) -> bool:
@@ -60,8 +62,8 @@ class Rows:
     """What operations are decided by.
 
     ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, throttled (and unproven),
-    proven (unbilled) or void (never to run, or to run again). ``capacities`` are how many more calls may run, of
-    targets with a limit.
+    proven (unbilled) or void (never to run, or to run again). ``attempt_costs`` are what is held for those of unknown
+    cost, in picodollars. ``capacities`` are how many more calls may run, of targets with a limit.
     """
 
     sessions: dict[str, SessionRow]
@@ -69,6 +71,7 @@ class Rows:
     attempts: dict[CallKey, dict[str, str]] = field(default_factory=dict)
     workers: dict[str, WorkerRow] = field(default_factory=dict)
     capacities: dict[str, int] = field(default_factory=dict)
+    attempt_costs: dict[str, int] = field(default_factory=dict)
 
 
 _CALL_COLUMNS = ", ".join(CallRow._fields)
@@ -80,7 +83,7 @@ _CALLS_SQL = (
 )
 
 _ATTEMPTS_SQL = (
-    "SELECT attempt.session_id, attempt.request_id, attempt.id, attempt.state FROM wanted JOIN attempt"
+    "SELECT attempt.session_id, attempt.request_id, attempt.id, attempt.state, attempt.cost FROM wanted JOIN attempt"
     " ON attempt.session_id = wanted.key1 AND attempt.request_id = wanted.key2"
 )
 
@@ -94,17 +97,18 @@ _WORKERS_SQL = (
 #: Makes a call running that is new, or that no attempt holds.
 START_CALL_SQL = (
     "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
-    " deadline, call_count, uncounted_attempts, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " deadline, call_count, uncounted_attempts, cost, created_at, updated_at)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
     " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
     " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
-    " call_count = excluded.call_count, uncounted_attempts = excluded.uncounted_attempts, fault = NULL,"
-    " updated_at = excluded.updated_at"
+    " call_count = excluded.call_count, uncounted_attempts = excluded.uncounted_attempts, cost = excluded.cost,"
+    " fault = NULL, updated_at = excluded.updated_at"
 )
 
 #: Applies a transition to a call that is still in its state.
 TRANSITION_SQL = (
-    "UPDATE call SET state = ?, fault = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
+    "UPDATE call SET state = ?, fault = ?, cost = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
     " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached),"
     " tokens_cache_write = coalesce(?, tokens_cache_write)"
     " WHERE session_id = ? AND request_id = ? AND state = ?"
@@ -140,14 +144,21 @@ COUNT_RUNNING_SQL = (
     " ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + excluded.running"
 )
 
-#: Gives an attempt a row, unless it has one: id, session id, request id, number, incarnation, state, time.
+#: Gives an attempt a row, unless it has one: id, session id, request id, number, incarnation, state, time, cost.
 INSERT_ATTEMPT_SQL = (
-    "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at, cost)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (id) DO NOTHING"
 )
 
 #: The same, and sets the state of one that has a row.
 UPSERT_ATTEMPT_SQL = INSERT_ATTEMPT_SQL.replace("NOTHING", "UPDATE SET state = excluded.state, at = excluded.at")
+
+#: Records that the bill of an attempt is known.
+RESOLVE_ATTEMPT_COST_SQL = "UPDATE attempt SET cost = 0 WHERE id = ?"
+
+#: The same of the attempt that held a call last.
+RESOLVE_CALL_COST_SQL = "UPDATE call SET cost = 0 WHERE session_id = ? AND request_id = ?"
 
 #: Parameters: the time and the attempt.
 RECORD_UNPROVEN_SQL = "UPDATE attempt SET state = 'unproven', at = ? WHERE id = ?"
@@ -196,8 +207,9 @@ def read_calls(keys: Sequence[CallKey]) -> SqlProgram[dict[CallKey, CallRow]]:
 
 def read_attempts(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[None]:
     """Read the attempts at these calls that have a row."""
-    for session_id, request_id, attempt_id, state in (yield Lookup(_ATTEMPTS_SQL, keys)):
+    for session_id, request_id, attempt_id, state, cost in (yield Lookup(_ATTEMPTS_SQL, keys)):
         rows.attempts.setdefault((session_id, request_id), {})[attempt_id] = state
+        rows.attempt_costs[attempt_id] = cost
 
 
 def read_throttled(rows: Rows, calls: Mapping[CallKey, CallRow]) -> SqlProgram[None]:

@@ -35,7 +35,7 @@ from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.decisions import AdmitOperation, Replay
 from quintain_metadata.ledger.lifecycle import CallState, TransitionEffect
 from quintain_metadata.ledger.session_rows import SessionRow
-from quintain_metadata.ledger.sessions import IS_NOT_COMMITTED
+from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Ledger, Lookup, Moment, SqlProgram, execute
 
 log = logging.getLogger(__name__)

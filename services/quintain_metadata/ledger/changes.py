@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from quintain.contracts.invoke import FaultReply, TokenUsage
+from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata.ledger import call_rows
 from quintain_metadata.ledger.call_rows import CallKey, CallRow, Rows, WorkerRow
@@ -23,7 +24,7 @@ from quintain_metadata.ledger.lifecycle import (
     cancel_event,
     release_event,
 )
-from quintain_metadata.ledger.session_rows import Counters, clamp_token_counts
+from quintain_metadata.ledger.session_rows import CostChange, Counters, clamp_token_counts
 from quintain_metadata.store.base import ForEach, Moment, SqlProgram, SqlValue
 
 _GONE = WorkerRow(is_alive=False, lost_calls=0)
@@ -52,7 +53,7 @@ class Changes:
         if before is not None:
             self._replace_attempt(before)
         now = self.moment.now
-        self.add(call_rows.START_CALL_SQL, *call[:10], call.uncounted_attempts, now, now)
+        self.add(call_rows.START_CALL_SQL, *call[:10], call.uncounted_attempts, call.cost, now, now)
         self._running[call.target, call.incarnation or ""] += 1
         if call.target in self.rows.capacities:
             self.rows.capacities[call.target] -= 1
@@ -134,17 +135,58 @@ class Changes:
         return self.rows.workers.get(call.incarnation or "", _GONE)
 
     def apply(
-        self, call: CallRow, change: Transition, fault: str | None, token_usage: TokenUsage | None = None
+        self,
+        call: CallRow,
+        change: Transition,
+        fault: str | None,
+        token_usage: TokenUsage | None = None,
+        cost: int | None = None,
     ) -> None:
-        """Apply a transition; ``fault`` is the fault to store, as JSON."""
+        """Apply a transition; ``fault`` is the fault to store, as JSON.
+
+        ``cost`` is what stays with the call of what was reserved for its attempt; None where its bill is not known yet.
+        """
         tokens = (None, None, None, None) if token_usage is None else clamp_token_counts(token_usage)
         key = (call.session_id, call.request_id, call.state)
-        self.add(call_rows.TRANSITION_SQL, change.to, fault, self.moment.now, *tokens, *key)
+        left = call.cost if cost is None else cost
+        self.add(call_rows.TRANSITION_SQL, change.to, fault, left, self.moment.now, *tokens, *key)
         if call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
             assert call.incarnation is not None, "a running call is held by an attempt"
             self._running[call.target, call.incarnation] -= 1
+            if cost is None:
+                self._hold_cost(call)
         if change.used < 0:
             self.counters.refund(self.rows.sessions[call.session_id], -change.used)
+
+    def settle_cost(self, call: CallRow, settlement: Settle, *, is_new: bool) -> None:
+        """Settle what was reserved for an attempt, by what its worker knows of its bill.
+
+        ``is_new``: the settlement changes the call, so that it is not the repetition of one.
+        """
+        session, is_holder = self.rows.sessions[call.session_id], call.attempt_id == settlement.attempt_id
+        amount = call.cost if is_holder else self.rows.attempt_costs.get(settlement.attempt_id, 0)
+        is_reserved = is_holder and call.state is CallState.RUNNING
+        if not (amount or is_new):
+            return
+        billed = billed_cost(settlement)
+        if billed is None:
+            if is_reserved:
+                change = CostChange(held=amount, reserved=-amount, unknown=not amount)
+                self.counters.add_cost(session, change)
+            return
+        spent = billed if not amount else min(billed, amount)
+        freed = CostChange(reserved=-amount) if is_reserved else CostChange(held=-amount)
+        self.counters.add_cost(session, freed._replace(spent=spent, excess=billed - spent))
+        if not is_holder:
+            self.add(call_rows.RESOLVE_ATTEMPT_COST_SQL, settlement.attempt_id)
+        elif not is_reserved:
+            self.add(call_rows.RESOLVE_CALL_COST_SQL, call.session_id, call.request_id)
+
+    def _hold_cost(self, call: CallRow) -> None:
+        """Hold what was reserved for an attempt that runs no more, and whose bill is unknown."""
+        if call.cost:
+            change = CostChange(held=call.cost, reserved=-call.cost)
+            self.counters.add_cost(self.rows.sessions[call.session_id], change)
 
     def _replace_attempt(self, call: CallRow) -> None:
         """Give the attempt that held this call a row, before another attempt holds it; one that runs is lost."""
@@ -152,15 +194,26 @@ class Changes:
             assert call.incarnation is not None, "a running call is held by an attempt"
             self.add(call_rows.RECORD_LOSS_SQL, self.holder(call).lost_calls, call.incarnation)
             self._running[call.target, call.incarnation] -= 1
+            self._hold_cost(call)
         if call.attempt_id is not None:
             key = (call.session_id, call.request_id)
-            held = (*key, call.attempts, call.incarnation or "", "running", self.moment.now)
+            held = (*key, call.attempts, call.incarnation or "", "running", self.moment.now, call.cost)
             self.add(call_rows.INSERT_ATTEMPT_SQL, call.attempt_id, *held)
             self.rows.attempts.setdefault(key, {}).setdefault(call.attempt_id, "running")
 
     def add(self, sql: str, *parameters: SqlValue) -> None:
         """Write with this statement too, for these parameters."""
         self._written.setdefault(sql, []).append(parameters)
+
+
+def billed_cost(settlement: Settle) -> int | None:
+    """Return what an attempt cost, in picodollars; None where that is unknown."""
+    match settlement.outcome:
+        case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
+            return 0
+        case AttemptOutcome.THROTTLED:
+            return None if settlement.unproven else 0
+    return settlement.cost
 
 
 def with_loss(call: CallRow, lost_calls: int) -> CallRow:

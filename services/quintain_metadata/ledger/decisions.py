@@ -11,6 +11,8 @@ from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.contracts.values import require_possible_deadline
 from quintain.errors import (
+    BadRequest,
+    BudgetExhausted,
     Cancelled,
     Expired,
     Fault,
@@ -45,6 +47,8 @@ class DeferReason(Enum):
     TARGET = auto()
     #: The key of its target has no place for it now; it waits for its turn.
     QUOTA = auto()
+    #: Other calls hold the money that it may cost; it waits until one of them has ended.
+    MONEY = auto()
     #: The worker has no valid lease; it waits for its heartbeat.
     LEASE = auto()
 
@@ -126,12 +130,23 @@ def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred |
             change = TRANSITIONS[CallState.NONE, LifecycleEvent.ADMITTED]
             return _start_attempt(changes, operation, session, None, change)
         return _admit_known(changes, operation, session, call)
-    except Fault as refusal:
-        if call is None or call.state is not CallState.RESERVED or not _may_end(changes, call, request):
-            raise
-        is_in_doubt = changes.release(call).to is CallState.IN_DOUBT
-        fault = FaultReply.from_fault(TimedOut() if is_in_doubt else refusal)
+    except BudgetExhausted as refusal:
+        if call is None or call.state is not CallState.RUNNING:
+            return _end_reservation(changes, request, call, refusal)
+        # No attempt takes over: what the lost one may have cost is held.
+        fault = FaultReply.from_fault(changes.end_lost(call))
         return Admission(attempt_id=request.attempt_id, fault=fault)
+    except Fault as refusal:
+        return _end_reservation(changes, request, call, refusal)
+
+
+def _end_reservation(changes: Changes, request: Admit, call: CallRow | None, refusal: Fault) -> Admission:
+    """End the reservation of a call that is refused. Raises the refusal where it had none to end."""
+    if call is None or call.state is not CallState.RESERVED or not _may_end(changes, call, request):
+        raise refusal
+    is_in_doubt = changes.release(call).to is CallState.IN_DOUBT
+    fault = FaultReply.from_fault(TimedOut() if is_in_doubt else refusal)
+    return Admission(attempt_id=request.attempt_id, fault=fault)
 
 
 def _may_end(changes: Changes, call: CallRow, request: Admit) -> bool:
@@ -209,12 +224,15 @@ def _start_attempt(
         return Deferred(*key, request.target, DeferReason.TARGET, deadline, session.share, is_running)
     if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
         return Admission(attempt_id=request.attempt_id, must_be_alone=True)
+    # Before the call is charged: what is refused for its cost changes nothing.
+    _require_cost(changes, request, session)
     if change.used:
         changes.counters.charge(session)
-    if operation.after_quota:
+    reason = DeferReason.QUOTA if operation.after_quota else _reserve_cost(changes, request, session)
+    if reason is not None:
         if change.used:
             changes.counters.refund(session)
-        return Deferred(*key, request.target, DeferReason.QUOTA, deadline, session.share, is_running)
+        return Deferred(*key, request.target, reason, deadline, session.share, is_running)
     started = CallRow(
         *key,
         request.body_sha256,
@@ -227,9 +245,23 @@ def _start_attempt(
         changes.counters.used(session),
         fault=None,
         uncounted_attempts=0 if call is None else call.uncounted_attempts,
+        cost=request.max_cost or 0,
     )
     changes.start(started, before=call)
     return _grant(changes, session, started)
+
+
+def _require_cost(changes: Changes, request: Admit, session: SessionRow) -> None:
+    """Raise `BudgetExhausted` where no money will be left for an attempt, `BadRequest` where its cost is not known."""
+    if request.max_cost is None and session.has_cost_limit:
+        problem = request.cost_problem or f"{request.target} has no known price"
+        raise BadRequest(f"This session has a limit in money, and what the call may cost is not known: {problem}")
+    changes.counters.require_cost(session, request.max_cost or 0)
+
+
+def _reserve_cost(changes: Changes, request: Admit, session: SessionRow) -> DeferReason | None:
+    """Reserve what the attempt may cost; returns why it must wait instead."""
+    return None if changes.counters.reserve_cost(session, request.max_cost or 0) else DeferReason.MONEY
 
 
 def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:
@@ -295,6 +327,7 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         must_be_alone=None,
         needs_slot=None,
         is_probe=None,
+        is_one_try=session.has_cost_limit or None,
     )
 
 

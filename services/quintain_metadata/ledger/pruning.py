@@ -19,7 +19,7 @@ from quintain.rpc.server import log_defect
 from quintain.topology import DAY_MS
 from quintain_metadata.ledger import replies
 from quintain_metadata.ledger.lifecycle import COUNTED_STATES, CallState
-from quintain_metadata.ledger.sessions import FAMILY_CTE
+from quintain_metadata.ledger.usage import FAMILY_CTE
 from quintain_metadata.store.base import Ledger, SqlProgram, execute, fetch_one
 
 #: How many calls one step reads or deletes at most.

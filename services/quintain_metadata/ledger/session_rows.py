@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.money import dollars_text
 from quintain.contracts.session import DEFAULT_WEIGHT, Priority, SessionState
 from quintain.errors import BudgetExhausted, Overloaded, Unauthorized
 from quintain_metadata.store.base import ForEach, Lookup, Row, SqlProgram
@@ -56,6 +57,12 @@ class SessionRow:
     max_body_bytes: int | None
     own_weight: int | None
     own_priority: str | None
+    max_cost: int | None
+    cost_spent: int
+    cost_held: int
+    cost_reserved: int
+    cost_excess: int
+    cost_unknown: int
     ancestors: tuple[SessionRow, ...] = ()
 
     @property
@@ -74,6 +81,11 @@ class SessionRow:
     def share(self) -> Share:
         """What its calls have of a quota."""
         return Share((self, *self.ancestors)[-1].id, self.weight, self.priority)
+
+    @property
+    def has_cost_limit(self) -> bool:
+        """Whether it or an ancestor has a limit in money."""
+        return any(payer.max_cost is not None for payer in (self, *self.ancestors))
 
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
@@ -179,6 +191,14 @@ def budget_exhausted(session: SessionRow) -> BudgetExhausted:
     return BudgetExhausted(f"Max calls exceeded (limit: {session.max_calls})")
 
 
+def cost_limit_reached(limit: int, final: int, amount: int) -> BudgetExhausted:
+    """Return the fault of a try for which no money is left: ``final`` of the limit is spent or held, in picodollars."""
+    return BudgetExhausted(
+        f"The limit of {dollars_text(limit)} leaves {dollars_text(limit - final)}, and this call may cost"
+        f" {dollars_text(amount)}"
+    )
+
+
 #: Token counts of one call are limited to this, for each kind.
 MAX_TOKENS_PER_CALL = 10**12
 
@@ -186,12 +206,26 @@ MAX_TOKENS_PER_CALL = 10**12
 _COUNT_SQL = (
     "UPDATE session SET used = used + ?, tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
     " tokens_cached = tokens_cached + ?, tokens_cache_write = tokens_cache_write + ?,"
-    " tokens_reasoning = tokens_reasoning + ? WHERE id = ?"
+    " tokens_reasoning = tokens_reasoning + ?, cost_spent = cost_spent + ?,"
+    " cost_held = cost_held + ?, cost_reserved = cost_reserved + ?, cost_excess = cost_excess + ?,"
+    " cost_unknown = cost_unknown + ? WHERE id = ?"
 )
 
 
-#: What was added to the counters of a session: its calls, and its tokens of each kind.
-_ZEROS = [0, 0, 0, 0, 0, 0]
+class CostChange(NamedTuple):
+    """What is added to a session's amounts of money, in picodollars; ``unknown`` is a number of tries."""
+
+    spent: int = 0
+    held: int = 0
+    reserved: int = 0
+    excess: int = 0
+    unknown: int = 0
+
+
+#: What was added to the counters of a session: its calls, its tokens of each kind, and a `CostChange`.
+_ZEROS = [0] * 11
+_COST_PLACE = 6
+_RESERVED_PLACE = _COST_PLACE + CostChange._fields.index("reserved")
 
 
 @dataclass(slots=True, eq=False)
@@ -245,6 +279,36 @@ class Counters:
             counts = self._added[payer.id]
             for place, count in enumerate(counted, start=1):
                 counts[place] += count
+
+    def require_cost(self, session: SessionRow, amount: int) -> None:
+        """Raise `BudgetExhausted` where so many picodollars would not fit even with nothing in flight."""
+        for payer in (session, *session.ancestors):
+            if payer.max_cost is not None and self._final_cost(payer) + amount > payer.max_cost:
+                raise cost_limit_reached(payer.max_cost, self._final_cost(payer), amount)
+
+    def reserve_cost(self, session: SessionRow, amount: int) -> bool:
+        """Reserve an amount of picodollars in the session and its ancestors; returns whether it fits now.
+
+        Nothing is reserved where it fits only once other tries have ended.
+        """
+        for payer in (session, *session.ancestors):
+            reserved = payer.cost_reserved + self._added[payer.id][_RESERVED_PLACE]
+            if payer.max_cost is not None and self._final_cost(payer) + reserved + amount > payer.max_cost:
+                return False
+        self.add_cost(session, CostChange(reserved=amount))
+        return True
+
+    def _final_cost(self, payer: SessionRow) -> int:
+        """Return what of a session's money is spent or held, in picodollars."""
+        spent, held = self._added[payer.id][_COST_PLACE:_RESERVED_PLACE]
+        return payer.cost_spent + payer.cost_held + spent + held
+
+    def add_cost(self, session: SessionRow, change: CostChange) -> None:
+        """Add amounts of money to the session and its ancestors."""
+        for payer in (session, *session.ancestors):
+            counts = self._added[payer.id]
+            for place, amount in enumerate(change, start=_COST_PLACE):
+                counts[place] += amount
 
     def write(self) -> SqlProgram[None]:
         """Add what was added here to the counters in the ledger."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.contracts.money import picodollars, to_dollars
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,
@@ -16,11 +16,9 @@ from quintain.contracts.session import (
     SessionList,
     SessionOpened,
     SessionState,
-    TargetUsage,
 )
-from quintain.errors import BadRequest, ForbiddenTarget, Rejected, ReplyTooLarge, Unauthorized
-from quintain_metadata.ledger.call_rows import HOLDER_WITHOUT_ROW, resolved_target
-from quintain_metadata.ledger.lifecycle import CallState
+from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized
+from quintain_metadata.ledger.call_rows import resolved_target
 from quintain_metadata.ledger.session_rows import (
     Counters,
     SessionRow,
@@ -37,6 +35,7 @@ from quintain_metadata.ledger.targets import (
     live_served_targets,
     target_timeouts,
 )
+from quintain_metadata.ledger.usage import cost_usage, count_calls
 from quintain_metadata.store.base import SqlProgram, execute
 
 DEFAULT_DEADLINE_MS = 600_000
@@ -47,24 +46,6 @@ MAX_SAFE_INTEGER = 2**53 - 1
 
 #: The longest lifetime of a session that has one, in seconds: a hundred years.
 MAX_LIFETIME_SECONDS = 100 * 366 * 24 * 3600
-
-#: A part of the condition of the index of a session's calls by state, which has no entries of answered calls.
-IS_NOT_COMMITTED = "call.state <> 'committed'"
-
-#: A committed call whose fault says that the provider has answered, with what is of no use.
-_IS_ANSWERED = (
-    "call.state = 'committed' AND ("
-    + " OR ".join(
-        f"""call.fault LIKE '%"code":"{fault.code}","status":{fault.status},%'""" for fault in (Rejected, ReplyTooLarge)
-    )
-    + ")"
-)
-
-#: Begins a query over a session (its one parameter) and all its descendants.
-FAMILY_CTE = (
-    "WITH RECURSIVE family (id) AS (SELECT CAST(? AS text) UNION ALL"
-    " SELECT child.id FROM session child JOIN family ON child.parent_id = family.id)"
-)
 
 
 def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[SessionRow]:
@@ -102,11 +83,13 @@ def open_session(
     inherited = parent is not None and bool(parent.ignore_unsupported)
     ignore_unsupported = inherited if request.unsupported is None else request.unsupported == "ignore"
     max_body_bytes = _resolve_max_body_bytes(request, parent)
+    max_cost = _resolve_max_cost(request, parent)
     _require_no_larger_share(request, parent)
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
         " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported,"
-        " max_body_bytes, weight, priority) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " max_body_bytes, weight, priority, max_cost)"
+        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -123,6 +106,7 @@ def open_session(
         max_body_bytes,
         request.weight,
         request.priority,
+        max_cost,
     )
     if parent is not None and reserved:
         parent.require_not_paused()
@@ -175,6 +159,16 @@ def _require_no_larger_share(request: OpenSession | AmendSession, parent: Sessio
         raise BadRequest(f"priority: a child may only lower its parent's {parent.priority}")
 
 
+def _resolve_max_cost(request: OpenSession, parent: SessionRow | None) -> int | None:
+    if request.max_cost_usd is None:
+        return None
+    max_cost = picodollars(request.max_cost_usd)
+    for payer in () if parent is None else (parent, *parent.ancestors):
+        if payer.max_cost is not None and max_cost > payer.max_cost:
+            raise BadRequest(f"maxCostUsd: a child may only narrow its parent's {to_dollars(payer.max_cost)}")
+    return max_cost
+
+
 def _resolve_reserved(request: OpenSession, max_calls: int, parent: SessionRow | None) -> int:
     if not request.reserve:
         return 0
@@ -208,6 +202,12 @@ def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
             request.max_calls,
             session.id,
         )
+    if request.max_cost_usd is not None:
+        limit, bound = picodollars(request.max_cost_usd), "cost_spent + cost_held + cost_reserved"
+        yield from execute(
+            f"UPDATE session SET max_cost = CASE WHEN {bound} > ? THEN {bound} ELSE ? END WHERE id = ?",
+            *(limit, limit, session.id),
+        )
     if request.max_body_bytes is not None:
         yield from execute("UPDATE session SET max_body_bytes = ? WHERE id = ?", request.max_body_bytes, session.id)
     if request.weight is not None or request.priority is not None:
@@ -239,7 +239,7 @@ def info_by_id(now: int, session_id: str) -> SqlProgram[Info]:
 
 def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     """Return a session's counters, with the calls of its descendants included."""
-    counts = yield from _count_calls(session.id)
+    counts = yield from count_calls(session.id)
     served = yield from live_served_targets(now)
     targets = yield from current_fingerprints(served)
     different_since = yield from differences(now, served)
@@ -269,6 +269,8 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
             session.tokens_cache_write,
             session.tokens_reasoning,
         ),
+        max_cost_usd=None if session.max_cost is None else to_dollars(session.max_cost),
+        cost=cost_usage(session),
         expires_at=session.expires_at,
         state=SessionState(session.state),
         label=session.label,
@@ -280,47 +282,6 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         weight=session.weight,
         priority=session.priority,
         now=now,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _CallCounts:
-    """The calls of a session and its descendants, by state; ``used`` is the session's counter.
-
-    ``reserved`` includes what descendants reserved and have not used; ``charged_faults`` are among the committed.
-    """
-
-    used: int
-    reserved: int
-    running: int
-    refunded: int
-    in_doubt: int
-    charged_faults: int
-
-    @property
-    def committed(self) -> int:
-        """The charged calls that are in no other state: counting them would read a row of each."""
-        return self.used - self.reserved - self.running - self.in_doubt
-
-
-def _count_calls(session_id: str) -> SqlProgram[_CallCounts]:
-    """Count by one statement, so that the counter and the calls are those of one moment."""
-    rows = yield from execute(
-        f"{FAMILY_CTE} SELECT call.state, count(*) FROM call WHERE call.session_id IN (SELECT id FROM family)"
-        f" AND ({IS_NOT_COMMITTED} OR call.fault IS NOT NULL) AND NOT ({_IS_ANSWERED}) GROUP BY call.state"
-        " UNION ALL SELECT 'unused', coalesce(sum(session.reserved - session.used), 0) FROM session JOIN family"
-        " USING (id) WHERE session.reserved > session.used AND id <> ?"
-        " UNION ALL SELECT 'used', used FROM session WHERE id = ?",
-        *(session_id, session_id, session_id),
-    )
-    found = {row[0]: int(row[1]) for row in rows}
-    return _CallCounts(
-        used=found["used"],
-        reserved=found.get(CallState.RESERVED, 0) + found["unused"],
-        running=found.get(CallState.RUNNING, 0),
-        refunded=found.get(CallState.REFUNDED, 0),
-        in_doubt=found.get(CallState.IN_DOUBT, 0),
-        charged_faults=found.get(CallState.COMMITTED, 0),
     )
 
 
@@ -354,31 +315,3 @@ def require_session(session_id: str) -> SqlProgram[SessionRow]:
     if session is None:
         raise BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")
     return session
-
-
-#: The states of calls that were charged and sent to their target.
-_CHARGED_STATES = ", ".join(f"'{state}'" for state in (CallState.RUNNING, CallState.COMMITTED, CallState.IN_DOUBT))
-
-#: The number of calls with two attempts of which none is proven unbilled, and none void. Few calls have two attempts.
-_MADE_TWICE = (
-    "CAST(coalesce(sum(CASE WHEN attempts >= 2 AND (SELECT count(*) FROM attempt WHERE attempt.session_id ="
-    " call.session_id AND attempt.request_id = call.request_id AND attempt.state NOT IN ('proven', 'void'))"
-    f" + CASE WHEN {HOLDER_WITHOUT_ROW} THEN 1 ELSE 0 END >= 2 THEN 1 ELSE 0 END), 0) AS bigint)"
-)
-
-
-def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
-    """Return the calls and token usage of a session and its descendants, by target."""
-    kinds = ("input", "output", "cached", "cache_write")
-    sums = ", ".join(f"CAST(coalesce(sum(tokens_{kind}), 0) AS bigint)" for kind in kinds)
-    rows = yield from execute(
-        f"{FAMILY_CTE} SELECT target, count(*), count(tokens_input), {_MADE_TWICE}, {sums}"
-        " FROM call WHERE session_id IN (SELECT id FROM family)"
-        f" AND state IN ({_CHARGED_STATES}) GROUP BY target ORDER BY target",
-        session_id,
-    )
-    return {target: _target_usage(*counts) for target, *counts in rows}
-
-
-def _target_usage(calls: int, counted: int, made_twice: int, *tokens: int) -> TargetUsage:
-    return TargetUsage(calls=calls, counted=counted, token_usage=stored_usage(*tokens), made_twice=made_twice)

@@ -47,7 +47,7 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
         change = _NO_CALL
         if settlement.outcome is AttemptOutcome.NEVER_SENT:
             # A later grant has no effect.
-            void = (settlement.attempt_id, *key, 0, "", "void", changes.moment.now)
+            void = (settlement.attempt_id, *key, 0, "", "void", changes.moment.now, 0)
             changes.add(call_rows.INSERT_ATTEMPT_SQL, *void)
             # With a fault the caller was refused; without one the call returned to its queue.
             if settlement.fault is not None and call is not None:
@@ -55,10 +55,13 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
         return call, change
     change = TRANSITIONS[call.state, _settle_event(changes, settlement, call)]
     _record_outcome(changes, call, settlement, has_row=state is not None)
-    if change.effect is TransitionEffect.NOTED:
+    is_noted = change.effect is TransitionEffect.NOTED
+    changes.settle_cost(call, settlement, is_new=not is_noted)
+    if is_noted:
         return call, change
     session = changes.rows.sessions[call.session_id]
-    changes.apply(call, change, stored_fault(settlement, change), settlement.token_usage)
+    left = 0 if is_holder else None
+    changes.apply(call, change, stored_fault(settlement, change), settlement.token_usage, cost=left)
     if settlement.outcome is AttemptOutcome.RESULT and session.store_replies:
         stored = reply_parameters(changes.moment, call, settlement)
         if stored is not None:
@@ -104,7 +107,7 @@ def _record_outcome(changes: Changes, call: CallRow, settlement: Settle, *, has_
                 changes.add(call_rows.RECORD_UNPROVEN_SQL, changes.moment.now, settlement.attempt_id)
             return
     held = (call.session_id, call.request_id, call.attempts, call.incarnation or "")
-    changes.add(call_rows.UPSERT_ATTEMPT_SQL, settlement.attempt_id, *held, state, changes.moment.now)
+    changes.add(call_rows.UPSERT_ATTEMPT_SQL, settlement.attempt_id, *held, state, changes.moment.now, 0)
     if state != "proven":
         changes.add(call_rows.UNCOUNT_ATTEMPT_SQL, call.session_id, call.request_id)
 

@@ -16,6 +16,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # ``ignore_unsupported``: calls are made without the settings that a provider cannot honour, and not refused.
         # ``max_body_bytes``: the size of its largest request; null where it was opened without a limit of its own.
         # ``weight`` and ``priority``: its share of quotas; null where it has its parent's, or the default one.
+        # Money is in picodollars (10^-12 US dollars). ``max_cost``: null where the session has no limit in money.
+        # ``cost_spent``: what is known to be spent, at most what was reserved for it. ``cost_held``: reserved for tries
+        # whose bill is unknown. ``cost_reserved``: reserved for tries that run. ``cost_excess``: what providers
+        # reported beyond what was reserved. ``cost_unknown``: charged tries of unknown cost for which nothing was
+        # reserved.
         """CREATE TABLE session (
             id text PRIMARY KEY,
             token_sha256 bytea NOT NULL,
@@ -41,13 +46,23 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_reasoning bigint NOT NULL DEFAULT 0,
             weight integer,
             priority text,
-            CHECK (0 <= used AND used <= max_calls)
+            max_cost bigint,
+            cost_spent bigint NOT NULL DEFAULT 0,
+            cost_held bigint NOT NULL DEFAULT 0,
+            cost_reserved bigint NOT NULL DEFAULT 0,
+            cost_excess bigint NOT NULL DEFAULT 0,
+            cost_unknown bigint NOT NULL DEFAULT 0,
+            CHECK (0 <= used AND used <= max_calls),
+            CHECK (0 <= cost_spent AND 0 <= cost_held AND 0 <= cost_reserved),
+            CHECK (max_cost IS NULL OR cost_spent + cost_held + cost_reserved <= max_cost)
         )""",
         "CREATE INDEX session_parent ON session (parent_id)",
         "CREATE INDEX session_reserved ON session (expires_at) WHERE reserved > 0",
         # ``uncounted_attempts``: those that were lost with a worker that ran other calls too.
         # ``cancelled_at``: when the caller cancelled it. ``joined_until``: until when another delivery waits for its
-        # answer. The tokens are null where its provider reported none.
+        # answer. The tokens are null where its provider reported none. ``cost``: what is reserved for the attempt that
+        # holds it, or held it last, until its bill is known: in the session's ``cost_reserved`` while the call runs,
+        # else in ``cost_held``.
         """CREATE TABLE call (
             session_id text NOT NULL REFERENCES session (id),
             request_id text NOT NULL,
@@ -67,6 +82,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_output bigint,
             tokens_cached bigint,
             tokens_cache_write bigint,
+            cost bigint NOT NULL DEFAULT 0,
             created_at bigint NOT NULL,
             updated_at bigint NOT NULL,
             PRIMARY KEY (session_id, request_id)
@@ -84,7 +100,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         )""",
         # The state of an attempt that holds its call no more: proven (unbilled) or unproven; throttled (unproven, and
         # not counted); or void (never to run, or throttled and unbilled). One that holds its call, or held it last, has
-        # a row only where it is proven, void or throttled.
+        # a row only where it is proven, void or throttled. ``cost``: what the session holds for it until its bill is
+        # known.
         """CREATE TABLE attempt (
             id text PRIMARY KEY,
             session_id text NOT NULL,
@@ -92,7 +109,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             number integer NOT NULL,
             incarnation text NOT NULL,
             state text NOT NULL,
-            at bigint NOT NULL
+            at bigint NOT NULL,
+            cost bigint NOT NULL DEFAULT 0
         )""",
         "CREATE INDEX attempt_of_call ON attempt (session_id, request_id)",
         # ``drain``: the state of its drain, as a rank of `leases.DRAIN_RANKS`. ``lost_calls``: how many calls it ran

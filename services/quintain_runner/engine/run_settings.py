@@ -87,6 +87,7 @@ class RunOptions:
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS
     weight: int | None = None
+    max_cost_usd: float | None = None
     priority: Priority | None = None
     regrades: bool = False
     keeps_content: bool = True
@@ -158,6 +159,12 @@ class RunSettings:
     def weight(self) -> int | None:
         """The session's weight where it shares a quota; None if the user set none."""
         return self.evaluation.spec.weight if self.options.weight is None else self.options.weight
+
+    @property
+    def max_cost_usd(self) -> float | None:
+        """The most that the run may cost, in US dollars; None if the user set no limit."""
+        own = self.options.max_cost_usd
+        return self.evaluation.spec.max_cost_usd if own is None else own
 
     @property
     def priority(self) -> Priority | None:

@@ -22,6 +22,7 @@ from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_file import read_run
+from quintain_runner.report.summary import CostLimit
 from quintain_runner.results.store import charged_calls
 
 CALLS_FILE_NAME = "calls.jsonl"
@@ -93,13 +94,16 @@ class _StoredSession:
     """The contents of the token file: a token, and numbers of calls.
 
     ``earlier_calls`` were charged to other sessions of the run before, ``earlier_plans_calls`` of them before the plan
-    changed. ``own_calls`` were charged to this session when they were last counted.
+    changed. ``own_calls`` were charged to this session when they were last counted. ``plan_cost_usd`` is what other
+    sessions of the plan cost at most, and ``own_cost_usd`` this one: its limit until that is counted.
     """
 
     token: str
     earlier_calls: int = 0
     earlier_plans_calls: int = 0
     own_calls: int = 0
+    plan_cost_usd: float = 0.0
+    own_cost_usd: float = 0.0
 
     @property
     def plan_calls(self) -> int:
@@ -109,7 +113,8 @@ class _StoredSession:
     def followed_by(self, token: str, own_calls: int, *, is_changed: bool) -> _StoredSession:
         """What is stored of the next session; ``own_calls`` were charged to this one."""
         calls = self.earlier_calls + own_calls
-        return _StoredSession(token, calls, calls if is_changed else self.earlier_plans_calls)
+        cost = 0.0 if is_changed else self.plan_cost_usd + self.own_cost_usd
+        return _StoredSession(token, calls, calls if is_changed else self.earlier_plans_calls, plan_cost_usd=cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,8 @@ class RunSessions:
         """Connect the stored session; open the run's first one, or one without calls if the stored one has ended."""
         async with contextlib.AsyncExitStack() as stack:
             if (stored := _read_stored_session(self._path)) is None:
-                stored = _StoredSession(await self._open_session(self._run.max_calls))
+                limit = self._run.max_cost_usd
+                stored = _StoredSession(await self._open_session(self._run.max_calls, limit), own_cost_usd=limit or 0.0)
                 # Stored before the first call, so that a resumed run continues in the same session.
                 _write_stored_session(self._path, stored)
             try:
@@ -182,12 +188,19 @@ class RunSessions:
         left = await self._parent_calls_left(info)
         return info.parent_id if left is not None and left <= info.max_calls - info.call_count else None
 
+    async def spent_cost(self) -> CostLimit | None:
+        """Return the limit of this plan in money, and what it cost at most, if it has calls left; else None."""
+        info, limit = await self.client.get_info(), self._run.max_cost_usd
+        if limit is None or info.call_count >= info.max_calls:
+            return None
+        return CostLimit(limit, self._stored.plan_cost_usd + _most_cost_usd(info))
+
     async def finish(self, *, has_open_trials: bool) -> None:
         """Note what the session was charged, and close it if no trial is open."""
         if not self._is_valid:
             return
         info = await self.client.get_info()
-        self._store(replace(self._stored, own_calls=info.call_count - info.reserved))
+        self._store(replace(self._stored, own_calls=info.call_count - info.reserved, own_cost_usd=_most_cost_usd(info)))
         if not has_open_trials:
             await self.client.close_session()
 
@@ -197,14 +210,16 @@ class RunSessions:
         if self._is_valid:
             info = await before.get_info(per_target=True)
             own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.per_target or {}}
+            self._stored = replace(self._stored, own_cost_usd=_most_cost_usd(info))
         stored = self._stored.followed_by("", own_calls, is_changed=is_changed)
         limit = most_calls
         if self._is_bounded:
             limit = max(0, self._run.max_calls - stored.plan_calls)
         ended = "has too few calls" if self._is_valid else "is closed or expired"
         self._on_new_session(NewSession(limit, ended=None if is_changed else ended))
-        token = await self._open_session(limit)
-        self._store(replace(stored, token=token))
+        cost_limit = self._cost_limit(stored)
+        token = await self._open_session(limit, cost_limit)
+        self._store(replace(stored, token=token, own_cost_usd=cost_limit or 0.0))
         self.client = await self._stack.enter_async_context(self._backend.connect_session(token))
         # Closed when the new one is stored: a command that is killed between them leaves one that is known.
         with contextlib.suppress(Fault, BusError):
@@ -235,14 +250,18 @@ class RunSessions:
         weight, priority = self._run.weight, self._run.priority
         needed = info.call_count + most_calls
         limit = max(0, max_calls - stored.plan_calls) if self._is_bounded else max(info.max_calls, needed)
+        cost_limit = self._cost_limit(stored)
+        is_cost_unchanged = cost_limit is None or cost_limit == info.max_cost_usd
         is_size_unchanged = max_body_bytes in {None, info.max_body_bytes}
         is_share_unchanged = weight in {None, info.weight} and priority in {None, info.priority}
-        if (limit == info.max_calls and is_size_unchanged and is_share_unchanged) or not most_calls:
+        is_unchanged = limit == info.max_calls and is_size_unchanged and is_share_unchanged and is_cost_unchanged
+        if is_unchanged or not most_calls:
             return self._plan_session()
         if self._backend.admin is not None:
             amendment = AmendSession(
                 session_id=info.session_id,
                 max_calls=limit,
+                max_cost_usd=cost_limit,
                 max_body_bytes=max_body_bytes,
                 weight=weight,
                 priority=priority,
@@ -253,6 +272,10 @@ class RunSessions:
             raise ConfigError(
                 f"The session of this run has weight {info.weight} and priority {info.priority}: changing them needs "
                 "QUINTAIN_ADMIN_TOKEN"
+            )
+        if not is_cost_unchanged:
+            raise ConfigError(
+                "The limit in money of this run's session is another one: changing it needs QUINTAIN_ADMIN_TOKEN"
             )
         own_left, parent_left = info.max_calls - info.call_count, await self._parent_calls_left(info)
         if limit > info.max_calls and parent_left is not None and parent_left > own_left:
@@ -276,7 +299,19 @@ class RunSessions:
         is_parent = parent_info.session_id == info.parent_id
         return parent_info.max_calls - parent_info.call_count if is_parent else None
 
-    async def _open_session(self, max_calls: int) -> str:
+    def _cost_limit(self, stored: _StoredSession) -> float | None:
+        """Return what is left of the user's limit in money for this plan's next calls, in US dollars.
+
+        Raises `ConfigError` where nothing is.
+        """
+        limit = self._run.max_cost_usd
+        if limit is None:
+            return None
+        if (left := round(limit - stored.plan_cost_usd, 12)) <= 0:
+            raise ConfigError(f"Earlier sessions of this run may have cost all of ${limit}; raise max_cost_usd")
+        return left
+
+    async def _open_session(self, max_calls: int, max_cost_usd: float | None = None) -> str:
         """Open a session and return its token; without a limit of the user's it has what the parent session has.
 
         Raises `ConfigError` if the user's limit is more than that, or if no session can be opened.
@@ -285,6 +320,7 @@ class RunSessions:
         request = OpenSession(
             default_target=self._run.targets[0],
             max_calls=max_calls,
+            max_cost_usd=max_cost_usd,
             label=f"run {evaluation.name}",
             max_body_bytes=evaluation.spec.max_body_bytes,
             weight=self._run.weight,
@@ -296,6 +332,12 @@ class RunSessions:
     def _store(self, stored: _StoredSession) -> None:
         self._stored = stored
         _write_stored_session(self._path, stored)
+
+
+def _most_cost_usd(info: Info) -> float:
+    """Return what a session cost at most, in US dollars."""
+    cost = info.cost
+    return 0.0 if cost is None else cost.spent_usd + cost.held_usd + cost.reserved_usd + cost.excess_usd
 
 
 async def _close_children(client: Client) -> None:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field, SerializerFunctionWrapHandler, computed_field, model_serializer
 
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.results.counts import RowTally
+from quintain_runner.results.counts import RowTally, dollars
 from quintain_runner.results.row import TARGET_CHANGED, is_zero, split_column
 from quintain_runner.statistics.analysis import format_score
 from quintain_runner.untrusted import plain_line
@@ -102,6 +103,13 @@ class RunTotals(TrialCounts):
         return self.calls - self.calls_of_earlier_plans
 
 
+class CostLimit(NamedTuple):
+    """The limit of a run in US dollars, and what of it is spent or held for tries whose bill is unknown."""
+
+    usd: float
+    most_usd: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """The outcome of a run, from which all tables and files are made.
@@ -110,8 +118,8 @@ class RunSummary:
     the same command would execute any trial. ``parked_targets`` are the targets of which no more trials were begun
     because of errors, each with the reason. ``unavailable_graders`` could not be run, each with the reason: their
     verdicts are kept, and trials that need a new one wait. ``spent_parent`` is the id of the session on whose budget
-    the run draws, if its calls are what lacks. ``different_seconds`` says of the targets that workers served
-    differently when the command began, how long they had.
+    the run draws, if its calls are what lacks. ``cost_limit`` is set if money is what lacks. ``different_seconds`` says
+    of the targets that workers served differently when the command began, how long they had.
     """
 
     total: RunTotals
@@ -124,6 +132,7 @@ class RunSummary:
     unavailable_graders: Mapping[str, str] = field(default_factory=dict)
     different_seconds: Mapping[str, float] = field(default_factory=dict)
     spent_parent: str | None = None
+    cost_limit: CostLimit | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -192,7 +201,7 @@ def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
 
 
 #: The budget option in a command, which is replaced by a larger one.
-_MAX_CALLS_OPTION = re.compile(r" --max-calls[ =]\d+")
+_BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =][\d.]+")
 
 
 def unaccounted_calls_note(summary: RunSummary) -> str | None:
@@ -235,7 +244,7 @@ def unavailable_grader_notes(summary: RunSummary) -> list[str]:
 
 def exit_line(summary: RunSummary, command: str) -> str:
     """The exit code, its reason, and the next useful command; ``command`` is the command line that the user gave."""
-    command = _MAX_CALLS_OPTION.sub("", command) if summary.is_budget_spent else command
+    command = _BUDGET_OPTION.sub("", command) if summary.is_budget_spent else command
     code, total = summary.exit_code, summary.total
     reasons = {
         ExitCode.BUDGET_SPENT: _spent_text(summary, command),
@@ -268,6 +277,14 @@ def _spent_text(summary: RunSummary, command: str) -> str:
     needed, spent = budget_to_finish(summary), f"{total.plan_calls} of {total.max_calls} calls"
     kept = f"{_open_trials_text(total)} and every row so far is kept."
     how = "by what the graded ones took" if total.graded else "at most"
+    if summary.cost_limit is not None:
+        limit, most = summary.cost_limit
+        finished = total.graded or 1
+        needed_usd = max(limit, most) * 1.05 + most / finished * total.waiting
+        return (
+            f"the limit in money is reached ({dollars(most)} of {dollars(limit)} spent or held), {kept} "
+            f"To finish: {command} --max-cost-usd {needed_usd:.2f}"
+        )
     if (parent := summary.spent_parent) is None:
         return (
             f"the budget is spent ({spent}), {kept} It takes {needed - total.max_calls} calls more, {how}. "

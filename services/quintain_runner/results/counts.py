@@ -272,7 +272,7 @@ def run_cost(spending: Mapping[str, TargetUsage], prices: Mapping[str, Price], *
     sessions.
     """
     targets = {name: _target_cost(usage, prices.get(name)) for name, usage in spending.items()}
-    known = [prices[name].of(usage.token_usage) for name, usage in spending.items() if name in prices]
+    known = [prices[name].of(usage.token_usage, usage.calls) for name, usage in spending.items() if name in prices]
     return Cost(
         usd=float(sum(known, Decimal(0))) if known else None,
         at_least=not complete or any(cost.at_least for cost in targets.values()),
@@ -287,7 +287,7 @@ def _target_cost(usage: TargetUsage, price: Price | None) -> TargetCost:
         counted_calls=usage.counted,
         token_usage=usage.token_usage,
         price=price,
-        usd=None if price is None else float(price.of(usage.token_usage)),
+        usd=None if price is None else float(price.of(usage.token_usage, usage.calls)),
         at_least=usage.calls > 0 if price is None else price.least or usage.counted < usage.calls,
     )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.session import AGENT_MAX_CALLS
@@ -22,16 +22,25 @@ class StrictModel(NumberModel):
 
 
 class TargetPrice(StrictModel):
-    """The price of a target's tokens, in US dollars per million."""
+    """The price of a target's tokens, in US dollars per million, and of its calls."""
 
-    input_per_million: Amount
+    input_per_million: Amount = 0.0
     """Of a million tokens of questions."""
-    output_per_million: Amount
+    output_per_million: Amount = 0.0
     """Of a million tokens of answers."""
     cached_input_per_million: Amount | None = None
     """Of a million tokens that the provider had cached. If absent, as other input."""
     cache_write_per_million: Amount | None = None
     """Of a million tokens that the provider put into its cache. If absent, as other input."""
+    per_call: Amount = 0.0
+    """Of each call, in US dollars: for programs and agents, whose tokens nobody counts."""
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        tokens = {"input_per_million", "output_per_million"}
+        if len(tokens & self.model_fields_set) == 1 or not self.model_fields_set & (tokens | {"per_call"}):
+            raise ValueError("give input_per_million and output_per_million, or per_call, or all three")
+        return self
 
 
 class TargetSettings(InvokeSettings):

@@ -18,6 +18,9 @@ from quintain.contracts.message import Message
 
 _MILLION = Decimal(1_000_000)
 
+#: More tokens of one kind than a call can have.
+MAX_PLAUSIBLE_TOKENS = 100_000_000
+
 #: An amount of US dollars: computed as a Decimal, serialized as a JSON number.
 Amount = Annotated[Decimal, PlainSerializer(float, return_type=float)]
 
@@ -29,36 +32,58 @@ _LIST_PRICES = "quintain.config.prices"
 
 
 class Price(Message):
-    """Prices in US dollars per million tokens.
+    """Prices in US dollars per million tokens, and per call.
 
     Where ``cached_input_per_million`` or ``cache_write_per_million`` is None, input tokens that came from the
     provider's cache, or that it put there, cost as much as the others. ``source`` is `CONFIGURED` or the list with its
-    version. ``least`` says that some calls may cost more: those with more than ``least_up_to``
-    input tokens, where that is known.
+    version. ``dearest_input_per_million`` and ``dearest_output_per_million`` are the most that a token can cost, in any
+    tier. ``context_window`` is how many tokens the model reads at most, where that is known. ``least`` says that some
+    calls may cost more: those with more than ``least_up_to`` input tokens, where that is known.
     """
 
-    input_per_million: Amount
-    output_per_million: Amount
+    input_per_million: Amount = Decimal(0)
+    output_per_million: Amount = Decimal(0)
+    per_call: Amount = Decimal(0)
     cached_input_per_million: Amount | None = None
     cache_write_per_million: Amount | None = None
+    dearest_input_per_million: Amount | None = None
+    dearest_output_per_million: Amount | None = None
+    context_window: int | None = None
     source: str = CONFIGURED
     least: bool = False
     least_up_to: int | None = None
 
-    def of(self, usage: TokenUsage) -> Decimal:
-        """The cost of these tokens, in US dollars."""
+    def of(self, usage: TokenUsage, calls: int = 0) -> Decimal:
+        """The cost of these tokens and of so many calls, in US dollars."""
         cached = min(usage.cached or 0, usage.input)
         written = min(usage.cache_write or 0, usage.input - cached)
         cost = (usage.input - cached - written) * self.input_per_million + usage.output * self.output_per_million
         for tokens, price in ((cached, self.cached_input_per_million), (written, self.cache_write_per_million)):
             cost += tokens * (self.input_per_million if price is None else price)
-        return cost / _MILLION
+        return calls * self.per_call + cost / _MILLION
+
+    def most(self, input_tokens: int, output_tokens: int) -> Decimal:
+        """The most that a call with so many tokens can cost, in US dollars."""
+        write = self.cache_write_per_million or Decimal(0)
+        dearest_input = max(self.input_per_million, write, self.dearest_input_per_million or write)
+        dearest_output = max(self.output_per_million, self.dearest_output_per_million or self.output_per_million)
+        return self.per_call + (input_tokens * dearest_input + output_tokens * dearest_output) / _MILLION
 
     def of_call(self, usage: TokenUsage | None) -> float | None:
-        """The cost of one call with this usage, in US dollars; None if it is not known."""
-        if usage is None or (self.least and (self.least_up_to is None or usage.input > self.least_up_to)):
+        """The cost of one call with this usage, in US dollars; None if it is not known.
+
+        Counts that no call has, below zero or above `MAX_PLAUSIBLE_TOKENS`, say nothing.
+        """
+        if not (self.input_per_million or self.output_per_million):
+            return float(self.per_call)
+        if usage is None or not all(
+            0 <= count <= MAX_PLAUSIBLE_TOKENS
+            for count in (usage.input, usage.output, usage.cached or 0, usage.cache_write or 0)
+        ):
             return None
-        return float(self.of(usage))
+        if self.least and (self.least_up_to is None or usage.input > self.least_up_to):
+            return None
+        return float(self.of(usage, 1))
 
 
 def known_prices(targets: Mapping[str, TargetConfig]) -> dict[str, Price]:
@@ -107,12 +132,23 @@ def list_price(provider: str, base_url: str | None, model: str) -> Price | None:
     tokens_in, tokens_out, cached, written = (getattr(price, "base", price) for price in values)
     if tokens_in is None or tokens_out is None:
         return None
+    dearest_in, dearest_out, _, dearest_write = (_dearest(price) for price in values)
     return Price(
         input_per_million=tokens_in,
         output_per_million=tokens_out,
         cached_input_per_million=cached,
         cache_write_per_million=written,
+        dearest_input_per_million=max(each for each in (dearest_in, dearest_write, tokens_in) if each is not None),
+        dearest_output_per_million=dearest_out,
+        context_window=calculation.model.context_window,
         source=LISTED,
         least=is_minimum,
         least_up_to=min(tier_starts, default=None),
     )
+
+
+def _dearest(price: object) -> Decimal | None:
+    """Return the highest price of any tier."""
+    if isinstance(price, TieredPrices):
+        return max(price.base, *(tier.price for tier in price.tiers))
+    return price if isinstance(price, Decimal) else None

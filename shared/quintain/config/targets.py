@@ -149,6 +149,9 @@ class ModelTarget(_Target):
     """The temperature of calls that set none themselves."""
     max_tokens: Positive | None = None
     """The most tokens of an answer, of calls that set no limit themselves."""
+    max_input_tokens: Positive | None = None
+    """The most tokens of a question that the provider takes: the bound of its cost where text alone gives none, as of
+    images. If absent, the model's context window, if it is known."""
     adaptive: bool = True
     """Whether it shares the quota of its provider, URL and key, whose limits are found, where it names none."""
     settings: TargetSettings | None = None

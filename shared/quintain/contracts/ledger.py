@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.money import Picodollars
 from quintain.contracts.quota import QuotaCard, TryReport
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Id, Number, RequestId, TargetName, Text, Whole
 
@@ -158,6 +159,9 @@ class Admit(Message):
 
     ``alone``: the worker has ended its other calls, or waited for them as long as it may, and begins none beside it.
     ``copy_of``: its message is a copy of the one of this attempt's call, for which the worker holds no slot.
+
+    ``max_cost`` is the most that one try can cost, in picodollars. Where it is None, ``cost_problem`` says why it is
+    not known.
     """
 
     token: str | None = None
@@ -173,6 +177,8 @@ class Admit(Message):
     traceparent: str | None = None
     alone: bool | None = None
     copy_of: Token | None = None
+    max_cost: Picodollars | None = None
+    cost_problem: Text | None = None
 
     def credential(self) -> SessionToken | CallProof:
         """Return what authorizes the call, whose format is right. Raises `Unauthorized`."""
@@ -206,7 +212,8 @@ class Admission(Message):
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
     refunds nothing. ``ignore_unsupported``: the session was opened with ``unsupported: ignore``.
     ``max_body_bytes`` is the session's limit, if it has one of its own. ``is_probe``: the provider is out, and this
-    attempt tries whether it is back, so that a failing try of it does not count.
+    attempt tries whether it is back, so that a failing try of it does not count. ``is_one_try``: the session has a
+    limit in money, so that each try is an attempt of its own.
     """
 
     attempt_id: Token
@@ -223,6 +230,7 @@ class Admission(Message):
     must_be_alone: bool | None = None
     needs_slot: bool | None = None
     is_probe: bool | None = None
+    is_one_try: bool | None = None
 
     @property
     def is_grant(self) -> bool:
@@ -283,7 +291,8 @@ class Settle(Message):
     ``reply`` is stored for replays, ``fault`` is returned for repeated requests; ``traceparent`` is the call's own.
     ``compressed_reply`` is a reply of more than `LARGE_REPLY_BYTES` as it is stored: compressed by zlib. The times and
     the cost are those of a result without ``reply``. ``report`` is how the provider took the call, for the quota of its
-    target. ``unproven``: a try of this attempt, which was throttled in the end, may have been billed.
+    target. ``unproven``: a try of this attempt, which was throttled in the end, may have been billed. ``cost`` is what
+    the provider's answer cost, in picodollars; None where that is unknown.
     """
 
     session_id: Token
@@ -300,6 +309,7 @@ class Settle(Message):
     traceparent: str | None = None
     report: TryReport | None = None
     unproven: bool | None = None
+    cost: Picodollars | None = None
 
     def to_wire_with_reply(self, reply: bytes) -> bytes:
         """Return a settle without a reply as it is sent with this one, which is encoded or compressed already; empty

@@ -10,6 +10,7 @@ from pydantic import Field, StrictBool
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
+from quintain.contracts.money import MaxCostUsd
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
@@ -62,6 +63,20 @@ class GetInfo(Message):
     answered: Annotated[list[RequestId], Field(max_length=MAX_ANSWERED_IDS)] | None = None
 
 
+class CostUsage(Message):
+    """What a session and its children cost, in US dollars: at most ``spent`` + ``held`` + ``reserved`` + ``excess``.
+
+    ``held`` is reserved for tries whose bill is unknown, ``reserved`` for tries that run. ``excess`` is what providers
+    reported beyond what was reserved. ``unknown`` charged tries are in none of these: their price is not known.
+    """
+
+    spent_usd: float = 0.0
+    held_usd: float = 0.0
+    reserved_usd: float = 0.0
+    excess_usd: float = 0.0
+    unknown: int = 0
+
+
 class TargetUsage(Message):
     """The usage of one target by a session and its children; ``counted`` calls reported their tokens.
 
@@ -88,6 +103,7 @@ class Info(Message):
     ``unsupported`` is set if it is ``ignore``, and ``max_body_bytes`` if the session was opened with it.
     ``group_slots`` are the targets with a live worker, each with the slots that one of its workers has.
     ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds.
+    ``max_cost_usd`` is the session's own limit in money; None where it has none.
     ``weight`` and ``priority`` are those in force: a child has at most its parent's.
     """
 
@@ -104,6 +120,8 @@ class Info(Message):
     in_doubt: int = 0
     charged_faults: int = 0
     token_usage: TokenUsage
+    max_cost_usd: float | None = None
+    cost: CostUsage | None = None
     expires_at: int | None = None
     state: SessionState
     label: str | None = None
@@ -128,13 +146,15 @@ class OpenSession(StrictMessage):
     ``unsupported`` is what happens to settings that a target's provider cannot honour, where the request does not say
     it: by default the call is refused. A child has its parent's, unless it says otherwise.
     ``max_body_bytes`` is the size of the largest request, 1 MiB by default, and of the largest reply where that is more
-    than 8 MiB. A child has at most its parent's.
+    than 8 MiB. A child has at most its parent's. ``max_cost_usd`` is the most that its calls may cost, in US dollars; a
+    child stays within its parent's too.
     ``weight`` and ``priority`` are its share of the quotas of the targets that it calls (``docs/limits.md``): 10 and
     ``normal`` by default. A child has its parent's, and may have less.
     """
 
     default_target: TargetName
     max_calls: Count | None = None
+    max_cost_usd: MaxCostUsd | None = None
     allowed_targets: list[TargetName] | None = None
     expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
@@ -160,6 +180,7 @@ class AmendSession(StrictMessage):
 
     session_id: Id
     max_calls: Count | None = None
+    max_cost_usd: MaxCostUsd | None = None
     state: SessionState | None = None
     max_body_bytes: BodyBytes | None = None
     weight: Weight | None = None

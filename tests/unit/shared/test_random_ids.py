@@ -28,6 +28,8 @@ def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
         "traceparent": None,
         "alone": None,
         "copy_of": None,
+        "max_cost": None,
+        "cost_problem": None,
     }
     assert fields.keys() == Admit.model_fields.keys()
     trusted, made = Admit.unchecked(**fields), Admit.model_construct(**fields)  # type: ignore[arg-type]

@@ -233,6 +233,7 @@ async def test_only_failing_tries_take_from_the_time_and_the_tries_of_a_target()
     tries = CallTries()
     target = WorkerTarget(name="a", provider=GatedProvider(), max_tries=3, timeout_seconds=60, has_quota=True)
     given = Admission(attempt_id="x")
+    assert tries.policy(target, given, 0)[:3] == (3, 0, 60)
     assert tries.add(ended(Throttled("slow down"), TryOutcome.THROTTLED), 5, is_probe=False) == 0
     assert tries.policy(target, given, 0)[:3] == (3, 0, 60)
     assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, is_probe=False) > 0

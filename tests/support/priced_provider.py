@@ -1,0 +1,98 @@
+"""A model provider on a loopback socket that keeps its own bill, in picodollars, and fails in each way that costs.
+
+`python -m support.priced_provider PORT '{"failing": 0.2}'` serves it as a process; `GET /bill` tells the bill.
+Its prices are `PRICE`; a request is billed when it is received, whether its answer arrives or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+#: US dollars per million tokens, as `quintain.yaml` has them.
+PRICE = {
+    "input_per_million": 3.0,
+    "output_per_million": 15.0,
+    "cached_input_per_million": 0.3,
+    "cache_write_per_million": 3.75,
+}
+
+#: Picodollars per token: of input, of output, of input from the cache, of input written to the cache.
+INPUT, OUTPUT, CACHED, WRITTEN = (round(price * 10**6) for price in PRICE.values())
+
+
+@dataclass(slots=True)
+class PricedProvider:
+    """Answers chat completions and bills them.
+
+    ``failing`` is the part of requests that end otherwise than answered: 500 after they were billed, a connection that
+    is closed in the middle, an answer without usage, 429. ``output`` is the part of ``max_tokens`` that answers have at
+    most, ``answer`` their text.
+    """
+
+    failing: float = 0.0
+    output: float = 1.0
+    seconds: float = 0.02
+    answer: str = "Paris"
+    seed: int = 1
+    bill: int = 0
+    requests: int = 0
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=2**24)
+        app.router.add_post("/v1/chat/completions", self.complete)
+        app.router.add_get("/bill", self.tell)
+        return app
+
+    async def tell(self, _: web.Request) -> web.Response:
+        return web.json_response({"picodollars": self.bill, "requests": self.requests})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        asked = json.loads(body)
+        self.requests += 1
+        is_failing = self.random.random() < self.failing
+        how = self.random.choice(["500", "closed", "no usage", "429"]) if is_failing else "answered"
+        if how == "429":
+            return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"retry-after": "0"})
+        limit = asked.get("max_completion_tokens") or asked["max_tokens"]
+        tokens_in = self.random.randint(1, len(body))
+        tokens_out = self.random.randint(1, max(1, round(limit * self.output)))
+        cached = self.random.randint(0, tokens_in) if self.random.random() < 0.3 else 0
+        self.bill += (tokens_in - cached) * INPUT + cached * CACHED + tokens_out * OUTPUT
+        await asyncio.sleep(self.seconds)
+        if how == "500":
+            return web.json_response({"error": {"message": "broken"}}, status=500)
+        if how == "closed" and request.transport is not None:
+            request.transport.abort()
+            return web.Response()
+        usage = {
+            "prompt_tokens": tokens_in,
+            "completion_tokens": tokens_out,
+            "total_tokens": tokens_in + tokens_out,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        choice = {"index": 0, "message": {"role": "assistant", "content": self.answer}, "finish_reason": "stop"}
+        answer = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        return web.json_response(answer if how == "no usage" else {**answer, "usage": usage})
+
+
+async def serve(port: int, provider: PricedProvider) -> None:
+    runner = web.AppRunner(provider.application(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), PricedProvider(**json.loads(sys.argv[2]))))
