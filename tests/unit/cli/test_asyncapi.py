@@ -51,7 +51,7 @@ def test_no_route_is_left_out() -> None:
         channel = found(operation["channel"]["$ref"])
         assert isinstance(channel, dict)
         assert channel["bindings"]["amqp"]["exchange"]["name"] == route.exchange.name
-        assert ("reply" in operation) == (route.name not in {"settle", "heartbeat_probe"})
+        assert ("reply" in operation) == (route.name not in {"settle", "heartbeat_probe", "attempts_ended"})
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENT["components"]["messages"]))
