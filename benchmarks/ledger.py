@@ -66,7 +66,7 @@ class Bench:
                 request_id=admit.request_id,
                 attempt_id=admit.attempt_id,
                 outcome=AttemptOutcome.RESULT,
-                reply=result,
+                reply=result.to_wire().decode(),
             )
             ((call, _),) = await self.queue.operations.run([settle])
             await self.queue.on_ended([attempt_ended(settle, call)])

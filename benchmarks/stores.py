@@ -103,7 +103,7 @@ class Store:
                 request_id=admit.request_id,
                 attempt_id=admit.attempt_id,
                 outcome=AttemptOutcome.RESULT,
-                reply=result,
+                reply=result.to_wire().decode(),
                 token_usage=usage,
             )
             for admit in admits

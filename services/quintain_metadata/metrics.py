@@ -72,11 +72,10 @@ class CallCounter:
         counts.outcomes[item.outcome.value] += 1
         if item.fault is not None:
             counts.faults[item.fault.code] += 1
-        timed = item if item.reply is None else item.reply
-        if timed.queued_ms is not None and timed.duration_ms is not None:
-            counts.wait[bucket_of(timed.queued_ms)] += 1
-            counts.service[bucket_of(timed.duration_ms)] += 1
-            counts.cost_usd += timed.cost_usd or 0.0
+        if item.queued_ms is not None and item.duration_ms is not None:
+            counts.wait[bucket_of(item.queued_ms)] += 1
+            counts.service[bucket_of(item.duration_ms)] += 1
+            counts.cost_usd += item.cost_usd or 0.0
         if item.token_usage is not None:
             counts.input_tokens += item.token_usage.input
             counts.output_tokens += item.token_usage.output

@@ -54,8 +54,8 @@ from quintain_worker.providers.provider import ProviderAnswer
 
 log = logging.getLogger(__name__)
 
-#: The JSON around a result in a settle batch. A settle that cannot be parsed would lose the whole batch.
-SETTLE_ENVELOPE = (b'{"items":[{"reply":', b"}]}")
+#: The JSON around a result in the ledger's answer to a repeated request: if it cannot be parsed, all of it is lost.
+REPLAY_ENVELOPE = (b'{"items":[{"replay":', b"}]}")
 
 
 class CallResponse(NamedTuple):
@@ -89,7 +89,7 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
         wire = result.to_wire()
         if attempt_result.answer.output is not None or attempt_result.answer.body is not None:
             # JSON that can be written may still be nested too deeply to be parsed; plain text has no nesting.
-            from_json(SETTLE_ENVELOPE[0] + wire + SETTLE_ENVELOPE[1])
+            from_json(REPLAY_ENVELOPE[0] + wire + REPLAY_ENVELOPE[1])
     except Exception:
         # The provider answered, but its answer cannot be encoded: the call ends, charged.
         log.exception("An answer of target %s cannot be encoded as a reply", timing.target)

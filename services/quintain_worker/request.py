@@ -104,18 +104,17 @@ class IncomingRequest(NamedTuple):
         ``report`` and ``unproven`` are fields of `Settle`.
         """
         result = answer if isinstance(answer, Result) else None
-        # The times and the cost are those of a stored reply, which the ledger reads unless it is compressed.
-        unread = None if stored.startswith(b"{") else result
+        is_text = stored.startswith(b"{")
         settle = Settle.unchecked(
             session_id=self.credential.id,
             request_id=self.request_id,
             attempt_id=attempt_id,
             outcome=outcome,
-            reply=None,
-            compressed_reply=None,
-            queued_ms=None if unread is None else unread.queued_ms,
-            duration_ms=None if unread is None else unread.duration_ms,
-            cost_usd=None if unread is None else unread.cost_usd,
+            reply=stored.decode() if is_text else None,
+            compressed_reply=stored if stored and not is_text else None,
+            queued_ms=None if result is None else result.queued_ms,
+            duration_ms=None if result is None else result.duration_ms,
+            cost_usd=None if result is None else result.cost_usd,
             fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
             token_usage=None if result is None else result.token_usage,
             traceparent=traceparent,
@@ -123,7 +122,7 @@ class IncomingRequest(NamedTuple):
             unproven=unproven or None,
             cost=None if result is None or result.cost_usd is None else picodollars(result.cost_usd),
         )
-        return settle.to_wire_with_reply(stored)
+        return settle.to_wire()
 
 
 def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest], None]) -> IncomingRequest:

@@ -97,7 +97,7 @@ class ClockedLedgerDriver(LedgerClient):
             request_id=request_id,
             attempt_id=attempt,
             outcome=outcome,
-            reply=result(text) if is_result else None,
+            reply=result(text).to_wire().decode() if is_result else None,
             fault=None if is_result else FaultReply.from_fault(fault or ProviderFailed("it broke", charged=True)),
             token_usage=USED if is_result else None,
         )

@@ -450,7 +450,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             request_id=attempt.request,
             attempt_id=attempt.name,
             outcome=outcome,
-            reply=kept_result() if is_result else None,
+            reply=kept_result().to_wire().decode() if is_result else None,
             fault=None if is_result or not redelivered else FaultReply.from_fault(fault),
             token_usage=TokenUsage(input=1, output=1) if is_result else None,
             unproven=attempt.unproven or None,

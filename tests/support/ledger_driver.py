@@ -127,7 +127,7 @@ def settle_request(session: SessionOpened, admit: Admit, outcome: AttemptOutcome
         request_id=admit.request_id,
         attempt_id=admit.attempt_id,
         outcome=outcome,
-        reply=result("yes") if is_result else None,
+        reply=result("yes").to_wire().decode() if is_result else None,
         fault=None if is_result else FaultReply.from_fault(ProviderFailed("it broke", charged=True)),
     )
 

@@ -94,7 +94,7 @@ def one_settle(session: SessionOpened, request_id: str, attempt_id: str, outcome
         request_id=request_id,
         attempt_id=attempt_id,
         outcome=outcome,
-        reply=reply if is_result else None,
+        reply=reply.to_wire().decode() if is_result else None,
         token_usage=TokenUsage(input=3, output=2) if is_result else None,
     )
 

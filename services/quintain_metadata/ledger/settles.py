@@ -136,7 +136,7 @@ def reply_parameters(moment: Moment, call: CallRow, settlement: Settle) -> tuple
     if body is None:
         if settlement.reply is None:
             return None
-        body = settlement.reply.to_wire()
+        body = settlement.reply.encode()
         if len(body) >= COMPRESSION_MIN_BYTES:
             body = zlib.compress(body, level=1)
     if len(body) > MAX_STORED_REPLY_BYTES:

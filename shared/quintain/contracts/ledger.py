@@ -11,7 +11,6 @@ These are not part of the public protocol: workers and metadata service must be 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
@@ -288,18 +287,18 @@ class AttemptOutcome(StrEnum):
 class Settle(Message):
     """The outcome of one attempt.
 
-    ``reply`` is stored for replays, ``fault`` is returned for repeated requests; ``traceparent`` is the call's own.
-    ``compressed_reply`` is a reply of more than `LARGE_REPLY_BYTES` as it is stored: compressed by zlib. The times and
-    the cost are those of a result without ``reply``. ``report`` is how the provider took the call, for the quota of its
-    target. ``unproven``: a try of this attempt, which was throttled in the end, may have been billed. ``cost`` is what
-    the provider's answer cost, in picodollars; None where that is unknown.
+    ``reply`` is stored for replays, as the text of its JSON: nobody reads it on the way. ``compressed_reply`` is one of
+    more than `LARGE_REPLY_BYTES` as it is stored: compressed by zlib. The times and the cost are those of a result.
+    ``fault`` is returned for repeated requests; ``traceparent`` is the call's own. ``report`` is how the provider took
+    the call, for the quota of its target. ``unproven``: a try of this attempt, which was throttled in the end, may have
+    been billed. ``cost`` is what the provider's answer cost, in picodollars; None where that is unknown.
     """
 
     session_id: Token
     request_id: RequestId
     attempt_id: Token
     outcome: AttemptOutcome
-    reply: Result | None = None
+    reply: str | None = None
     compressed_reply: Base64Bytes | None = None
     queued_ms: Number | None = None
     duration_ms: Number | None = None
@@ -310,15 +309,6 @@ class Settle(Message):
     report: TryReport | None = None
     unproven: bool | None = None
     cost: Picodollars | None = None
-
-    def to_wire_with_reply(self, reply: bytes) -> bytes:
-        """Return a settle without a reply as it is sent with this one, which is encoded or compressed already; empty
-        where none is stored."""
-        if not reply:
-            return self.to_wire()
-        if reply.startswith(b"{"):
-            return b"".join((self.to_wire()[:-1], b',"reply":', reply, b"}"))
-        return b"".join((self.to_wire()[:-1], b',"compressedReply":"', base64.b64encode(reply), b'"}'))
 
 
 class SettleBatch(Message):

@@ -13,7 +13,7 @@ from quintain.contracts.session import RegisteredWorker, SessionState
 from quintain.topology import EVENTS, Binding, Queue, Topology, events_topology
 from quintain_metadata.events import find_changes, find_events, pause_seconds
 from quintain_metadata.metrics import CallCounter
-from support.ledger_driver import admit_request, result
+from support.ledger_driver import admit_request
 from support.metadata_service import next_delivery, run_metadata_service
 from support.quick import timings
 
@@ -82,17 +82,12 @@ def test_calls_are_counted_by_target_until_they_are_taken() -> None:
     assert counter.take() == {}
 
 
-def test_a_result_counts_with_its_times_and_cost_also_where_its_settle_does_not_carry_the_reply() -> None:
-    answer = result("yes").with_fields(queued_ms=3.0, duration_ms=40.0, cost_usd=0.5)
-    settle = Settle(session_id="s", request_id="r", attempt_id="a", outcome=AttemptOutcome.RESULT, reply=answer)
-    without = settle.with_fields(reply=None, queued_ms=3.0, duration_ms=40.0, cost_usd=0.5)
-    counts = list[CallCounts]()
-    for each in (settle, without):
-        counter = CallCounter()
-        counter.count_settle("a", each)
-        counts.append(counter.take()["a"])
-    assert counts[0] == counts[1]
-    assert counts[1].cost_usd == 0.5
+def test_a_result_counts_with_its_times_and_cost() -> None:
+    settle = Settle(session_id="s", request_id="r", attempt_id="a", outcome=AttemptOutcome.RESULT)
+    counter = CallCounter()
+    counter.count_settle("a", settle.with_fields(queued_ms=3.0, duration_ms=40.0, cost_usd=0.5))
+    counts = counter.take()["a"]
+    assert (sum(counts.wait.values()), sum(counts.service.values()), counts.cost_usd) == (1, 1, 0.5)
 
 
 async def test_a_listener_hears_what_becomes_of_calls_and_what_changes() -> None:

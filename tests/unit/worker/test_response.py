@@ -6,7 +6,7 @@ import pytest
 from pydantic_core import to_json
 
 from quintain.contracts.invoke import OutputMessage, Result
-from quintain.contracts.ledger import Admission, AttemptOutcome, Settle, SettleBatch
+from quintain.contracts.ledger import Admission, AdmitReply, AttemptOutcome
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import ProviderFailed, ReplyTooLarge
 from quintain_worker.attempt import AttemptResult
@@ -15,7 +15,7 @@ from quintain_worker.providers.provider import ProviderAnswer
 
 
 @pytest.mark.parametrize(("depth", "carried"), [(1, True), (150, True), (195, False), (220, False), (300, False)])
-def test_what_is_answered_can_be_read_in_a_batch_of_settles(depth: int, carried: bool) -> None:
+def test_what_is_answered_can_be_read_when_the_ledger_answers_it_again(depth: int, carried: bool) -> None:
     part: object = "the end"
     for _ in range(depth):
         part = [part]
@@ -27,9 +27,8 @@ def test_what_is_answered_can_be_read_in_a_batch_of_settles(depth: int, carried:
         assert (said.outcome, said.answer.charged) == (AttemptOutcome.CHARGED, True)
         return
     assert isinstance(said.answer, Result)
-    settle = Settle(session_id="s", request_id="r", attempt_id="t", outcome=said.outcome, reply=said.answer)
-    batch = SettleBatch(incarnation="i", items=[settle])
-    assert SettleBatch.from_wire(batch.to_wire()) == batch
+    answer = AdmitReply(items=[Admission(attempt_id="t", replay=said.answer)], now=1)
+    assert AdmitReply.from_wire(answer.to_wire()) == answer
 
 
 def response_with(text: str, session_limit: int | None) -> CallResponse:

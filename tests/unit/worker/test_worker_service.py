@@ -47,7 +47,8 @@ async def test_a_granted_call_is_asked_settled_and_answered(
     assert (asked.system_prompt, asked.target) == ("be brief", "a"), "the target's name, though the body has none"
     settle, admit = await next_item(ledger.settles), await ledger.admits.get()
     assert (settle.outcome, settle.attempt_id, settle.request_id) == (AttemptOutcome.RESULT, admit.attempt_id, "r-c1")
-    assert settle.reply == result
+    assert settle.reply == reply.body.decode()
+    assert (settle.queued_ms, settle.duration_ms) == (result.queued_ms, result.duration_ms)
     assert settle.token_usage == TokenUsage(input=1, output=2)
     assert settle.session_id == evaluator.token.split("_")[2]
     assert admit.token == evaluator.token
