@@ -64,6 +64,7 @@ class AdmissionQueue:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self.operations, self._waiting = CallOperations(ledger), WaitingAdmits()
         self.quotas = quotas or QuotaAdmission(ledger)
+        self.quotas.on_dropped = self._forget_targets
         self._clock = Clock()
         self._targets_to_fill: set[str] = set()
         #: Whether the ledger took the last operation of this queue.
@@ -150,8 +151,6 @@ class AdmissionQueue:
         except BudgetUnavailable:
             self._is_ledger_available = False
             return
-        for waiting in [each for each in self._waiting if not self.quotas.is_own(each.admit.target)]:
-            self._waiting.remove(waiting.admit.attempt_id)
         if not self._waiting.admits:
             return
         if without_quota:
@@ -280,6 +279,11 @@ class AdmissionQueue:
                     self._waiting.put(dataclasses.replace(current, deferred=decision))
             await asyncio.gather(*(_send(send_answer, answers) for send_answer, answers in decided.items()))
         return all_decisions
+
+    def _forget_targets(self, targets: Collection[str]) -> None:
+        """Forget the waiting admits of targets that another service decides by now: their workers repeat them."""
+        for waiting in [each for each in self._waiting if each.admit.target in targets]:
+            self._waiting.remove(waiting.admit.attempt_id)
 
     def _add_waiting(self, waiting: WaitingAdmit) -> list[Admission]:
         if waiting.joins_for_caller:

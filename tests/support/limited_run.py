@@ -35,9 +35,11 @@ graders: [{{name: judge, builtin: llm-judge, judge_target: {judge}, prompt: judg
 
 
 @contextlib.asynccontextmanager
-async def limited_provider(settings: ProviderSettings) -> AsyncIterator[tuple[LimitedProvider, str]]:
+async def limited_provider(
+    settings: ProviderSettings, provider: LimitedProvider | None = None
+) -> AsyncIterator[tuple[LimitedProvider, str]]:
     """A provider on a port of its own, and its URL."""
-    provider = LimitedProvider(settings)
+    provider = provider or LimitedProvider(settings)
     runner = web.AppRunner(provider.app(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -188,6 +188,6 @@ class QuotaFleet:
         assert exchange is REPLY
         for item in AdmitReply.from_wire(envelope.body).items:
             self.answers[item.attempt_id] = item
-            if item.is_grant:
+            if item.is_grant and item.attempt_id in self.asked:  # else its worker is gone
                 self.running.add(item.attempt_id)
         self.most_running = max(self.most_running, len(self.running))

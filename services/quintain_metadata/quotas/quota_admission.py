@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,6 +39,8 @@ from quintain_metadata.quotas.governor import Governor, QuotaFigures
 from quintain_metadata.quotas.ownership import Known, QuotaOwners, TakenQuota
 from quintain_metadata.quotas.quota_rows import QuotaRegistration, RunningCall, read_lost, read_quotas, read_running
 from quintain_metadata.store.base import Ledger
+
+log = logging.getLogger(__name__)
 
 _NOT_SENT = TryReport(outcome=TryOutcome.NOT_SENT)
 
@@ -68,6 +71,8 @@ class QuotaAdmission:
         self._blocked: set[str] = set()
         #: The targets that have no quota any more since the last sweep.
         self._without_quota: set[str] = set()
+        #: Called with the targets of a quota that another service owns by now, whose calls wait there.
+        self.on_dropped: Callable[[Collection[str]], None] | None = None
         #: Set when a waiting call may be able to start.
         self.changed = asyncio.Event()
 
@@ -258,7 +263,8 @@ class QuotaAdmission:
         }
 
     def _take_over(self, quota_id: str, quota: QuotaRegistration, taken: TakenQuota) -> None:
-        """Go on with a quota whose owner is gone."""
+        """Go on with a quota that has no other owner any more."""
+        log.info("This service decides the calls of quota %r", quota.name)
         self._configure(quota_id, quota)
         if taken.state is not None:
             now = self._clock()
@@ -275,8 +281,11 @@ class QuotaAdmission:
     def _drop(self, quota_id: str) -> None:
         self._terms.pop(quota_id, None)
         self._governor.drop(quota_id)
-        for attempt_id in [key for key, target in self.places.items() if self.quota_of.get(target) == quota_id]:
+        targets = {target for target, of_target in self.quota_of.items() if of_target == quota_id}
+        for attempt_id in [key for key, target in self.places.items() if target in targets]:
             self._remove(attempt_id)
+        if self.on_dropped is not None:
+            self.on_dropped(targets)
 
     async def forget_lost(self) -> None:
         """Give back the places of attempts that no live worker runs."""
