@@ -156,6 +156,11 @@ def print_stderr(line: str) -> None:
     stderr_console().print(line, markup=False, soft_wrap=True)
 
 
+def print_stdout(line: str) -> None:
+    """Print a line on standard output, without markup and without wrapping."""
+    stdout_console().print(line, markup=False, soft_wrap=True)
+
+
 def print_json(value: object) -> None:
     """Print one JSON value on standard output."""
     data = json.loads(value.to_wire()) if isinstance(value, Message) else value

@@ -23,6 +23,7 @@ from quintain_cli.console import (
     format_count,
     print_json,
     print_stderr,
+    print_stdout,
     run_command,
     stderr_console,
     stdout_console,
@@ -244,7 +245,7 @@ def print_report(report: RunReport, command: str) -> None:
     )
     for line in (*notes, *_reading_lines(report), exit_line(summary, command)):
         if line is not None:
-            stdout_console().print(line, markup=False, soft_wrap=True)
+            print_stdout(line)
 
 
 def _write_index(report: RunReport) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 from quintain.client.admin import Admin
 from quintain.client.client import connect_admin
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError
 from quintain.settings import MEMORY_URL, Settings, environment, read_settings
-from quintain_cli.console import escape_for_terminal, print_stderr
+from quintain_cli.console import escape_for_terminal, print_stderr, run_command
+
+ReturnedT = TypeVar("ReturnedT")
 
 
 def ledger_url(settings: Settings) -> str:
@@ -93,6 +96,17 @@ async def open_fleet_admin() -> AsyncIterator[Admin]:
     url, token = fleet_broker_url(settings), require_admin_token(settings)
     async with connect_admin(url, token, timeout_seconds=REPLY_TIMEOUT_SECONDS) as admin:
         yield admin
+
+
+async def run_with_admin(action: Callable[[Admin], Awaitable[ReturnedT]]) -> ReturnedT:
+    """Open the admin client and return what ``action`` returns with it. Raises as `open_fleet_admin`."""
+    async with open_fleet_admin() as admin:
+        return await action(admin)
+
+
+def ask_admin(action: Callable[[Admin], Awaitable[ReturnedT]], *, as_json: bool) -> ReturnedT:
+    """Run a command's one action with the admin client and return its result; an error ends the command."""
+    return run_command(run_with_admin(action), as_json=as_json)
 
 
 def missing_workers(info: Info, targets: Collection[str]) -> str | None:

@@ -27,7 +27,7 @@ from quintain_cli.broker_management import (
     user_permissions,
     vhost_of,
 )
-from quintain_cli.console import AsJson, exit_with_error, print_json, print_stderr, stdout_console
+from quintain_cli.console import AsJson, exit_with_error, print_json, print_stderr, print_stdout
 
 ManagementOption = Annotated[
     str | None,
@@ -78,7 +78,7 @@ def apply(
         print_json({"policies": names, "maxQueues": max_queues, "limitedUsers": sorted(users)})
         return
     limited = f"{max_queues} queues; limits of {', '.join(sorted(users)) or 'no user'}"
-    stdout_console().print(f"applied  {', '.join(names)}; {limited}", markup=False, soft_wrap=True)
+    print_stdout(f"applied  {', '.join(names)}; {limited}")
     print_stderr("next     quintain doctor")
 
 
@@ -121,7 +121,7 @@ def add_user(
     if as_json:
         print_json({"name": name, "role": role, "password": password, **permissions})
         return
-    stdout_console().print(f"added    {name}, as {role}\npassword {password}", markup=False, soft_wrap=True)
+    print_stdout(f"added    {name}, as {role}\npassword {password}")
     print_stderr(f"next     QUINTAIN_BROKER_URL=amqp://{name}:PASSWORD@HOST/ for this {role} alone")
 
 

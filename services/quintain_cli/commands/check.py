@@ -19,8 +19,8 @@ from quintain_cli.console import (
     escape_for_terminal,
     format_count,
     print_json,
+    print_stdout,
     run_command,
-    stdout_console,
 )
 from quintain_cli.run_output import format_size
 from quintain_runner.engine.preflight import CheckReport, ProbeResult, RunEstimate, check_evaluation
@@ -56,8 +56,8 @@ def check(
         print_json({"exitCode": code, **json.loads(report.model_dump_json(by_alias=True))})
     else:
         for line in report_lines(report):
-            stdout_console().print(escape_for_terminal(line), markup=False, soft_wrap=True)
-        stdout_console().print(_exit_line(report, code), markup=False, soft_wrap=True)
+            print_stdout(escape_for_terminal(line))
+        print_stdout(_exit_line(report, code))
     raise typer.Exit(code)
 
 

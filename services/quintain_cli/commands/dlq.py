@@ -27,11 +27,11 @@ from quintain_cli.console import (
     exit_with_error,
     print_json,
     print_stderr,
+    print_stdout,
     print_table,
     run_command,
     single_line,
     stderr_console,
-    stdout_console,
 )
 
 PoisonIdArgument = Annotated[
@@ -97,7 +97,7 @@ def drop_messages(
     if as_json:
         print_json({"dropped": sorted(dropped), "unknown": unknown})
         raise typer.Exit(EXIT_ERRORS if unknown else 0)
-    stdout_console().print(f"dropped  {len(dropped)} {'message' if len(dropped) == 1 else 'messages'}", markup=False)
+    print_stdout(f"dropped  {len(dropped)} {'message' if len(dropped) == 1 else 'messages'}")
     if unknown:
         exit_with_error(unknown_ids_error(unknown), as_json=False)
     print_stderr("next     quintain dlq list")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from quintain.client.admin import Admin
 from quintain.contracts.ledger import DrainState
-from quintain.contracts.session import RegisteredWorker, TargetPause, WorkerList
+from quintain.contracts.session import RegisteredWorker, WorkerList
 from quintain.fleet.tables import duration
 from quintain.settings import environment, read_settings
 from quintain.timings import DEFAULT_TIMINGS
@@ -26,10 +24,10 @@ from quintain_cli.console import (
     print_json,
     print_result,
     print_stderr,
+    print_stdout,
     run_command,
-    stdout_console,
 )
-from quintain_cli.running_fleet import ledger_url, open_fleet_admin
+from quintain_cli.running_fleet import ask_admin, ledger_url, open_fleet_admin
 from quintain_metadata.ledger.audit import AuditReport, export_page, verify_counters
 from quintain_metadata.ledger.pruning import PruneReport, find_old
 from quintain_metadata.ledger.pruning import prune as delete_old
@@ -57,16 +55,12 @@ def pause(
     """Pause a target for all workers for the given time. Running calls are finished; new calls wait in the target's
     queue until their deadline.
     """
-    target_pause = run_command(_run_with_admin(lambda admin: admin.pause(name, seconds)), as_json=as_json)
+    target_pause = ask_admin(lambda admin: admin.pause(name, seconds), as_json=as_json)
     if as_json:
         print_json(target_pause)
         return
     remaining_ms = (target_pause.paused_until or target_pause.now) - target_pause.now
-    stdout_console().print(
-        f"paused   {escape_for_terminal(target_pause.target)} for {duration(remaining_ms)}",
-        markup=False,
-        soft_wrap=True,
-    )
+    print_stdout(f"paused   {escape_for_terminal(target_pause.target)} for {duration(remaining_ms)}")
     if remaining_ms / 1000 > seconds + PAUSE_TOLERANCE_SECONDS:
         print_stderr(
             "note     it was already paused for longer, by its provider or by an administrator: `resume` ends that too"
@@ -76,21 +70,12 @@ def pause(
 
 def resume(name: TargetArgument, as_json: AsJson = False) -> None:
     """End a target's pause, also one that its provider requested. The provider's next answer may request it again."""
-    target_pause = run_command(_run_with_admin(lambda admin: admin.resume(name)), as_json=as_json)
+    target_pause = ask_admin(lambda admin: admin.resume(name), as_json=as_json)
     if as_json:
         print_json(target_pause)
         return
-    stdout_console().print(
-        f"resumed  {escape_for_terminal(target_pause.target)}: workers get it within 3 s",
-        markup=False,
-        soft_wrap=True,
-    )
+    print_stdout(f"resumed  {escape_for_terminal(target_pause.target)}: workers get it within 3 s")
     print_stderr("next     quintain status")
-
-
-async def _run_with_admin(action: Callable[[Admin], Awaitable[TargetPause]]) -> TargetPause:
-    async with open_fleet_admin() as admin:
-        return await action(admin)
 
 
 #: The interval at which the worker's state is read from the metadata service, in seconds.
@@ -117,9 +102,7 @@ def drain(
         print_result(worker_list, code)
     else:
         for worker in worker_list.workers:
-            stdout_console().print(
-                escape_for_terminal(_outcome_line(worker, worker_list.now)), markup=False, soft_wrap=True
-            )
+            print_stdout(escape_for_terminal(_outcome_line(worker, worker_list.now)))
         all_finished = all(is_finished(worker, worker_list.now) for worker in worker_list.workers)
         print_stderr(
             "next     quintain status"
@@ -181,11 +164,9 @@ def verify(as_json: AsJson = False) -> None:
         print_json({"sessions": verdict.sessions, "calls": verdict.calls, "findings": findings})
     else:
         for finding in verdict.findings:
-            stdout_console().print(
-                f"broken   {finding.rule}: {' '.join(map(str, finding.facts))}", markup=False, soft_wrap=True
-            )
+            print_stdout(f"broken   {finding.rule}: {' '.join(map(str, finding.facts))}")
         state = "clean" if not findings else f"{len(findings)} broken"
-        stdout_console().print(f"ledger   {verdict.sessions} sessions, {verdict.calls} calls: {state}", markup=False)
+        print_stdout(f"ledger   {verdict.sessions} sessions, {verdict.calls} calls: {state}")
     raise typer.Exit(EXIT_ERRORS if findings else 0)
 
 
@@ -221,7 +202,7 @@ def prune(
         print_json({"deleted": delete, "sessions": report.sessions, "calls": report.calls})
     else:
         done = "deleted" if delete else "would be deleted: repeat with --delete"
-        stdout_console().print(f"ledger   {report.sessions} sessions, {report.calls} calls: {done}", markup=False)
+        print_stdout(f"ledger   {report.sessions} sessions, {report.calls} calls: {done}")
 
 
 async def _count_old(url: str, before: int) -> PruneReport:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from quintain.client.admin import Admin
 from quintain.contracts.fleet import QuotaList, QuotaSettings, QuotaState, SetQuota
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.quota import MAX_IN_FLIGHT
@@ -21,20 +19,18 @@ from quintain_cli.console import (
     escape_for_terminal,
     print_json,
     print_stderr,
+    print_stdout,
     print_table,
     run_command,
-    stdout_console,
 )
-from quintain_cli.running_fleet import open_fleet_admin
+from quintain_cli.running_fleet import ask_admin, run_with_admin
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The quota, by its name or its id.")]
-
-ResultT = TypeVar("ResultT")
 
 
 def list_quotas(as_json: AsJson = False) -> None:
     """List the quotas of the fleet: what provider keys may use, and why calls wait for them."""
-    quotas = run_command(_run_with_admin(lambda admin: admin.quotas()), as_json=as_json)
+    quotas = ask_admin(lambda admin: admin.quotas(), as_json=as_json)
     if as_json:
         print_json(quotas)
         return
@@ -88,16 +84,16 @@ def set_quota(
         )
     except ValidationError as error:
         raise typer.BadParameter(describe_validation_error(error)) from None
-    settings = run_command(_run_with_admin(lambda admin: admin.set_quota(request)), as_json=as_json)
+    settings = ask_admin(lambda admin: admin.set_quota(request), as_json=as_json)
     if as_json:
         print_json(settings)
         return
-    stdout_console().print(_settings_line(settings), markup=False, soft_wrap=True)
+    print_stdout(_settings_line(settings))
     print_stderr(f"next     quintain quota show {_quoted(settings.name)}")
 
 
 async def _find(name: str) -> tuple[QuotaList, QuotaState]:
-    quotas = await _run_with_admin(lambda admin: admin.quotas())
+    quotas = await run_with_admin(lambda admin: admin.quotas())
     found = [quota for quota in quotas.quotas if name in {quota.id, quota.name}]
     if len(found) == 1:
         return quotas, found[0]
@@ -127,8 +123,3 @@ def _settings_line(settings: QuotaSettings) -> str:
 
 def _quoted(name: str) -> str:
     return shlex.quote(escape_for_terminal(name))
-
-
-async def _run_with_admin(action: Callable[[Admin], Awaitable[ResultT]]) -> ResultT:
-    async with open_fleet_admin() as admin:
-        return await action(admin)

@@ -20,8 +20,8 @@ from quintain_cli.console import (
     handle_stop_signals,
     print_json,
     print_stderr,
+    print_stdout,
     run_command,
-    stdout_console,
 )
 from quintain_cli.run_output import (
     CsvOption,
@@ -106,7 +106,7 @@ def compare(
         for table in comparison_tables(comparison):
             print_table(table)
         for line in (*comparison_lines(comparison), f"exit {code}: {conclusion(comparison)}. {_next_command(after)}"):
-            stdout_console().print(plain_line(line, max_length=1000), markup=False, soft_wrap=True)
+            print_stdout(plain_line(line, max_length=1000))
     raise typer.Exit(code)
 
 
@@ -147,7 +147,7 @@ def export(
         print_json({"files": [str(path) for path in paths]})
         return
     for path in paths:
-        stdout_console().print(str(path), markup=False, soft_wrap=True)
+        print_stdout(str(path))
     if to is ExportFormat.INSPECT:
         print_stderr(f"next   inspect view --log-dir {output or folder / 'inspect'}")
     if to is ExportFormat.AGENTV:

@@ -37,6 +37,7 @@ from quintain_cli.console import (
     escape_for_terminal,
     print_json,
     print_stderr,
+    print_stdout,
     print_table,
     run_command,
     stdout_console,
@@ -91,7 +92,7 @@ def open_session(
     if as_json:
         print_json(opened)
         return
-    stdout_console().print(f"session  {opened.session_id}\ntoken    {opened.token}", soft_wrap=True, markup=False)
+    print_stdout(f"session  {opened.session_id}\ntoken    {opened.token}")
     print_stderr('next     export QUINTAIN_SESSION_TOKEN=<the token>, then `quintain invoke "a question"`')
 
 

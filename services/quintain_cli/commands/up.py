@@ -15,9 +15,9 @@ from quintain_cli.console import (
     handle_stop_signals,
     print_json,
     print_stderr,
+    print_stdout,
     run_command,
     set_up_logging,
-    stdout_console,
 )
 from quintain_cli.running_fleet import ledger_url, read_or_create_admin_token
 from quintain_runner.services import Fleet, FleetPlan, load_configuration, run_fleet
@@ -82,8 +82,6 @@ def _print_started(running_fleet: Fleet, config: Config, opened: SessionOpened, 
     )
     addresses = {"gateway": details["gatewayUrl"], "fleet": details["fleetUrl"], "broker": details["brokerUrl"]}
     lines = "\n".join(f"{name:8} {address}" for name, address in addresses.items())
-    stdout_console().print(lines, soft_wrap=True, markup=False)
-    stdout_console().print(
-        f"targets  {', '.join(config.targets)}\ntry      {curl_command}", soft_wrap=True, markup=False
-    )
+    print_stdout(lines)
+    print_stdout(f"targets  {', '.join(config.targets)}\ntry      {curl_command}")
     print_stderr("stop     ctrl-c")
