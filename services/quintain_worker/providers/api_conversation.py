@@ -16,7 +16,7 @@ from quintain.apis.requests import CONVERSATION_APIS, left_out, own_name, reques
 from quintain.apis.streams import StreamTranslation, translate_answer
 from quintain.apis.translation import Json, Translation, all_objects, invalid, objects, written_usage
 from quintain.contracts.api_request import ApiName, ApiRequest
-from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessage, ReasoningChunk, ToolCallChunk
+from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessage, ReasoningChunk
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, Fault
@@ -225,9 +225,6 @@ class _Stream:
 def _delta(piece: Delta) -> Json:
     if isinstance(piece, str):
         return {"content": piece}
-    if isinstance(piece, ToolCallChunk):
-        function = {"name": piece.name, "arguments": piece.arguments}
-        return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
-    assert isinstance(piece, ReasoningChunk), "a provider of conversations has no events"
+    assert isinstance(piece, ReasoningChunk), "a provider of conversations streams its text and its reasoning"
     block = {"type": "thinking", "thinking": piece.text, "signature": piece.signature or "", "index": piece.index}
     return {"reasoning_content": piece.text, "thinking_blocks": [block]}

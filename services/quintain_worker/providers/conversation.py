@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from quintain.apis.translation import Json, Translation
 from quintain.contracts.api_request import ApiRequest
@@ -16,18 +16,12 @@ from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import Billing, ProviderFailure
 
 
-@dataclass(frozen=True, slots=True)
-class TextMessage:
+class TextMessage(NamedTuple):
     """One message as text: the request's field name, the role, and the text of its parts."""
 
     field: str
     role: str
-    texts: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """The text of all parts, joined."""
-        return "".join(self.texts)
+    text: str
 
 
 def named_messages(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
@@ -51,14 +45,14 @@ def _text_message(field: str, message: ChatMessage) -> TextMessage:
     if message.tool_calls:
         raise refusal(f"{field}.toolCalls", "this target takes text only")
     if isinstance(message.content, str):
-        return TextMessage(field, message.role, (message.content,))
+        return TextMessage(field, message.role, message.content)
     texts: list[str] = []
     for index, part in enumerate(message.content):
         text = part.get("text")
         if part.get("type", "text") != "text" or not isinstance(text, str):
             raise refusal(f"{field}.content[{index}]", "this target takes text parts only")
         texts.append(text)
-    return TextMessage(field, message.role, tuple(texts))
+    return TextMessage(field, message.role, "".join(texts))
 
 
 _CHAT_SETTINGS = tuple(name for name in InvokeSettings.model_fields if name not in {"extra_body", "unsupported"})

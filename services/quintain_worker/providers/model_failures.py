@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from quintain.config.secrets import redact_secrets
@@ -51,14 +52,8 @@ class FailureKind:
     outcome: TryOutcome = TryOutcome.FAILED
 
 
-def _failed_charged(message: str) -> Fault:
-    return ProviderFailed(message, charged=True)
-
-
-def _failed_uncharged(message: str) -> Fault:
-    return ProviderFailed(message, charged=False)
-
-
+_CHARGED = partial(ProviderFailed, charged=True)
+_UNCHARGED = partial(ProviderFailed, charged=False)
 _UNAVAILABLE = "refused the credentials, the model or the quota"
 _REFUSED = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.REFUSED)
 #: The model or the path is the target's own: the key may be good for others.
@@ -66,16 +61,14 @@ _NOT_FOUND = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outc
 _THROTTLED = FailureKind(
     Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
 )
-_OVERLOADED = FailureKind(_failed_uncharged, "did not take the request", Billing.UNBILLED, retryable=True)
-NOT_SENT = FailureKind(_failed_uncharged, "could not be reached; nothing was sent", Billing.UNBILLED, retryable=True)
+_OVERLOADED = FailureKind(_UNCHARGED, "did not take the request", Billing.UNBILLED, retryable=True)
+NOT_SENT = FailureKind(_UNCHARGED, "could not be reached; nothing was sent", Billing.UNBILLED, retryable=True)
 _REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED)
-SERVER_ERROR = FailureKind(_failed_charged, "failed at the request", Billing.BILLED, retryable=True)
+SERVER_ERROR = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, retryable=True)
 TIMED_OUT = FailureKind(TimedOut, "did not answer in time", Billing.UNKNOWN)
-CONNECTION_LOST = FailureKind(_failed_charged, "was lost after sending", Billing.UNKNOWN, retryable=True)
-STREAM_INTERRUPTED = FailureKind(
-    _failed_charged, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True
-)
-UNREADABLE = FailureKind(_failed_charged, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
+CONNECTION_LOST = FailureKind(_CHARGED, "was lost after sending", Billing.UNKNOWN, retryable=True)
+STREAM_INTERRUPTED = FailureKind(_CHARGED, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True)
+UNREADABLE = FailureKind(_CHARGED, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
 NOT_WRITABLE = FailureKind(
     BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED, outcome=TryOutcome.NOT_SENT
 )

@@ -15,7 +15,7 @@ from quintain.apis.requests import CONVERSATION_APIS, request_to_chat
 from quintain.apis.streams import translate_answer
 from quintain.apis.translation import Translation, read_usage
 from quintain.contracts.api_request import ApiName, read_request
-from quintain.contracts.invoke import InvokeRequest, TokenUsage
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, Reasoning, ReasoningChunk, TokenUsage
 from quintain.errors import BadRequest
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.response_writer import MAX_NAME_LENGTH, format_field_names
@@ -187,6 +187,31 @@ async def test_every_count_is_told_in_the_words_of_the_api(api: ApiName) -> None
     assert answer.body is not None
     chat = translate_answer(api, "chat", dict(answer.body))
     assert read_usage("chat", chat["usage"]) == answer.token_usage
+
+
+class ThinkingAloud(OtherPieces):
+    """A provider whose reasoning is heard before its text."""
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Answer in pieces."""
+        assert on_text is not None
+        on_text(ReasoningChunk(index=0, text="Well, "))
+        on_text(ReasoningChunk(index=0, text="yes."))
+        on_text("o")
+        message = OutputMessage(content="one", reasoning=[Reasoning(text="Well, yes.")])
+        return ProviderAnswer(text="one", output=[message])
+
+
+async def test_reasoning_is_streamed_in_the_words_of_the_api_and_continued_by_the_answer() -> None:
+    [request] = parse_body("messages", json.dumps(ASK["messages"]).encode(), NO_HEADERS).requests
+    heard: list[Any] = []
+    answer = await ApiConversation(ThinkingAloud()).answer(request, timeout_seconds=1, on_text=heard.append)
+    deltas = [event["delta"] for event in heard if event["type"] == "content_block_delta"]
+    assert [delta.get("thinking") or delta.get("text") for delta in deltas] == ["Well, ", "yes.", "o", "ne"]
+    assert answer.body is not None
+    assert [block.get("thinking") or block.get("text") for block in answer.body["content"]] == ["Well, yes.", "one"]
 
 
 @given(st.lists(st.text(max_size=100), max_size=40))
