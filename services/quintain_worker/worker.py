@@ -39,6 +39,9 @@ from quintain_worker.target import WorkerMetrics, WorkerTarget
 
 log = logging.getLogger(__name__)
 
+#: A call that runs for so long is told of in the worker's card.
+LONG_CALL_SECONDS = 60.0
+
 #: A worker that stops says every so many seconds for which calls it waits, and names at most so many of them.
 TELL_SECONDS, MAX_TOLD_CALLS = 60.0, 10
 
@@ -154,11 +157,14 @@ class Worker:
         """Return the card that the worker announces to service discovery."""
         served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in self._cards]
         lease_age_seconds = self._lease.age_seconds
+        oldest = self._context.inflight.running()[:1]
+        longest_seconds = max((asyncio.get_running_loop().time() - call.granted_at for call in oldest), default=0.0)
         return self._identity.card(
             targets=served,
             slots=sum(served_target.slots for served_target in served),
             in_flight=sum(served_target.in_flight for served_target in served),
             heartbeat_age_ms=None if math.isinf(lease_age_seconds) else int(lease_age_seconds * 1000),
+            longest_call_ms=int(longest_seconds * 1000) if longest_seconds >= LONG_CALL_SECONDS else None,
             broker_reconnects=self._bus.reconnects,
         )
 

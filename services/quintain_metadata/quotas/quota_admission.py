@@ -317,7 +317,7 @@ class QuotaAdmission:
         for target, quota_id in sorted(self.quota_of.items()):
             targets.setdefault(quota_id, []).append(target)
         return [
-            _state(now, self._quotas[figures.quota_id].name, targets[figures.quota_id], figures)
+            _state(now, self._quotas[figures.quota_id], targets[figures.quota_id], figures)
             for figures in self._governor.describe(now)
             if figures.quota_id in targets
         ]
@@ -358,7 +358,7 @@ class QuotaAdmission:
         return {**self._free_slots, **dict.fromkeys(self._blocked, 0)} if self._blocked else self._free_slots
 
 
-def _state(now: float, name: str, targets: list[str], figures: QuotaFigures) -> QuotaState:
+def _state(now: float, quota: QuotaRegistration, targets: list[str], figures: QuotaFigures) -> QuotaState:
     def milliseconds(until: float | None) -> int | None:
         return None if until is None else max(0, int((until - now) * 1000))
 
@@ -366,7 +366,7 @@ def _state(now: float, name: str, targets: list[str], figures: QuotaFigures) -> 
     is_out = figures.out_since is not None
     return QuotaState(
         id=figures.quota_id,
-        name=name,
+        name=quota.name,
         targets=targets,
         limit=figures.limit,
         in_flight=figures.in_flight,
@@ -380,4 +380,5 @@ def _state(now: float, name: str, targets: list[str], figures: QuotaFigures) -> 
         out_targets={target: milliseconds(at) or 0 for target, at in figures.out_targets.items()} or None,
         refused=figures.is_refused or None,
         estimated_seconds=figures.waiting / rate * 60 if rate and figures.waiting else None,
+        differs=quota.differs or None,
     )

@@ -25,6 +25,11 @@ class QuotaRegistration:
     incarnations: set[str] = field(default_factory=set)
 
     @property
+    def differs(self) -> bool:
+        """Whether workers register different terms."""
+        return any(terms != self.registered[0] for terms in self.registered)
+
+    @property
     def terms(self) -> QuotaTerms:
         """The terms in force: the smallest that are registered, and in their place what an administrator set."""
         terms, settings = smallest_terms(self.registered), self.settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
@@ -218,7 +219,7 @@ class TrialScheduler:
 
     async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy) -> None:
         """Execute one trial, store its row, and release its slot."""
-        self._progress_state.trial_started(trial.column)
+        self._progress_state.trial_started(trial.key, time.monotonic())
         is_changed = False
         try:
             outcome = await self._call(trial)
@@ -231,7 +232,7 @@ class TrialScheduler:
             if outcome.budget_spent:
                 self._budget_spent.set()
         finally:
-            self._progress_state.trial_ended(trial.column)
+            self._progress_state.trial_ended(trial.key)
             gate.leave(is_changed=is_changed)
             slots.release()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
 from quintain_runner.results.counts import CallsLeft, Cost, ResumeState, RowTally
-from quintain_runner.results.row import GraderRow, Row, split_column
+from quintain_runner.results.row import GraderRow, Row, RowKey, column_name, split_column
 
 #: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
@@ -154,6 +154,8 @@ class ProgressState:
         self.budget = BudgetProgress()
         #: The cost when it was last read, or None.
         self.cost: Cost | None = None
+        #: When each running trial started, the oldest first.
+        self.running: dict[RowKey, float] = {}
         #: What calls wait for at present, a line for each quota.
         self.waits: tuple[str, ...] = ()
         self._calls_in_rows_before = self.calls_in_rows
@@ -195,13 +197,15 @@ class ProgressState:
             if split_column(column)[0] == target
         )
 
-    def trial_started(self, target: str) -> None:
-        """Record that a trial of this target has started."""
-        self.target_gauges[target].in_flight += 1
+    def trial_started(self, key: RowKey, at: float) -> None:
+        """Record that a trial has started, at this time in seconds."""
+        self.target_gauges[column_name(key.target, key.prompt)].in_flight += 1
+        self.running[key] = at
 
-    def trial_ended(self, target: str) -> None:
-        """Record that a trial of this target has ended, successfully or not."""
-        self.target_gauges[target].in_flight -= 1
+    def trial_ended(self, key: RowKey) -> None:
+        """Record that a trial has ended, successfully or not."""
+        self.target_gauges[column_name(key.target, key.prompt)].in_flight -= 1
+        del self.running[key]
 
     def add_row(self, row: Row, superseded: Row | None = None) -> None:
         """Count a row of this run; ``superseded`` is the row that it supersedes, if any."""

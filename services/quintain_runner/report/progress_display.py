@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ from rich.text import Text
 from quintain.fleet.tables import amount, duration
 from quintain_runner.report.progress import ProgressState, TargetProgress
 from quintain_runner.results.counts import LineUsage, RowTally, TargetCost, dollars
+from quintain_runner.results.row import column_name
 from quintain_runner.statistics.analysis import format_score
 from quintain_runner.untrusted import plain_text
 
 #: Terminals with fewer characters per line show only the most important columns.
 WIDE_COLUMNS = 112
+
+#: A trial that runs for so long is named, of several the oldest, with its time in lines and at the provider.
+LONG_TRIAL_SECONDS, MAX_NAMED_TRIALS = 60.0, 3
 
 #: The width of the budget's bar, in characters.
 _BAR_WIDTH = 30
@@ -102,12 +107,12 @@ _COST_COLUMN = _TableColumn(
 
 
 def render_progress(
-    progress_state: ProgressState, *, elapsed_seconds: float, width: int, now: datetime
+    progress_state: ProgressState, *, elapsed_seconds: float, clock_seconds: float, width: int, now: datetime
 ) -> RenderableType:
     """Render the progress of a run.
 
-    ``elapsed_seconds`` is the time since the run started, ``width`` the terminal's width in characters, and ``now`` the
-    current local time.
+    ``elapsed_seconds`` is the time since the run started, ``clock_seconds`` what the clock says by which trials
+    started, ``width`` the terminal's width in characters, and ``now`` the current local time.
     """
     costs = {} if progress_state.cost is None else progress_state.cost.targets
     lines = {
@@ -120,8 +125,22 @@ def render_progress(
     if progress_state.grader_gauges:
         parts.append(_graders_table(progress_state))
     parts += _budget_lines(progress_state, lines, elapsed_seconds, now)
+    parts += _long_trials(progress_state, clock_seconds)
     parts += (plain_text(f"waits   {wait}") for wait in progress_state.waits)
     return Group(*parts)
+
+
+def _long_trials(progress_state: ProgressState, clock_seconds: float) -> Iterator[Text]:
+    """The trials that run for long, if there are any: the oldest ones by name, with the time since they started."""
+    started = ((key, clock_seconds - at) for key, at in progress_state.running.items())
+    long = list(itertools.takewhile(lambda each: each[1] >= LONG_TRIAL_SECONDS, started))
+    if long:
+        named = (
+            f"{key.case_id} of {column_name(key.target, key.prompt)} {duration(seconds * 1000)}"
+            for key, seconds in long[:MAX_NAMED_TRIALS]
+        )
+        more = f", and {len(long) - MAX_NAMED_TRIALS:,} more" if len(long) > MAX_NAMED_TRIALS else ""
+        yield plain_text(f"longest {', '.join(named)}{more}")
 
 
 def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
@@ -329,9 +348,13 @@ class LiveTable:
 
     def _render(self, progress_state: ProgressState) -> RenderableType:
         """The table at this moment."""
-        now = datetime.now().astimezone()
+        now, clock_seconds = datetime.now().astimezone(), self._clock()
         return render_progress(
-            progress_state, elapsed_seconds=self._clock() - self._started, width=self._console.width, now=now
+            progress_state,
+            elapsed_seconds=clock_seconds - self._started,
+            clock_seconds=clock_seconds,
+            width=self._console.width,
+            now=now,
         )
 
 

@@ -41,7 +41,8 @@ class ServiceCard(Message):
     """One process of the fleet.
 
     ``instance`` is random per process. ``heartbeat_age_ms`` is the time since its lease was renewed, for services with
-    a lease. ``ledger`` is the kind of the metadata service's store.
+    a lease. ``longest_call_ms`` is for how long its oldest call has run, once that is a minute. ``ledger`` is the kind
+    of the metadata service's store.
     """
 
     service: Id
@@ -53,6 +54,7 @@ class ServiceCard(Message):
     slots: Count | None = None
     targets: list[ServedTarget] = Field(default_factory=list)
     heartbeat_age_ms: Count | None = None
+    longest_call_ms: Count | None = None
     broker_reconnects: Count = 0
     ledger: Id | None = None
 
@@ -102,7 +104,7 @@ class QuotaState(Message):
     ``throttled`` counts the answers that asked to slow down, since its service owns it. Rates are those in force; None
     is no known one. ``out_ms``: for so long its provider has not answered; ``out_targets`` are the targets that are
     out, each with the time to its next try. ``refused``: the provider refuses the key. ``estimated_seconds`` is how
-    long the last of the waiting calls waits.
+    long the last of the waiting calls waits. ``differs``: workers name different limits, of which the smallest count.
     """
 
     id: Id
@@ -120,6 +122,7 @@ class QuotaState(Message):
     out_targets: dict[TargetName, Count] | None = None
     refused: bool | None = None
     estimated_seconds: FiniteFloat | None = None
+    differs: bool | None = None
 
 
 class QuotaList(Message):

@@ -76,13 +76,15 @@ class TargetFigures(Message):
 class WorkerFigures(Message):
     """A worker process. The fields that are None are not known until it has answered a discovery request.
 
-    ``started_at`` is in milliseconds since the epoch.
+    ``started_at`` is in milliseconds since the epoch. ``longest_call_ms`` is for how long its oldest call has run, once
+    that is a minute.
     """
 
     worker_id: str
     incarnation: str
     condition: WorkerCondition
     running: int
+    longest_call_ms: int | None = None
     slots: int | None = None
     version: str | None = None
     started_at: int | None = None
@@ -118,7 +120,7 @@ class QuotaStatus(Message):
 
     ``last_cut_cause`` is which limit was lowered at ``last_cut_at``: ``in_flight`` or ``rate``. ``out_targets`` are the
     targets that do not answer, each with the time at which it is tried next. ``estimated_seconds`` is how long the last
-    waiting call waits.
+    waiting call waits. ``is_different``: workers name different limits, of which the smallest count.
     """
 
     id: str
@@ -137,6 +139,7 @@ class QuotaStatus(Message):
     last_cut_cause: str | None = None
     out_since: int | None = None
     out_targets: dict[str, int] = Field(default_factory=dict)
+    is_different: bool = False
 
     @classmethod
     def of(cls, state: QuotaState, now_ms: int) -> QuotaStatus:
@@ -169,6 +172,7 @@ class QuotaStatus(Message):
             last_cut_cause=None if cut is None else cut.cause,
             out_since=None if state.out_ms is None else at(-state.out_ms),
             out_targets={name: at(ms) or now_ms for name, ms in (state.out_targets or {}).items()},
+            is_different=bool(state.differs),
         )
 
 

@@ -354,6 +354,7 @@ _START_WORKER = "start one with `quintain serve worker` where its configuration 
 
 def _with_card(figures: WorkerFigures, card: ServiceCard) -> WorkerFigures:
     return figures.with_fields(
+        longest_call_ms=card.longest_call_ms,
         slots=card.slots,
         version=card.version,
         started_at=card.started_at,
@@ -374,7 +375,7 @@ def _silent(workers: Iterable[WorkerFigures]) -> Iterable[str]:
 
 
 def _waits(quotas: Iterable[QuotaStatus]) -> Iterable[str]:
-    """What is wrong with the providers of quotas."""
+    """What is wrong with quotas: their providers, and what workers say of them."""
     for quota in quotas:
         targets = ", ".join(quota.targets[:MAX_NAMED]) + (", …" if len(quota.targets) > MAX_NAMED else "")
         if quota.condition is QuotaCondition.REFUSED:
@@ -382,6 +383,8 @@ def _waits(quotas: Iterable[QuotaStatus]) -> Iterable[str]:
         elif quota.out_since is not None:
             since = time_of_day(quota.out_since)
             yield f"Quota {quota.name} ({targets}) has had no answer since {since}, and {quota.waiting} calls wait"
+        if quota.is_different:
+            yield f"Workers name different limits of quota {quota.name} ({targets}): the smallest count"
 
 
 def _difference(target: TargetFigures) -> str:

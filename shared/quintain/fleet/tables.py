@@ -274,6 +274,7 @@ _WORKERS: Final[_Layout[WorkerFigures]] = _Layout(
         ("Worker", True, lambda worker: worker.worker_id),
         ("State", True, lambda worker: _WORKER_STATES[worker.condition]),
         ("In flight", False, lambda worker: str(worker.running)),
+        ("Longest call", False, lambda worker: duration(worker.longest_call_ms)),
         ("Slots", False, lambda worker: amount(worker.slots)),
         ("Targets", False, lambda worker: amount(None if worker.targets is None else len(worker.targets))),
         ("Version", True, lambda worker: worker.version or NOTHING),

@@ -16,7 +16,7 @@ from quintain.contracts.session import TargetUsage
 from quintain_runner.report.progress import Latencies, ProgressState
 from quintain_runner.report.progress_display import render_progress
 from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState, run_cost
-from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
+from quintain_runner.results.row import GraderRow, Row, RowError, RowKey, RowStatus
 from support.results_folder import MADE_OF
 
 HOSTILE = "\x1b[2J[red]b:bomb:"
@@ -46,7 +46,7 @@ def rendered_lines(progress_state: ProgressState, *, seconds: float = 60, width:
     stream = io.StringIO()
     now = datetime(2026, 11, 21, 4, 0).astimezone()
     Console(file=stream, width=width).print(
-        render_progress(progress_state, elapsed_seconds=seconds, width=width, now=now)
+        render_progress(progress_state, elapsed_seconds=seconds, clock_seconds=seconds, width=width, now=now)
     )
     return stream.getvalue().splitlines()
 
@@ -68,7 +68,7 @@ HEADINGS = (
 
 def test_a_target_has_a_line_with_everything_that_is_known_of_it() -> None:
     board = progress_state(1000)
-    board.trial_started("bot")
+    board.trial_started(RowKey("100", "bot", 1), 0)
     for number in range(90):
         board.add_row(row(str(number), took_ms=100 if number < 80 else 2000))
     for number in range(90, 100):
@@ -82,12 +82,31 @@ def test_a_target_has_a_line_with_everything_that_is_known_of_it() -> None:
 
 def test_a_narrow_terminal_has_the_columns_that_matter_most_each_in_full() -> None:
     board = progress_state(100_000, "a-target-with-a-long-name")
-    board.trial_started("a-target-with-a-long-name")
+    board.trial_started(RowKey("1", "a-target-with-a-long-name", 1), 1)
     lines = rendered_lines(board, width=80)
     assert "100,000" in lines[1]
     assert "p50" not in lines[0]
     assert all(len(line) <= 80 for line in lines)
     assert "…" not in lines[0]
+
+
+def test_trials_that_run_for_over_a_minute_are_named_with_their_time_the_oldest_first() -> None:
+    board = progress_state(100)
+    for number in range(6):
+        board.trial_started(RowKey(f"case{number}", "bot", 1), 10.0 * number)
+    board.trial_ended(RowKey("case1", "bot", 1))
+    assert not any("case" in line for line in rendered_lines(board, seconds=59))
+    (line,) = (line for line in rendered_lines(board, seconds=105) if "case" in line)
+    assert [(name in line) for name in ("case0", "case1", "case2", "case3", "case4")] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert "1.8 min" in line
+    assert "1 more" in line
+    assert cells(board)["in flight"] == "5"
 
 
 def test_graders_have_lines_of_their_own() -> None:
