@@ -45,10 +45,15 @@ def test_times_are_told_to_the_second_so_that_figures_of_the_same_state_are_equa
     assert (before.last_cut_at, before.out_since) == (1_699_999_993_000, 1_699_999_991_000)
 
 
-def test_only_quotas_that_do_not_answer_are_warned_of() -> None:
+def test_of_providers_only_those_that_do_not_answer_are_warned_of() -> None:
     (warning,) = figures_of(quota(), quota(id="b", name="b", paused_ms=5), quota(id="c", name="c", out_ms=5)).warnings
     assert "quota c" in warning.lower()
     (warning,) = figures_of(quota(refused=True)).warnings
+    assert "openai-team" in warning
+
+
+def test_different_limits_of_workers_are_warned_of() -> None:
+    (warning,) = figures_of(quota(differs=True), quota(id="b", name="b")).warnings
     assert "openai-team" in warning
 
 

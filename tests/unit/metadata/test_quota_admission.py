@@ -405,3 +405,12 @@ async def _run(steps: list[tuple[str, int]], limit: int) -> None:
             assert desk.state().in_flight == len(desk.running)
         for attempt_id in list(desk.running):
             await desk.settle(attempt_id, AttemptOutcome.NEVER_SENT, None)
+
+
+async def test_where_workers_name_different_limits_the_smallest_count_and_that_is_told() -> None:
+    async with memory_ledger_driver() as driver:
+        on = QueueDriver(driver)
+        await on.register("t", start=9)
+        assert (on.state().limit, on.state().differs) == (9, None)
+        await on.register("t", incarnation="w2", start=4)
+        assert (on.state().limit, on.state().differs) == (4, True)
