@@ -37,6 +37,8 @@ async def test_the_smallest_numbers_of_live_workers_count_and_what_is_set_goes_b
             lambda moment, request=request: quota_rows.set_quota(moment, request)  # type: ignore[misc]
         )
     assert (settings.requests_per_minute, settings.concurrency) == (200.5, 90)
+    info = await ledger_driver.info(await ledger_driver.open_session(allowed_targets=["a", "b"]))
+    assert info.quotas == {"a": "team"}
     terms = (await read(ledger_driver)).terms
     assert (terms.requests_per_minute, terms.max, terms.start) == (200.5, 90, 20)
 

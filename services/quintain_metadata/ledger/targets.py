@@ -158,6 +158,16 @@ def group_slots(now: int) -> SqlProgram[dict[str, int]]:
     return {row[0]: row[1] for row in rows}
 
 
+def quota_names(now: int) -> SqlProgram[dict[str, str]]:
+    """Return the targets that live workers serve with a quota, each with the quota's name."""
+    rows = yield from execute(
+        "SELECT target, quota_name FROM served_target JOIN worker USING (incarnation)"
+        " WHERE lease_until > ? AND quota_name IS NOT NULL ORDER BY since",
+        now,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
 def target_timeouts() -> SqlProgram[dict[str, float]]:
     """Return the targets whose calls have a time limit of their own, in seconds."""
     rows = yield from execute("SELECT name, timeout_ms FROM target WHERE timeout_ms IS NOT NULL")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from quintain.bus.base import HeaderValue
+from quintain.client.publish_windows import PublishWindows
 from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
 from quintain.client.transport import (
     ACCEPTED,
@@ -101,6 +102,7 @@ class AmqpTransport:
         self._session_id = self._authorization.session_id
         self._cancellations = BatchSender[None, str](self._cancel)
         self._info_task: asyncio.Task[None] | None = None
+        self._windows = PublishWindows(self._groups.may_have_quota)
 
     async def close(self) -> None:
         """Wait a few seconds for cancellations that are being sent."""
@@ -213,13 +215,29 @@ class AmqpTransport:
         return await self._default_targets.resolve(self._session_id, partial(self._read_info, seconds))
 
     async def _send_until_decided(self, call: InvokeCall, request_id: str, ends_at: float) -> Result:
-        """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
+        """Send a request once its session may publish one more to its target, and until its charge is decided."""
         loop = asyncio.get_running_loop()
-        pause_seconds = FIRST_PAUSE_SECONDS
         deadline_ms = self.clock.now_ms() + int((ends_at - loop.time()) * 1000)
         request = self._rpc_request(call, request_id, deadline_ms)
         if request.key and (self._info_task is None or self._info_task.done()):
             self._info_task = self._groups.learn_soon(request.key, self._read_info)
+        if not request.key:
+            return await self._send_repeatedly(call, request, request_id, ends_at)
+        await self._windows.enter(request.key, ends_at)
+        began, result = loop.time(), None
+        try:
+            result = await self._send_repeatedly(call, request, request_id, ends_at)
+        finally:
+            if result is None or result.replayed:
+                self._windows.leave(request.key)
+            else:
+                running_seconds = result.duration_ms / 1000
+                self._windows.leave(request.key, running_seconds=running_seconds, seconds=loop.time() - began)
+        return result
+
+    async def _send_repeatedly(self, call: InvokeCall, request: RpcRequest, request_id: str, ends_at: float) -> Result:
+        """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
+        loop, pause_seconds = asyncio.get_running_loop(), FIRST_PAUSE_SECONDS
         while True:
             remaining_seconds = ends_at - loop.time()
             sent = request._replace(

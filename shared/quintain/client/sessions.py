@@ -119,6 +119,7 @@ class CallGroups:
         #: Target → the slots of one of its workers.
         self._slots: dict[str, int] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._without_quota: set[str] = set()
         #: Target → the average time that a call takes at its provider, in milliseconds.
         self._durations_ms: dict[str, float] = {}
         #: Target → when `info` was last asked about it, on the loop's clock.
@@ -131,7 +132,13 @@ class CallGroups:
         for target in info.available_targets:
             self._slots.pop(target, None)
             self._asked_at[target] = now
+        self._without_quota.difference_update(info.quotas or {})
+        self._without_quota.update(set(info.available_targets).difference(info.quotas or {}))
         self._slots.update(info.group_slots or {})
+
+    def may_have_quota(self, target: str) -> bool:
+        """Whether the target has a quota, or nothing is known of it."""
+        return target not in self._without_quota
 
     def learn_soon(self, target: str, read_info: Callable[[], Awaitable[Info]]) -> asyncio.Task[None] | None:
         """Start ``read_info``, which calls `learn`, where nothing is known of this target or what is known is too old.

@@ -104,6 +104,7 @@ class Info(Message):
     ``group_slots`` are the targets with a live worker, each with the slots that one of its workers has.
     ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds.
     ``max_cost_usd`` is the session's own limit in money; None where it has none.
+    ``quotas`` are the targets with a quota, each with its name.
     ``weight`` and ``priority`` are those in force: a child has at most its parent's.
     """
 
@@ -133,6 +134,7 @@ class Info(Message):
     max_body_bytes: int | None = None
     group_slots: dict[str, Count] | None = None
     target_timeouts: dict[str, float] | None = None
+    quotas: dict[str, str] | None = None
     weight: int = DEFAULT_WEIGHT
     priority: Priority = Priority.NORMAL
     now: int

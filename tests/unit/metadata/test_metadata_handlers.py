@@ -156,6 +156,7 @@ async def test_info_is_the_protocols(metadata: RunningMetadataService, session: 
         "availableTargets": ["a", "b"],
         "reserved": 0,
         "running": 0,
+        "quotas": {"a": "team", "b": "team"},
         "weight": 10,
         "priority": "normal",
         "committed": 0,

@@ -17,6 +17,7 @@ from quintain.client import amqp_transport
 from quintain.client import amqp_transport as cancellation
 from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
 from quintain.client.client import Client, connect
+from quintain.client.publish_windows import WINDOW
 from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import REQUEST_ID_HEADER
@@ -187,6 +188,22 @@ async def test_an_invalid_timeout_or_setting_is_a_bad_request(
 ) -> None:
     with pytest.raises(BadRequest, match=next(iter(arguments))):
         await lone_client.client.invoke("x", **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quotas", [None, {"a": "team"}])
+async def test_a_session_publishes_a_window_of_calls_to_a_target_with_a_quota(
+    lone_client: LoneClient, quotas: dict[str, str] | None
+) -> None:
+    lone_client.metadata.replies["info"] = lambda _: INFO.model_copy(update={"quotas": quotas})
+    await lone_client.client.get_info()
+    calls = [asyncio.ensure_future(lone_client.client.invoke("x", target="a")) for _ in range(2 * WINDOW)]
+    await lone_client.consume_target_queue()
+    await lone_client.next_request_ids(WINDOW if quotas else 2 * WINDOW)
+    await asyncio.sleep(0.05)
+    assert lone_client.deliveries.empty()
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_an_invoke_has_a_deadline_and_settings_of_a_mapping(lone_client: LoneClient) -> None:
