@@ -221,15 +221,16 @@ class TargetConsumer:
             await handle_each(partial(self._handle_call, slots, return_at), calls)
 
     async def _handle_call(self, slots: CallSlots, return_at: float, delivery: Delivery) -> None:
-        hold = MessageHold(delivery, return_at, self._waits)
-        handler = DeliveryHandler(self._target, self._context, self.pause, delivery, hold)
+        hold = None if self._waits is None else MessageHold(delivery, self._waits)
+        handler = DeliveryHandler(self._target, self._context, self.pause, delivery, return_at, hold)
         if (delivery.redelivered or COPY_HEADER in delivery.headers) and not await self._join(slots, handler):
             return
         self._in_flight += 1
         try:
             decision = SlotDecision.GRANTED
             if not slots.try_acquire():
-                hold.begin_waiting()
+                if hold is not None:
+                    hold.begin_waiting()
                 decision = await slots.wait(delivery, self._remaining_seconds(delivery), return_at)
             if decision is SlotDecision.HELD_LONG_ENOUGH:
                 self._context.metrics.calls(self._name, GIVEN_BACK).inc()
@@ -245,7 +246,8 @@ class TargetConsumer:
                 if decision is SlotDecision.GRANTED:
                     slots.release()
         finally:
-            hold.end()
+            if hold is not None:
+                hold.end()
             self._in_flight -= 1
             if self._consumer is None:
                 self.pause.changed.notify_all()

@@ -140,6 +140,18 @@ class CostRule:
     max_input_tokens: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     default_bytes: int = 0
+    #: The bound of any call, where it is the same for all.
+    fixed: CostBound | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        price, fixed = self.price, None
+        if price is None:
+            fixed = self._unknown("price", "its price is not known")
+        elif not self.is_model:
+            fixed = CostBound(picodollars(price.per_call))
+            if price.input_per_million or price.output_per_million:
+                fixed = self._unknown("price.per_call", "the tokens of what is no model are not counted")
+        object.__setattr__(self, "fixed", fixed)
 
     @classmethod
     def of_target(cls, name: str, target: TargetConfig, price: Price | None) -> CostRule:
@@ -158,16 +170,12 @@ class CostRule:
 
     def bound(self, request: InvokeRequest | ApiRequest | None, body_bytes: int) -> CostBound:
         """Return the bound of a request whose published body has so many bytes; None is one that is refused."""
-        price = self.price
-        if price is None:
-            return self._unknown("price", "its price is not known")
-        if not self.is_model:
-            if price.input_per_million or price.output_per_million:
-                return self._unknown("price.per_call", "the tokens of what is no model are not counted")
-            return CostBound(picodollars(price.per_call))
-        return (
-            CostBound(0) if request is None else self._bound_of_model(price, _asked(request, self.defaults), body_bytes)
-        )
+        if self.fixed is not None:
+            return self.fixed
+        assert self.price is not None, "without a price the bound is fixed"
+        if request is None:
+            return CostBound(0)
+        return self._bound_of_model(self.price, _asked(request, self.defaults), body_bytes)
 
     def _bound_of_model(self, price: Price, asked: _PricedRequest, body_bytes: int) -> CostBound:
         if asked.unpriced is not None:

@@ -33,7 +33,7 @@ from quintain_worker.admissions import admission_attributes
 from quintain_worker.attempt import Attempt, AttemptResult, CallTries
 from quintain_worker.completion import CallTiming, OnSettled, Reply, compress_reply, no_action, response_of
 from quintain_worker.context import WorkerContext
-from quintain_worker.inflight import InflightCall, copied_attempt
+from quintain_worker.inflight import HeldLongEnough, InflightCall, copied_attempt
 from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.conversation import ignoring_unsupported
 from quintain_worker.providers.provider import CallHolder, Delta
@@ -48,21 +48,24 @@ log = logging.getLogger(__name__)
 _REPLY_SPAN = reply_span(REPLY.name)
 
 
-class _HeldLongEnough(Exception):
-    """The call waits, and its message was held for as long as it may be: it returns to its queue."""
-
-
 class DeliveryHandler:
     """Processes one delivery, from its receipt to its acknowledgement.
 
-    A call that waits when ``hold`` ends returns to its queue.
+    A call that waits at ``return_at``, in the loop's seconds, returns to its queue. ``hold`` is None where none waits
+    for a quota.
     """
 
     def __init__(
-        self, target: WorkerTarget, context: WorkerContext, pause: PauseState, delivery: Delivery, hold: MessageHold
+        self,
+        target: WorkerTarget,
+        context: WorkerContext,
+        pause: PauseState,
+        delivery: Delivery,
+        return_at: float,
+        hold: MessageHold | None,
     ) -> None:
         self._target, self._context, self._pause = target, context, pause
-        self._delivery, self._hold, self._return_at = delivery, hold, hold.return_at
+        self._delivery, self._return_at, self._hold = delivery, return_at, hold
         self._request: IncomingRequest
         self._attempt_id = ""
         self._tries = CallTries()
@@ -106,9 +109,8 @@ class DeliveryHandler:
         if request.deadline is not None and request.problem is None:
             seconds = max(0.0, min(self._context.clock.seconds_until(request.deadline), seconds))
         self._ends_at = asyncio.get_running_loop().time() + seconds
-        logs.log_ids.set(
-            {"requestId": request.request_id, "sessionId": request.credential.id, "target": self._target.name}
-        )
+        ids = {"requestId": request.request_id, "sessionId": request.credential.id}
+        logs.log_ids.set({**ids, "target": self._target.name})
 
     async def _process(self, process_span: Span | None) -> None:
         """Join the same call if it is in flight here, or else admit and run it; then reply and acknowledge."""
@@ -118,13 +120,14 @@ class DeliveryHandler:
         context, identity = self._context, self._request.identity
         try:
             while (other := context.inflight.find(identity)) is not None:
-                if (result := await self._wait_for_duplicate(other)) is not None:
+                ends_at = self._ends_at + context.timings.deadline_grace_seconds
+                if (result := await context.inflight.wait_for_duplicate(other, ends_at, self._return_at)) is not None:
                     await self._finish(result)
                     return
         except Fault as fault:
             await self._finish(fault)
             return
-        except _HeldLongEnough:
+        except HeldLongEnough:
             await self._requeue()
             return
         call, visit = context.inflight.add(identity, self._delivery, self._attempt_id), GateVisit()
@@ -141,7 +144,6 @@ class DeliveryHandler:
         finally:
             context.gate.leave(visit)
             context.inflight.remove(call)
-            self._hold.end()
 
     async def join(self, on_held: Callable[[], object]) -> bool:
         """Hold the message as long as its call runs, here or elsewhere; returns whether it needs a slot.
@@ -191,18 +193,6 @@ class DeliveryHandler:
             async with self._context.large_replies.hold(len(admission.replay.to_wire())):
                 await self._finish(admission.replay, call=call)
 
-    async def _wait_for_duplicate(self, other: InflightCall) -> Result | None:
-        """Return the result of the same call, already in flight in this worker; None where it ended without one."""
-        now = asyncio.get_running_loop().time()
-        seconds = self._ends_at - now + self._context.timings.deadline_grace_seconds
-        held_seconds = self._return_at - now
-        try:
-            return await self._context.inflight.wait_for_duplicate(other, min(seconds, held_seconds))
-        except TimeoutError:
-            if held_seconds < seconds:
-                raise _HeldLongEnough from None
-            raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
-
     async def _admit_and_run(self, visit: GateVisit, call: InflightCall) -> float | None:
         """Ask for admission and run one attempt; returns after how many seconds another one asks, if one does."""
         call.task = asyncio.current_task()
@@ -233,35 +223,29 @@ class DeliveryHandler:
     async def _admit(self, visit: GateVisit, admit_span: Span | None) -> Admission | None:
         context, loop = self._context, asyncio.get_running_loop()
         if self._ask_at:
-            await self._wait_before_asking()
+            # After a failure, at most until the deadline.
+            await self._pause.wait_until(min(self._ask_at, self._ends_at))
         if not visit.is_inside:
             await context.gate.enter(visit, self._ends_at - loop.time())
-        on_held = partial(
-            self._hold.begin_waiting, partial(self._context.admission_client.return_call, self._attempt_id)
-        )
+        on_held = None
+        if self._hold is not None:
+            on_held = partial(self._hold.begin_waiting, partial(context.admission_client.return_call, self._attempt_id))
         admission = await self._request_admission(alone=visit.is_alone or None, on_held=on_held)
         if admission is not None and admission.must_be_alone:
             await context.gate.enter_alone(visit, self._ends_at - loop.time())
             admission = await self._request_admission(alone=True)
-        self._hold.end_waiting()
+        if self._hold is not None:
+            self._hold.end_waiting()
         if admit_span is not None:
             admit_span.set_attributes(admission_attributes(admission))
         return admission
-
-    async def _wait_before_asking(self) -> None:
-        """Wait before an attempt that follows a failure, at most until the deadline; not in a worker that stops."""
-        loop = asyncio.get_running_loop()
-        ask_at = min(self._ask_at, self._ends_at)
-        while (seconds := ask_at - loop.time()) > 0 and not self._pause.stopping:
-            await self._pause.changed.wait(seconds)
 
     async def _request_admission(
         self, *, alone: bool | None = None, copied: str | None = None, on_held: Callable[[], object] | None = None
     ) -> Admission | None:
         if self._pause.until > -math.inf and self._pause.exceeds_hold_limit:
             return None
-        name, rule = self._target.name, self._target.cost_rule
-        trace = current_traceparent()
+        name, rule, trace = self._target.name, self._target.cost_rule, current_traceparent()
         admit = self._request.admit(self._attempt_id, name, trace, alone=alone, copied=copied, cost_rule=rule)
         return await self._context.admission_client.admit(
             admit, ends_at=self._ends_at, return_at=self._return_at, on_held=on_held
@@ -336,7 +320,7 @@ class DeliveryHandler:
     async def _requeue(self, call: InflightCall | None = None) -> None:
         """Return the message to its queue, or to its target's backlog."""
         seconds = self._ends_at - asyncio.get_running_loop().time()
-        if not await self._hold.move_to_backlog(seconds, call or self._delivery):
+        if self._hold is None or not await self._hold.move_to_backlog(seconds, call or self._delivery):
             await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=seconds, call=call)
 
     async def _return_to_queue(self, call: InflightCall, result: AttemptResult) -> None:

@@ -21,7 +21,7 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.headers import COPY_HEADER
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
-from quintain.errors import BusError, Overloaded
+from quintain.errors import BusError, Expired, Overloaded
 from quintain.routes import INVOKE
 from quintain.rpc.server import copyable_headers
 
@@ -43,6 +43,10 @@ MAX_WAITING_DUPLICATES = 16
 #: All waiting duplicates together take at most this part of the worker's slots, so that other calls can run; a worker
 #: of few slots lets `MIN_WAITING_DUPLICATES` wait.
 DUPLICATES_SHARE, MIN_WAITING_DUPLICATES = 0.25, 4
+
+
+class HeldLongEnough(Exception):
+    """A call waits, and its message was held for as long as it may be: it returns to its queue."""
 
 
 class CallIdentity(NamedTuple):
@@ -213,10 +217,11 @@ class InflightCalls:
         running = [call for calls in self._calls.values() for call in calls if call.granted_at]
         return sorted(running, key=lambda call: call.granted_at)
 
-    async def wait_for_duplicate(self, call: InflightCall, timeout_seconds: float) -> Result | None:
+    async def wait_for_duplicate(self, call: InflightCall, ends_at: float, return_at: float) -> Result | None:
         """Wait for the result of a call as its duplicate, as `InflightCall.wait_for_result` does.
 
-        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` of this call wait already, or too many of all calls.
+        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` of this call wait already, or too many of all calls;
+        `Expired` at ``ends_at`` and `HeldLongEnough` at ``return_at``, in the loop's seconds.
         """
         if call.waiting_duplicates >= MAX_WAITING_DUPLICATES or self._waiting >= self._max_waiting:
             # The call itself runs or waits: it is not decided yet whether it is charged.
@@ -225,7 +230,11 @@ class InflightCalls:
         self._waiting += 1
         call.waiting_duplicates += 1
         try:
-            return await call.wait_for_result(timeout_seconds)
+            return await call.wait_for_result(min(ends_at, return_at) - asyncio.get_running_loop().time())
+        except TimeoutError:
+            if return_at < ends_at:
+                raise HeldLongEnough from None
+            raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
         finally:
             self._waiting -= 1
             call.waiting_duplicates -= 1

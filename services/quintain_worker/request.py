@@ -68,7 +68,9 @@ class IncomingRequest(NamedTuple):
         cost_rule: CostRule | None = None,
     ) -> Admit:
         """Return the question whether this attempt may run; ``alone`` and ``copied`` are fields of `Admit`."""
-        cost = _NO_BOUND if cost_rule is None else cost_rule.bound(self.request, self.body_bytes)
+        cost = _NO_BOUND
+        if cost_rule is not None:
+            cost = cost_rule.fixed or cost_rule.bound(self.request, self.body_bytes)
         is_token = isinstance(self.credential, SessionToken)
         return Admit.unchecked(
             token=self.credential.text if is_token else None,

@@ -93,50 +93,42 @@ class SessionWaits:
 
 
 class MessageHold:
-    """How a message is held: until ``return_at`` of the loop's clock, and as one of so many of its session that wait.
+    """How the message of a call that may wait for a quota is held: as one of so many of its session that wait."""
 
-    ``waits`` is None where nothing waits for a quota.
-    """
-
-    def __init__(self, delivery: Delivery, return_at: float, waits: SessionWaits | None) -> None:
-        self.return_at = return_at
+    def __init__(self, delivery: Delivery, waits: SessionWaits) -> None:
         self._delivery, self._waits = delivery, waits
         self._is_waiting = self._is_beyond_share = False
         #: Whether nobody has begun with the call, so that it may be moved.
-        self._is_new = waits is not None and may_be_moved(delivery)
+        self._is_new = may_be_moved(delivery)
 
     def begin_waiting(self, give_back: Callable[[], object] | None = None) -> None:
         """Count the call among those that wait; where its session has its share, ``give_back`` is called instead."""
-        waits = self._waits
-        if waits is None or self._is_waiting or self._is_beyond_share:
+        if self._is_waiting or self._is_beyond_share:
             return
         session = session_of(self._delivery)
-        if give_back is not None and self._is_new and not waits.has_room(session):
+        if give_back is not None and self._is_new and not self._waits.has_room(session):
             self._is_beyond_share = True
-            waits.leave()
+            self._waits.leave()
             give_back()
         else:
             self._is_waiting = True
-            waits.begin(session)
+            self._waits.begin(session)
 
     async def move_to_backlog(self, remaining_seconds: float, holder: Delivery | InflightCall) -> bool:
         """Move the call if it is beyond its session's share, and acknowledge it; returns whether it was moved."""
-        if self._waits is None or not self._is_beyond_share:
-            return False
-        return await self._waits.move_to_backlog(self._delivery, remaining_seconds, holder)
+        return self._is_beyond_share and await self._waits.move_to_backlog(self._delivery, remaining_seconds, holder)
 
     def end_waiting(self) -> None:
         """Count out the call, if it waits: it was decided."""
-        if self._waits is not None:
-            self._is_new = False
-            if self._is_waiting:
-                self._is_waiting = False
-                self._waits.end(session_of(self._delivery))
+        self._is_new = False
+        if self._is_waiting:
+            self._is_waiting = False
+            self._waits.end(session_of(self._delivery))
 
     def end(self) -> None:
         """Count out the call, whether it waits or was moved."""
         self.end_waiting()
-        if self._waits is not None and self._is_beyond_share:
+        if self._is_beyond_share:
             self._is_beyond_share = False
             self._waits.left()
 

@@ -147,6 +147,11 @@ class PauseState:
         """Whether a wait of this many seconds is too long for holding a call in this worker."""
         return seconds > self._timings.held_call_seconds
 
+    async def wait_until(self, at: float) -> None:
+        """Wait until this time of the loop, or until the worker stops."""
+        while (seconds := at - asyncio.get_running_loop().time()) > 0 and not self.stopping:
+            await self.changed.wait(seconds)
+
     def pause_for(self, seconds: float) -> None:
         """Pause the target because its provider answered with a retry-after of this many seconds."""
         until = asyncio.get_running_loop().time() + seconds
