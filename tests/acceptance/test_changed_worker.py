@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from support.command_line import CommandLine, command_line, ready
 from support.evaluations import Json, rows_of, write_files
 from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.waiting import block_until
 
 CONFIG = "targets: {bot: {provider: command, command: [sh, bot.sh]}}\n"
 BOT = "cat > /dev/null; echo . >> asked.txt; echo {answer}\n"
@@ -37,12 +37,6 @@ def target(shell: CommandLine) -> Json:
     return one
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < ends, "not within 30 s"
-
-
 def asked(shell: CommandLine) -> int:
     path = shell.folder / "asked.txt"
     count = path.read_text().count("\n") if path.exists() else 0
@@ -57,7 +51,7 @@ def test_a_program_that_changes_beneath_its_worker_is_asked_again_and_another_wo
     assert asked(shell) == 3
     before = target(shell)["workersByFingerprint"]
     (shell.folder / "bot.sh").write_text(BOT.format(answer="two"))
-    wait_until(lambda: target(shell)["workersByFingerprint"] != before)
+    block_until(lambda: target(shell)["workersByFingerprint"] != before)
     shell.run("run", "eval.yaml")
     assert asked(shell) == 3
     assert {str(row["output"]).strip() for row in rows_of(shell.folder / "runs" / "eval")} == {"two"}

@@ -6,8 +6,7 @@ import asyncio
 import json
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from quintain.remote.factory import remote_factory
 from quintain.target import SecurityDomainTag
 from support.command_line import CommandLine, RunningCommand, command_line, run_python
+from support.waiting import block_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
 
@@ -52,13 +52,6 @@ def drive(shell: CommandLine, name: str, args: str) -> list[str]:
 
 def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def is_alive(pid: int) -> bool:
@@ -188,7 +181,7 @@ def test_the_slots_end_with_their_killed_parent(shell: CommandLine, name: str, w
     # Closed in a lease: the slot waits for the end of its parent already.
     host.pids_of_leases(what, what)
     host.running.kill()
-    wait_until(lambda: not any(map(is_alive, children)))
+    block_until(lambda: not any(map(is_alive, children)))
 
 
 def test_a_slot_in_which_a_lease_left_something_is_replaced_and_what_was_left_is_named(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.command_line import CommandLine, RunningCommand
 from support.process_fleet import fleet_shell
+from support.waiting import block_until
 
 #: A program that leaves its process id where the test finds it, and takes its time.
 CONFIG = """
@@ -32,13 +32,6 @@ def shell(broker_url: str, pid_file: Path) -> Iterator[CommandLine]:
         broker_url, CONFIG.format(pid=pid_file), targets=["slow"], services=["metadata", "worker"]
     ) as shell:
         yield shell
-
-
-def wait_until(condition: Callable[[], bool], description: str, *, seconds: float = 15) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, f"not within {seconds} s: {description}"
-        time.sleep(0.05)
 
 
 def alive(pid: int) -> bool:
@@ -67,10 +60,10 @@ def test_an_interrupted_invoke_takes_its_call_back(shell: CommandLine, pid_file:
         "cancelling the call; `quintain info` shows whether it was charged",
         "interrupted",
     ]
-    wait_until(lambda: not alive(pid), "the target's program ends with its caller")
+    block_until(lambda: not alive(pid))
 
     def settled() -> bool:
         info = evaluator.run("info", "--json").json
         return (info["reserved"], info["running"]) == (0, 0)
 
-    wait_until(settled, "the ledger knows that the call is over")
+    block_until(settled)

@@ -6,8 +6,7 @@ import inspect
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from quintain.sync import SyncClient
 from support.command_line import CommandLine, run_python
 from support.process_fleet import process_fleet
 from support.running_gateway import RunningGateway
+from support.waiting import block_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "sync_client.py"
 
@@ -38,13 +38,6 @@ with quintain.sync.connect() as target:
         print("interrupted", flush=True)
         raise SystemExit(7)
 """
-
-
-def wait_until(condition: Callable[[], bool], description: str, *, seconds: float = 15) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, f"not within {seconds} s: {description}"
-        time.sleep(0.05)
 
 
 def connected(env: Mapping[str, str]) -> SyncClient:
@@ -119,11 +112,11 @@ def test_closing_ends_what_another_thread_waits_for_and_takes_it_back(gateway: R
     target = connected(evaluator.env)
     with connected(evaluator.env) as watching, ThreadPoolExecutor(1) as thread:
         asking = thread.submit(target.invoke, "x")
-        wait_until(lambda: watching.get_info().running == 1, "the call runs")
+        block_until(lambda: watching.get_info().running == 1)
         target.close()
         with pytest.raises(quintain.BusError, match="closed before the answer came"):
             asking.result(10)
-        wait_until(lambda: watching.get_info().running == 0, "the call was taken back")
+        block_until(lambda: watching.get_info().running == 0)
 
 
 def test_a_token_that_opens_nothing_leaves_nothing_behind(gateway: RunningGateway) -> None:
@@ -145,8 +138,8 @@ def test_ctrl_c_ends_the_wait_and_takes_the_call_back(gateway: RunningGateway, a
     evaluator = gateway.open_session_shell("slow")
     process = python(INTERRUPTED.format(asks=asks), evaluator)
     with connected(evaluator.env) as watching:
-        wait_until(lambda: watching.get_info().running > 0, "the call runs")
+        block_until(lambda: watching.get_info().running > 0)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=20)
         assert (process.returncode, stdout, stderr) == (7, "asking\ninterrupted\n", "")
-        wait_until(lambda: (watching.get_info().running, watching.get_info().reserved) == (0, 0), "it was taken back")
+        block_until(lambda: (watching.get_info().running, watching.get_info().reserved) == (0, 0))

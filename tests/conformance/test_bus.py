@@ -14,6 +14,7 @@ from conformance.transports import Transport
 from quintain.bus.base import Bus, Delivery, Envelope, QueueCount, earlier_deliveries
 from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
 from quintain.topology import DELIVERY_LIMIT, Binding, Exchange, Queue, Topology
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.every_broker
 
@@ -527,9 +528,7 @@ async def test_a_queue_deleted_over_the_bus_is_declared_no_more(transport: Trans
 async def test_a_connection_that_was_lost_and_made_again_is_counted(bound_queue: BoundQueue) -> None:
     assert (bound_queue.bus.connected, bound_queue.bus.reconnects) == (True, 0)
     await bound_queue.transport.drop_connection(bound_queue.bus)
-    async with asyncio.timeout(15):
-        while not (bound_queue.bus.connected and bound_queue.bus.reconnects):
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: bool(bound_queue.bus.connected and bound_queue.bus.reconnects))
     await bound_queue.bus.close()
     assert not bound_queue.bus.connected
 

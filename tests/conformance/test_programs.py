@@ -26,6 +26,7 @@ from quintain_runner.graders.verdict import GraderError
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 from support.sandbox import sandbox_refusal
+from support.waiting import wait_until
 
 #: Runs a program in a folder, with this environment, for at most so many seconds; returns its stdout.
 Run = Callable[[list[str], Path, dict[str, str], float], Coroutine[object, object, str]]
@@ -101,9 +102,7 @@ def marked(mark: dict[str, str]) -> list[int]:
 async def all_gone(mark: dict[str, str]) -> list[int]:
     """Wait until the killed have gone; returns those that stay."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(5):
-            while marked(mark):
-                await asyncio.sleep(0.02)
+        await wait_until(lambda: not marked(mark))
     return marked(mark)
 
 

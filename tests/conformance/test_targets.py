@@ -19,6 +19,7 @@ from support.target_placements import (
     target_interfaces,
     types_of,
 )
+from support.waiting import wait_until
 
 Emit = Callable[[Any], None]
 Send = Callable[[Any], Awaitable[Any]]
@@ -76,9 +77,7 @@ async def test_what_is_said_while_a_request_waits_comes_after_it(placement: Targ
     came = asyncio.Event()
 
     async def answer(event: Any) -> Any:
-        async with asyncio.timeout(20):
-            while len(controller.seen) < 3:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: len(controller.seen) >= 3)
         came.set()
         return controller.injection(event)
 

@@ -26,6 +26,7 @@ from support.command_line import CommandLine, RunningCommand, clean_environment,
 from support.quick import lease_variable
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 from support.target_placements import Controller
+from support.waiting import wait_until
 
 #: All timings are a third of the promised ones: a loss is noticed in 3 s.
 LEASE_SECONDS = 5.0
@@ -187,12 +188,6 @@ async def remote(bot_hosts: BotHosts) -> AsyncIterator[RemoteFactory]:
 
 def controller(answer: Callable[[Any], Awaitable[Any]] | None = None) -> Controller:
     return Controller(QUINTAIN_TYPES, answer)
-
-
-async def wait_until(condition: Callable[[], object], *, seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 async def assert_lost_in_time(running: asyncio.Task[None], since: float) -> None:

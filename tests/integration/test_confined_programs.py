@@ -27,6 +27,7 @@ from quintain.programs.sandbox import Confinement, Sandbox, gateway_address
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 from support.sandbox import sandbox_refusal
+from support.waiting import wait_until
 
 #: Reads what it can, and prints what it found as JSON. Its arguments: a secret file, a gateway's port,
 #: a foreign port, the id of another process, and what that has in its environment.
@@ -240,9 +241,7 @@ async def test_the_processes_of_a_sandbox_end_with_it(folder: Path, makes_sandbo
         timeout_seconds=60,
     )
     assert finished.stdout == b"started\n", finished.stderr
-    async with asyncio.timeout(30):
-        while processes_like(f"sleep\0{seconds}\0".encode()):
-            await asyncio.sleep(0.02)
+    await wait_until(lambda: not processes_like(f"sleep\0{seconds}\0".encode()))
 
 
 async def test_a_program_that_a_sandbox_cannot_start_is_told_by_its_error(folder: Path, makes_sandboxes: None) -> None:

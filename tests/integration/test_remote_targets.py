@@ -31,6 +31,7 @@ from quintain_view.trajectory_page import RunState
 from support.target_placements import Controller, scripted_target_class
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
 from support.thread_host import LoopThread, ThreadHost, thread_host
+from support.waiting import wait_until
 
 Emit = Callable[[Any], None]
 Send = Callable[[Any], Awaitable[Any]]
@@ -74,12 +75,6 @@ async def do_nothing(target: Any, emit: Emit, send: Send) -> None: ...
 
 def controller(answer: Callable[[Any], Awaitable[Any]] | None = None) -> Controller:
     return Controller(QUINTAIN_TYPES, answer)
-
-
-async def wait_until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 # What is recorded.

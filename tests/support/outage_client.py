@@ -17,6 +17,7 @@ from quintain.bus.rabbit import RabbitBus
 from quintain.errors import BusError
 from quintain.topology import Binding, Exchange, Queue, Topology
 from support.tcp_proxy import open_tcp_proxy
+from support.waiting import wait_until
 
 CANARY = "qtn_canary_in_a_body"
 EXCHANGE = Exchange("quintain.test.outage", "direct")
@@ -56,9 +57,7 @@ async def run(broker_url: str) -> None:
             proxy.refusing = False
             if publish_now:
                 await publishing
-            async with asyncio.timeout(30):
-                while not bus.connected:
-                    await asyncio.sleep(0.02)
+            await wait_until(lambda: bus.connected)
         await bus.publish(EXCHANGE, "here", ENVELOPE)
         await received.get()
         await bus.delete(QUEUE)

@@ -17,6 +17,7 @@ from quintain_gateway.server import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet
+from support.waiting import wait_until
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, delay_ms: 3000}}\n"
 
@@ -52,9 +53,7 @@ def sent_calls(monkeypatch: pytest.MonkeyPatch) -> SentCalls:
 
 
 async def wait_for_sends(sends: SentCalls, *, begun: int = 0, cancelled: int = 0) -> None:
-    async with asyncio.timeout(10):
-        while sends.begun < begun or sends.cancelled < cancelled:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: sends.begun >= begun and sends.cancelled >= cancelled)
 
 
 async def post_request(socket: RawConnection, token: str, path: str, body: object) -> None:

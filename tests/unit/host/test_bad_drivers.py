@@ -11,12 +11,7 @@ from quintain_host.run import MAX_UNACKNOWLEDGED_ITEMS
 from support.memory_host import emit_seen, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
-
-
-async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
+from support.waiting import wait_until
 
 
 async def test_a_driver_that_reads_nothing_fills_no_memory_and_its_slot_is_free_once_it_is_gone() -> None:

@@ -14,6 +14,7 @@ from quintain.contracts.remote_target import RemoteFailure, RunItem, RunOutput, 
 from quintain.topology import run_topology
 from quintain_host.run import EventSender
 from support.quick import timings
+from support.waiting import wait_until
 
 TOPOLOGY = run_topology("here")
 
@@ -47,9 +48,7 @@ class Controller:
         return [said for message in self.messages for said in message.items]
 
     async def wait_for_items(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.items) < count:
-                await asyncio.sleep(0.005)
+        await wait_until(lambda: len(self.items) >= count)
 
     async def _on_run_output(self, delivery: Delivery) -> None:
         self.messages.append(RunOutput.from_wire(delivery.body))
@@ -126,9 +125,7 @@ async def test_what_nobody_hears_of_for_long_is_said_again_with_the_beat(bus: Bu
     assert controller.items[0].seq == 1
     # A beat without items says how much there is.
     run.acknowledge(1, resend=False)
-    async with asyncio.timeout(10):
-        while controller.messages[-1].items:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: not controller.messages[-1].items)
     assert controller.messages[-1].said == 1
     await run.close()
 

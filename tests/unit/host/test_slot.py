@@ -31,6 +31,7 @@ from quintain.topology import HOST, Exchange, Queue, Topology
 from quintain_host.host import Host
 from support.quick import timings
 from support.target_placements import scripted_target_class
+from support.waiting import wait_until
 
 Bot: Any = scripted_target_class("ours")
 
@@ -85,12 +86,6 @@ async def host_client() -> AsyncIterator[HostClient]:
     await bus.close()
     await theirs.close()
     broker.close()
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_busy_slot_takes_no_second_lease_until_the_first_is_over(host_client: HostClient) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.settings import environment
 from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
+from support.waiting import wait_until
 
 #: A child that says it is ready, and then waits; it ends on SIGTERM.
 PATIENT = """
@@ -67,12 +68,6 @@ async def two_processes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlotPr
         await pair.wait_ready()
     yield pair
     await pair.stop(10)
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:

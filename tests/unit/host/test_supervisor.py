@@ -26,6 +26,7 @@ from quintain.rpc.server import send_reply
 from quintain.topology import HOST, REPLY, host_topology
 from quintain_host.supervisor import MAX_WATCHERS, ProcessSupervisor, Supervision, slot_environment
 from support.quick import QUICK
+from support.waiting import wait_until
 
 NOTHING = TargetDescriptor(target_class="T", tags=[], config_specs=[], query_specs=[], controllables=[], observables=[])
 
@@ -79,12 +80,6 @@ async def fleet() -> AsyncIterator[Fleet]:
     for each in (host_bus, bus):
         await each.close()
     broker.close()
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_end_of_a_process_is_told_to_who_watches_it_and_to_nobody_else(fleet: Fleet) -> None:

@@ -20,6 +20,7 @@ from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import LedgerDriver, admit_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import QUICK, timings
+from support.waiting import wait_until
 
 #: The service publishes no probe by itself.
 NO_PROBES = timings(sweep_seconds=60)
@@ -142,9 +143,7 @@ async def test_heartbeats_that_wait_are_renewed_in_one_operation_and_one_of_each
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     metadata.rpc_client.subscribe("batch", replies.put_nowait)
     queue = metadata.memory.queue(HEARTBEAT_QUEUE.name)
-    async with asyncio.timeout(5):
-        while queue.ready:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: not queue.ready)
     for _ in range(3 * HEARTBEAT_PREFETCH):
         await publish_heartbeat(metadata, "first", "again")
     await asyncio.sleep(0.05)

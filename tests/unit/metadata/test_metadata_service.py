@@ -31,6 +31,7 @@ from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import admit_request, result, settle_request
 from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -243,9 +244,7 @@ async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
     async with failing_updates(metadata, "r1"):
         body = {"requestIds": ["r1"], "deadline": await metadata.ledger_driver.ledger.now() + 20}
         await metadata.call_operation("reserve", session.token, body)
-        async with asyncio.timeout(5):
-            while "A defect while sweeping" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: "A defect while sweeping" in caplog.text)
         assert (await metadata.ledger_driver.info(session)).reserved == 1
     await wait_for_counters(metadata, session, reserved=0, call_count=0)
 

@@ -22,6 +22,7 @@ from quintain_metadata.store.base import Ledger
 from support.ledger_driver import memory_ledger_driver
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
+from support.waiting import wait_until
 
 #: Longer than any test.
 LONG = timings(unknown_target_seconds=60)
@@ -48,9 +49,7 @@ async def publish(metadata: RunningMetadataService, session: SessionOpened, key:
 
 
 async def wait_for_waiting(service: MetadataService, count: int) -> None:
-    async with asyncio.timeout(5):
-        while service._router is None or service._router._registration_wait.waiting_count != count:
-            await asyncio.sleep(0.005)
+    await wait_until(lambda: service._router is not None and service._router._registration_wait.waiting_count == count)
 
 
 async def register(metadata: RunningMetadataService, target: str) -> None:

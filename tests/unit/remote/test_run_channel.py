@@ -16,6 +16,7 @@ from quintain.errors import Unroutable
 from quintain.remote.run_channel import RunChannel, RunOutputQueues
 from quintain.timings import DEFAULT_TIMINGS
 from quintain.topology import RUN, lease_topology
+from support.waiting import wait_until
 
 TOPOLOGY = lease_topology("lease")
 
@@ -44,9 +45,7 @@ class Host:
         return [answered.seq for message in self.messages for answered in message.answers]
 
     async def until_answered(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.answer_numbers) < count:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: len(self.answer_numbers) >= count)
 
     async def _on_run_input(self, delivery: Delivery) -> None:
         self.messages.append(RunInput.from_wire(delivery.body))
@@ -96,9 +95,7 @@ async def test_a_gap_is_asked_for_once_a_beat_tells_of_it(bus: Bus, run_channel:
     run_channel.on_output(RunOutput(run_id="r", said=3, items=[RunItem(seq=2, what="end")]))
     assert run_channel.arrived == []  # type: ignore[attr-defined]
     run_channel.on_output(RunOutput(run_id="r", said=3))
-    async with asyncio.timeout(10):
-        while not any(message.again for message in host.messages):
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: any(message.again for message in host.messages))
     run_channel.on_output(RunOutput(run_id="r", said=3, items=[RunItem(seq=seq, what="end") for seq in (1, 2, 3)]))
     assert [said.seq for said in run_channel.arrived] == [1, 2, 3]  # type: ignore[attr-defined]
 
@@ -108,9 +105,7 @@ async def test_only_what_was_dealt_with_is_acknowledged(bus: Bus, run_channel: R
     await host.listen(bus)
     run_channel.on_output(RunOutput(run_id="r", said=2, items=[RunItem(seq=1, what="end"), RunItem(seq=2, what="end")]))
     run_channel.last_processed = 1
-    async with asyncio.timeout(10):
-        while not host.messages:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: host.messages)
     assert host.messages[-1].heard == 1
 
 
@@ -122,9 +117,7 @@ async def test_a_queue_that_was_given_back_serves_the_next_target_and_drops_what
         await bus.publish(RUN, first.key, Envelope(body=body, type="run_says"))
 
     async def wait_for(said: int) -> None:
-        async with asyncio.timeout(10):
-            while [output.said for output in outputs][-1:] != [said]:
-                await asyncio.sleep(0.005)
+        await wait_until(lambda: [output.said for output in outputs][-1:] == [said])
 
     def channel(run_id: str) -> Any:
         return SimpleNamespace(run_id=run_id, on_output=outputs.append)

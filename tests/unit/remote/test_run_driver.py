@@ -22,6 +22,7 @@ from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS
 from quintain.topology import lease_topology
 from support.target_placements import scripted_target_class
+from support.waiting import wait_until
 
 TOPOLOGY = lease_topology("lease")
 
@@ -128,9 +129,7 @@ async def test_an_answer_made_for_another_event_is_refused(driven: Driven, monke
     channel = await driven.start()
     [*sent, end] = items("a?", "b?")
     channel.on_output(RunOutput(run_id=channel.run_id, said=2, items=sent))
-    async with asyncio.timeout(20):
-        while sum(len(each.answers) for each in driven.inputs) < 2:
-            await asyncio.sleep(0.005)
+    await wait_until(lambda: sum(len(each.answers) for each in driven.inputs) >= 2)
     [good, refused] = (answer.response for each in driven.inputs for answer in each.answers)
     assert (good.value, good.failure) == ("fine", None)
     assert refused.failure is not None
@@ -159,9 +158,7 @@ async def test_events_that_come_together_are_answered_in_one_message(
     channel = await driven.start()
     [*sent, end] = items(*(f"{number}?" for number in range(64)))
     channel.on_output(RunOutput(run_id=channel.run_id, said=64, items=sent))
-    async with asyncio.timeout(20):
-        while not driven.inputs:
-            await asyncio.sleep(0.005)
+    await wait_until(lambda: driven.inputs)
     assert [len(each.answers) for each in driven.inputs if each.answers] == [64]
     channel.on_output(RunOutput(run_id=channel.run_id, said=65, items=[end]))
     await driven.wait_ended()

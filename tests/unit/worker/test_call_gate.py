@@ -13,6 +13,7 @@ from quintain_worker.slots import CallGate, GateVisit
 from support.fake_ledger_service import FakeEvaluator, fake_ledger_service, grant, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker
+from support.waiting import wait_until
 
 
 class GateDriver:
@@ -52,9 +53,7 @@ class GateDriver:
         await settle()
 
     async def wait_inside(self, *names: str) -> None:
-        async with asyncio.timeout(5):
-            while self.inside != [*names]:
-                await asyncio.sleep(0.001)
+        await wait_until(lambda: self.inside == [*names])
 
     async def close(self) -> None:
         for task, _ in self._calls.values():

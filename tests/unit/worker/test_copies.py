@@ -17,6 +17,7 @@ from quintain_worker.inflight import HELD_PART
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.quick import timings
 from support.running_worker import FlakyBus, GatedProvider, next_fault, next_result, running_worker
+from support.waiting import wait_until
 from unit.worker.test_worker_groups import call_item, next_replies
 
 #: The consumer timeout of these tests: what it does to a message is seen after a moment.
@@ -55,9 +56,7 @@ def messages(ledger: FakeLedgerService) -> int:
 
 
 async def wait_settled(ledger: FakeLedgerService) -> None:
-    async with asyncio.timeout(5):
-        while messages(ledger):
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: not messages(ledger))
 
 
 async def watch(ledger: FakeLedgerService, seconds: float) -> set[int]:
@@ -117,9 +116,7 @@ async def test_a_copy_says_what_the_message_said_and_expires_with_the_call(
     await evaluator.send_request("c1", expiration_ms=60_000, headers={"timestamp_in_ms": 5})
     await next_item(gate.requests)
     attempt_id = (await next_item(ledger.admits)).attempt_id
-    async with asyncio.timeout(5):
-        while len(published) < 2:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: len(published) >= 2)
     for copy in published:
         assert (copy.body, copy.type, copy.correlation_id) == (b'{"question": "x"}', "invoke", "c1")
         assert copy.headers[REQUEST_ID_HEADER] == "r-c1"
@@ -254,9 +251,7 @@ async def test_copies_of_others_calls_take_no_slot_and_keep_no_call_out(
     gate.open.set()
     assert {(await next_item(evaluator.replies)).correlation_id for _ in range(2)} == {"c1", "c2"}
     # They are copied on in time, each still as a copy of the same attempt.
-    async with asyncio.timeout(5):
-        while len({admit.attempt_id for admit in others.asked}) < 27:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: len({admit.attempt_id for admit in others.asked}) >= 27)
     assert {admit.copy_of for admit in others.asked} == {f"attempt {number}" for number in range(9)}
     others.decide = replay
     texts = {(await next_item(evaluator.replies)).correlation_id for _ in range(9)}

@@ -20,6 +20,7 @@ from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import CHAT
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker
+from support.waiting import wait_until
 
 
 class ThrottlingProvider(GatedProvider):
@@ -52,12 +53,6 @@ def queued_correlation_ids(ledger: FakeLedgerService, target: str = "a") -> list
 def consumer_count(ledger: FakeLedgerService, target: str = "a") -> int:
     """How many consume the target's queue."""
     return len(ledger.memory.queue(target_queue(target).name).consumers)
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def next_pause_heartbeat(ledger: FakeLedgerService) -> Heartbeat:

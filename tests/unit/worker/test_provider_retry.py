@@ -23,6 +23,7 @@ from quintain_worker import attempt as retry
 from quintain_worker.attempt import Attempt, AttemptResult, RetryPolicy, with_charge
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import PauseState
+from support.waiting import wait_until
 
 REQUEST = InvokeRequest(question="x")
 
@@ -256,9 +257,7 @@ async def test_an_attempt_that_is_taken_back_owes_what_its_tries_so_far_may_cost
     provider = ScriptedProvider(*turns)
     one = attempt_with(provider)
     running = asyncio.get_running_loop().create_task(one.run())
-    async with asyncio.timeout(5):
-        while provider.turns:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: not provider.turns)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -27,6 +27,7 @@ from quintain_worker.streaming import ChunkSender
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, running_worker
+from support.waiting import wait_until
 
 QUESTION = b'{"question": "x"}'
 
@@ -152,9 +153,7 @@ async def test_calls_that_cannot_start_soon_are_put_back_once_while_other_worker
 
         bus.publish = record  # type: ignore[method-assign, assignment]
         await send_group(evaluator, [call_item(str(n)) for n in range(6)])
-        async with asyncio.timeout(5):
-            while len(published) < 2:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: len(published) >= 2)
         await asyncio.sleep(0.2)
         put_back = [
             [item.correlation_id for item in decode_group(one.body)] for one in published if one.type != "invoke"
@@ -187,9 +186,7 @@ async def test_a_group_of_a_lost_connection_keeps_its_place_once_and_is_then_tak
         queue = ledger.memory.queue(target_queue("a").name)
 
         async def wait_for_ready(*correlation_ids: str) -> None:
-            async with asyncio.timeout(5):
-                while [message.envelope.correlation_id for message in queue.ready] != [*correlation_ids]:
-                    await asyncio.sleep(0.01)
+            await wait_until(lambda: [message.envelope.correlation_id for message in queue.ready] == [*correlation_ids])
 
         bus.drop_connection()
         assert len(queue.ready) == 2
