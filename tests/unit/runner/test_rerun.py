@@ -349,6 +349,21 @@ async def test_a_target_whose_workers_report_no_fingerprint_is_named(world: Worl
     assert world.asked == 4
 
 
+async def test_the_plan_is_told_in_words(world: World) -> None:
+    await world.run()
+    change_expected(world)
+    change_question(world)
+    add_case(world)
+    world.rows.pop(1)
+    world.write()
+    await world.run()
+    assert world.plan is not None
+    assert " | ".join(world.plan.lines()) == (
+        "1 rows kept · 1 graded again (expected changed) · 1 asked again (question changed) · 1 new · "
+        "1 left out (the case is not in the dataset)"
+    )
+
+
 async def test_the_record_keeps_what_each_command_did(world: World) -> None:
     await world.run()
     change_target(world)
