@@ -89,12 +89,8 @@ class DeliveryHandler:
             echo = str(truncate_echo(request_id_of(delivery)))
             await self._context.completion.finish(Reply(delivery, fault, echo, delivery.ack))
             return
-        self._queued_ms = self._sent_ms_ago()
+        self._queued_ms = self._request.age_ms(self._context.clock.now_ms())
         await in_span(self._span_start, self._process, parent=delivery.headers.get(TRACEPARENT_HEADER))
-
-    def _sent_ms_ago(self) -> int:
-        published_at = self._request.published_at
-        return 0 if published_at is None else max(0, self._context.clock.now_ms() - published_at)
 
     def _span_start(self) -> SpanStart:
         request, target = self._request, self._target.name
@@ -254,8 +250,7 @@ class DeliveryHandler:
     async def _run_attempt(self, call: InflightCall, grant: Admission) -> float | None:
         """Run an attempt, and end its call unless that asks for another one, after so many seconds."""
         target = self._target
-        # In the queue, and in the line of its quota.
-        self._queued_ms = self._sent_ms_ago()
+        self._queued_ms = self._request.age_ms(self._context.clock.now_ms())
         started_at = time.perf_counter()
         configured = target.fingerprint if target.read_fingerprint is None else target.read_fingerprint()
         attempt_result = await self._ask_provider(call, grant)

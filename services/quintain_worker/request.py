@@ -57,6 +57,10 @@ class IncomingRequest(NamedTuple):
     #: What a duplicate of this call has in common with it.
     identity: CallIdentity
 
+    def age_ms(self, now: int) -> int:
+        """How long ago it was sent, as far as that is known: in the queue, and in the line of its quota."""
+        return 0 if self.published_at is None else max(0, now - self.published_at)
+
     def admit(
         self,
         attempt_id: str,
