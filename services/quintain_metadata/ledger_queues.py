@@ -233,17 +233,19 @@ class SettleConsumer:
 
 
 #: How a provider took an attempt whose settle says nothing of it.
-_DEFAULT_OUTCOMES = {
-    AttemptOutcome.RESULT: TryOutcome.ANSWERED,
-    AttemptOutcome.CHARGED: TryOutcome.ANSWERED,
-    AttemptOutcome.THROTTLED: TryOutcome.THROTTLED,
-    AttemptOutcome.NEVER_SENT: TryOutcome.NOT_SENT,
+_DEFAULT_REPORTS = {
+    AttemptOutcome.RESULT: TryReport(outcome=TryOutcome.ANSWERED),
+    AttemptOutcome.CHARGED: TryReport(outcome=TryOutcome.ANSWERED),
+    AttemptOutcome.THROTTLED: TryReport(outcome=TryOutcome.THROTTLED),
+    AttemptOutcome.NEVER_SENT: TryReport(outcome=TryOutcome.NOT_SENT),
+    AttemptOutcome.REFUND: TryReport(outcome=TryOutcome.UNKNOWN),
+    AttemptOutcome.IN_DOUBT: TryReport(outcome=TryOutcome.UNKNOWN),
 }
 
 
 def attempt_ended(item: Settle, call: CallRow | None) -> AttemptEnded:
     """Return what a settle shows of its attempt, whose call was as given before it; None is an unknown one."""
-    report = item.report or TryReport(outcome=_DEFAULT_OUTCOMES.get(item.outcome, TryOutcome.UNKNOWN))
+    report = item.report or _DEFAULT_REPORTS[item.outcome]
     usage = item.token_usage
     if usage is not None and report.tokens is None:
         report = report.with_fields(tokens=float(max(0, usage.input) + max(0, usage.output)))

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.fleet import SetQuota
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.quota import RateReport, TryOutcome, TryReport
 from quintain.timings import DEFAULT_TIMINGS
+from quintain_metadata.quotas import quota_rows
 from support.ledger_driver import admit_request
 from support.quota_services import ClockedLedger, QuotaFleet, QuotaService
 
@@ -178,3 +180,16 @@ async def test_a_target_that_was_registered_just_now_is_read_before_its_calls_ar
     await fleet.register("b", start=LIMIT)
     await fleet.send(other, *(admit_request(fleet.session, f"r{number}", target="b") for number in range(3)))
     assert len(fleet.running) == LIMIT
+
+
+async def test_what_is_set_at_any_service_holds_at_the_owner_after_its_next_sweep(fleet: QuotaFleet) -> None:
+    owner, other = await two_services(fleet)
+    for number in range(4):
+        await admit_one(fleet, number)
+    request = SetQuota(quota="team", concurrency=3, reason="more was bought")
+    await fleet.ledger.transact(lambda moment: quota_rows.set_quota(moment, request))
+    await other.queue.quotas.refresh()
+    await owner.sweep()
+    assert len(fleet.running) == 3
+    await other.sweep()
+    assert [state.limit for state in other.queue.quotas.states()] == [3]

@@ -230,10 +230,10 @@ class QuotaAdmission:
                     self._free_slots[target] = limit - self._running[target]
                 self._known_targets |= quota.targets.keys()
             self._without_quota |= {target for target in without if self.quota_of.pop(target, None) is not None}
-            await self._renew(found)
             for quota_id, quota in found.items():
                 if self._owners is None or self._owners.is_own(quota_id):
                     self._configure(quota_id, quota)
+            await self._renew(found)
 
     async def _renew(self, found: Mapping[str, QuotaRegistration]) -> None:
         if self._owners is None:
