@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from quintain.config.prices import Price
-from quintain.config.targets import ModelTarget, TargetConfig
+from quintain.config.targets import ModelTarget, PydanticAITarget, TargetConfig
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
 from quintain.contracts.money import picodollars
@@ -36,9 +36,6 @@ PRICED_FIELDS: Final = frozenset(
         "instructions",
         "logit_bias",
         "logprobs",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "max_tokens",
         "max_tool_calls",
         "messages",
         "metadata",
@@ -46,7 +43,6 @@ PRICED_FIELDS: Final = frozenset(
         "output_config",
         "parallel_tool_calls",
         "presence_penalty",
-        "prompt",
         "prompt_cache_key",
         "reasoning",
         "reasoning_effort",
@@ -73,50 +69,66 @@ PRICED_FIELDS: Final = frozenset(
     }
 )
 
-#: The types of parts of messages that are text.
+#: The types of messages and their parts that are text.
 _TEXT_TYPES: Final = frozenset(
     {
-        "text",
-        "input_text",
-        "output_text",
-        "refusal",
-        "message",
-        "reasoning",
-        "summary_text",
-        "reasoning_text",
-        "thinking",
-        "redacted_thinking",
-        "tool_use",
-        "tool_result",
-        "function",
-        "function_call",
-        "function_call_output",
         "custom",
         "custom_tool_call",
         "custom_tool_call_output",
-        "json_schema",
-        "json_object",
-        "object",
-        "string",
-        "number",
-        "integer",
-        "boolean",
-        "array",
-        "null",
         "ephemeral",
-        "enabled",
-        "disabled",
-        "adaptive",
-        "auto",
-        "none",
-        "any",
-        "tool",
+        "function",
+        "function_call",
+        "function_call_output",
+        "input_text",
+        "message",
+        "output_text",
+        "reasoning",
+        "reasoning_text",
+        "redacted_thinking",
+        "refusal",
+        "summary_text",
+        "text",
+        "thinking",
+        "tool_result",
+        "tool_use",
     }
 )
 
-_OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+#: What messages and parts of no type have: servers find out by its other members what a part is.
+_TEXT_MEMBERS: Final = frozenset(
+    {
+        "cache_control",
+        "content",
+        "id",
+        "is_error",
+        "name",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "role",
+        "text",
+        "thinking_blocks",
+        "tool_call_id",
+        "tool_calls",
+    }
+)
+
+#: Members with the words of models and callers, in which any key may stand.
+_OPAQUE_MEMBERS: Final = frozenset({"arguments", "input", "function"})
+
+#: The members that limit an answer, by API. Settings say ``max_tokens`` for each of them.
+_OUTPUT_LIMITS: Final[Mapping[str, tuple[str, ...]]] = {
+    "chat": ("max_completion_tokens", "max_tokens"),
+    "completions": ("max_tokens",),
+    "messages": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+}
+_ALL_LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 _QUESTION_FIELDS: Final = ("messages", "input", "system", "instructions", "prompt", "suffix")
+
+#: The vendors whose clients, in pydantic-ai, repeat requests by themselves: a try may be billed several times.
+_REPEATING_VENDORS: Final = frozenset({"bedrock", "huggingface", "xai"})
 
 
 class CostBound(NamedTuple):
@@ -131,121 +143,138 @@ class CostRule:
     """How the cost of a target's calls is bounded.
 
     ``max_input_tokens`` is what the model reads at most, None where that is not known. ``defaults`` are the settings of
-    calls that set none themselves, which have so many bytes.
+    calls that set none themselves, which have so many bytes. ``fixed`` is the bound of any call, where it is the same
+    for all.
     """
 
     name: str
-    price: Price | None = None
-    is_model: bool = False
+    price: Price = field(default_factory=Price)
     max_input_tokens: int | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: InvokeSettings = field(default_factory=InvokeSettings)
     default_bytes: int = 0
-    #: The bound of any call, where it is the same for all.
-    fixed: CostBound | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        price, fixed = self.price, None
-        if price is None:
-            fixed = self._unknown("price", "its price is not known")
-        elif not self.is_model:
-            fixed = CostBound(picodollars(price.per_call))
-            if price.input_per_million or price.output_per_million:
-                fixed = self._unknown("price.per_call", "the tokens of what is no model are not counted")
-        object.__setattr__(self, "fixed", fixed)
+    fixed: CostBound | None = None
 
     @classmethod
     def of_target(cls, name: str, target: TargetConfig, price: Price | None) -> CostRule:
         """Return the rule of a configured target."""
+        if price is None:
+            return cls(name=name, fixed=CostBound(None, f"its price is not known; set targets.{name}.price"))
         if not isinstance(target, ModelTarget):
-            return cls(name=name, price=price)
-        window, defaults = None if price is None else price.context_window, target.default_settings
+            fixed = CostBound(picodollars(price.per_call))
+            if price.input_per_million or price.output_per_million:
+                problem = "the tokens of what is no model are not counted"
+                fixed = CostBound(None, f"{problem}; set targets.{name}.price.per_call alone")
+            return cls(name=name, fixed=fixed)
+        repeats = isinstance(target, PydanticAITarget) and not _REPEATING_VENDORS.isdisjoint(
+            target.model.partition(":")[0].split("/")
+        )
         return cls(
             name=name,
             price=price,
-            is_model=True,
-            max_input_tokens=target.max_input_tokens or window,
-            defaults=_fields_of(defaults),
-            default_bytes=len(defaults.to_wire()),
+            max_input_tokens=target.max_input_tokens or price.context_window,
+            defaults=target.default_settings,
+            default_bytes=len(target.default_settings.to_wire()),
+            fixed=CostBound(None, f"the client of {target.model} repeats requests by itself") if repeats else None,
         )
 
     def bound(self, request: InvokeRequest | ApiRequest | None, body_bytes: int) -> CostBound:
         """Return the bound of a request whose published body has so many bytes; None is one that is refused."""
         if self.fixed is not None:
             return self.fixed
-        assert self.price is not None, "without a price the bound is fixed"
         if request is None:
             return CostBound(0)
-        return self._bound_of_model(self.price, _asked(request, self.defaults), body_bytes)
+        asked = _asked_in_api(request, self.defaults) if isinstance(request, ApiRequest) else self._asked(request)
+        return self._bound_of_model(asked, body_bytes)
 
-    def _bound_of_model(self, price: Price, asked: _PricedRequest, body_bytes: int) -> CostBound:
-        if asked.unpriced is not None:
-            return CostBound(None, f"{asked.unpriced}: leave it out, as its effect on the price is not known")
-        if asked.max_output is None:
-            return self._unknown("max_tokens", "its answers have no limit")
-        tokens = body_bytes + self.default_bytes + (ADDED_TOKENS_WITH_TOOLS if asked.has_tools else ADDED_TOKENS)
-        if self.max_input_tokens is not None:
-            tokens = self.max_input_tokens if asked.has_media else min(tokens, self.max_input_tokens)
-        elif asked.has_media:
-            return self._unknown("max_input_tokens", "the question is not only text")
-        return CostBound(picodollars(price.most(tokens, asked.max_output)))
+    def _asked(self, request: InvokeRequest) -> _PricedRequest:
+        given, own = _fields_of(request.settings), _fields_of(self.defaults)
+        added = {**own.pop("extra_body", {}), **given.pop("extra_body", {})}
+        limits = _pop_limits(given, ("max_tokens",)) or _pop_limits(own, ("max_tokens",))
+        own.pop("max_tokens", None)
+        return _PricedRequest({**own, **given}, added, limits, [turn.content for turn in request.messages or ()])
 
-    def _unknown(self, key: str, reason: str) -> CostBound:
-        return CostBound(None, f"{reason}; set targets.{self.name}.{key}")
+    def _bound_of_model(self, asked: _PricedRequest, body_bytes: int) -> CostBound:
+        # What is added to a request is no limit by itself: not each API gets it.
+        limits = [*asked.limits, *_pop_limits(asked.added, _ALL_LIMITS)]
+        fields = {**asked.added, **asked.fields}
+        content = [*asked.content, *(fields.get(name) for name in _QUESTION_FIELDS)]
+        if not asked.limits or not all(type(each) is int and each > 0 for each in limits):
+            return CostBound(None, f"its answers have no limit; set targets.{self.name}.max_tokens")
+        unpriced = asked.header or next(_unpriced(fields, content, max(limits)), None)
+        if unpriced is not None:
+            return CostBound(None, f"{unpriced}: leave it out, as its effect on the price is not known")
+        tokens = body_bytes + self.default_bytes
+        tokens += ADDED_TOKENS_WITH_TOOLS if fields.get("tools") else ADDED_TOKENS
+        # What a model reads at most is what it reads for one answer.
+        window = self.max_input_tokens if asked.questions == 1 else None
+        if any(_has_media(each) for each in content):
+            if window is None:
+                key = f"targets.{self.name}.max_input_tokens"
+                return CostBound(None, f"the question is not only text, and what it may read is not known; set {key}")
+            tokens = window
+        elif window is not None:
+            tokens = min(tokens, window)
+        return CostBound(picodollars(self.price.most(tokens, max(limits) * asked.questions)))
 
 
 class _PricedRequest(NamedTuple):
-    """What of a request its price depends on; ``unpriced`` names a field whose effect is not known."""
+    """What of a request its price depends on.
 
-    max_output: int | None
-    has_tools: bool = False
-    has_media: bool = False
-    unpriced: str | None = None
+    ``added`` are fields of the provider's own, which it gets too. ``limits`` are those of an answer, the larger of
+    which may be in force, and ``questions`` is how many answers it asks for. ``header`` is one of unknown effect.
+    """
+
+    fields: Mapping[str, Any]
+    added: dict[str, Any]
+    limits: list[Any]
+    content: list[Any]
+    questions: int = 1
+    header: str | None = None
 
 
-def _asked(request: InvokeRequest | ApiRequest, defaults: Mapping[str, Any]) -> _PricedRequest:
-    if isinstance(request, ApiRequest):
-        given, question = request.body.values, [request.body.values.get(name) for name in _QUESTION_FIELDS]
-        output = 0 if request.api == "embeddings" else _max_output(given, defaults)
-        header = next((name for name in request.headers if name.endswith("-beta")), None)
+def _asked_in_api(request: ApiRequest, defaults: InvokeSettings) -> _PricedRequest:
+    given = {name: value for name, value in request.body.values.items() if value is not None}
+    own = _fields_of(defaults)
+    added, own_limits = own.pop("extra_body", {}), _pop_limits(own, ("max_tokens",))
+    content, questions = [], 1
+    if request.api == "embeddings":
+        # It has no tokens. Each text is read by itself.
+        limits: list[Any] = [1]
+        questions = len(given["input"]) if isinstance(given.get("input"), list) else 1
     else:
-        given, question, header = _fields_of(request.settings), [turn.content for turn in request.messages or ()], None
-        output = _max_output(given, defaults)
-    fields = {**defaults, **given}
-    tools = fields.get("tools") or ()
-    return _PricedRequest(
-        max_output=output,
-        has_tools=bool(tools),
-        has_media=any(_has_media(each) for each in question),
-        unpriced=header or next(_unpriced(fields), None),
-    )
+        limits = _pop_limits(given, _OUTPUT_LIMITS[request.api]) or own_limits
+    if request.api == "completions" and not isinstance(given.get("prompt"), dict):
+        content = [given.pop("prompt", None)]
+        if isinstance(content[0], list) and not all(isinstance(each, int) for each in content[0]):
+            questions = len(content[0])
+    header = next((name for name in request.headers if name.endswith("-beta")), None)
+    return _PricedRequest({**own, **given}, added, limits, content, questions, header)
 
 
-def _fields_of(settings: InvokeSettings | None) -> Mapping[str, Any]:
-    """Return the settings that are set, with those of the provider's own beside them."""
-    if settings is None:
-        return {}
-    fields = settings.model_dump(exclude_none=True, exclude={"unsupported"})
-    return {**fields, **(fields.pop("extra_body", None) or {})}
+def _fields_of(settings: InvokeSettings | None) -> dict[str, Any]:
+    return {} if settings is None else settings.model_dump(exclude_none=True, exclude={"unsupported"})
 
 
-def _max_output(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> int | None:
-    for fields in (given, defaults):
-        limits: list[int] = [fields[name] for name in _OUTPUT_LIMITS if isinstance(fields.get(name), int)]
-        if limits:
-            return max(limits)
-    return None
+def _pop_limits(fields: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
+    found = [fields.pop(name, None) for name in names]
+    return [limit for limit in found if limit is not None]
 
 
-def _unpriced(fields: Mapping[str, Any]) -> Iterator[str]:
+def _unpriced(fields: Mapping[str, Any], content: list[Any], output: int) -> Iterator[str]:
+    """Yield the names of what has an effect on the price that is not known."""
     for name, value in fields.items():
         if name not in PRICED_FIELDS and value is not None:
             yield name
-        elif name == "tools" and isinstance(value, list):
-            for number, tool in enumerate(value):
-                if isinstance(tool, dict) and tool.get("type", "custom") not in {"function", "custom"}:
-                    yield f"tools.{number}.type"
-    if _has_long_cache(fields):
+    tools = fields.get("tools")
+    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict) and tool.get("type", "custom") not in {"function", "custom"}:
+            yield f"tools.{number}.type"
+    if _has_long_cache(fields) or _has_long_cache(content):
         yield "cache_control.ttl"
+    thinking = fields.get("thinking")
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    if budget is not None and not (type(budget) is int and budget < output):
+        yield "thinking.budget_tokens"
 
 
 def _has_long_cache(value: object) -> bool:
@@ -262,5 +291,7 @@ def _has_media(value: object) -> bool:
     """Whether something in a question is not text."""
     if isinstance(value, dict):
         kind = value.get("type")
-        return (isinstance(kind, str) and kind not in _TEXT_TYPES) or any(_has_media(each) for each in value.values())
+        if kind not in _TEXT_TYPES if isinstance(kind, str) else not value.keys() <= _TEXT_MEMBERS | {"type"}:
+            return True
+        return any(_has_media(each) for name, each in value.items() if name not in _OPAQUE_MEMBERS)
     return isinstance(value, list | tuple) and any(_has_media(each) for each in value)

@@ -101,10 +101,12 @@ async def test_a_call_waits_for_money_that_others_hold_and_is_refused_once_nobod
 async def test_a_report_beyond_what_was_reserved_is_recorded_outside_the_limit(
     ledger_driver: ClockedLedgerDriver,
 ) -> None:
-    session = await ledger_driver.open_session(max_cost_usd=0.01)
+    session = await ledger_driver.open_session(max_cost_usd=0.05)
     attempt = await told(ledger_driver, session, "r1")
     await settle(ledger_driver, settle_with(session, "r1", str(attempt), AttemptOutcome.RESULT, 3 * CENT))
     assert await amounts(ledger_driver, session) == {"spent": CENT, "excess": 2 * CENT}
+    # What was billed is not there to be spent again.
+    assert await told(ledger_driver, session, "r2", 3 * CENT) == "budget_exhausted"
 
 
 async def test_a_lost_attempt_keeps_its_money_until_it_reports(ledger_driver: ClockedLedgerDriver) -> None:

@@ -194,7 +194,7 @@ def budget_exhausted(session: SessionRow) -> BudgetExhausted:
 def cost_limit_reached(limit: int, final: int, amount: int) -> BudgetExhausted:
     """Return the fault of a try for which no money is left: ``final`` of the limit is spent or held, in picodollars."""
     return BudgetExhausted(
-        f"The limit of {dollars_text(limit)} leaves {dollars_text(limit - final)}, and this call may cost"
+        f"The limit of {dollars_text(limit)} leaves {dollars_text(max(0, limit - final))}, and this call may cost"
         f" {dollars_text(amount)}"
     )
 
@@ -299,9 +299,10 @@ class Counters:
         return True
 
     def _final_cost(self, payer: SessionRow) -> int:
-        """Return what of a session's money is spent or held, in picodollars."""
-        spent, held = self._added[payer.id][_COST_PLACE:_RESERVED_PLACE]
-        return payer.cost_spent + payer.cost_held + spent + held
+        """Return what of a session's money is spent or held, in picodollars, also beyond what was reserved."""
+        added = CostChange(*self._added[payer.id][_COST_PLACE:])
+        known = payer.cost_spent + payer.cost_held + payer.cost_excess
+        return known + added.spent + added.held + added.excess
 
     def add_cost(self, session: SessionRow, change: CostChange) -> None:
         """Add amounts of money to the session and its ancestors."""

@@ -64,8 +64,8 @@ class Price(Message):
 
     def most(self, input_tokens: int, output_tokens: int) -> Decimal:
         """The most that a call with so many tokens can cost, in US dollars."""
-        write = self.cache_write_per_million or Decimal(0)
-        dearest_input = max(self.input_per_million, write, self.dearest_input_per_million or write)
+        others = (self.cached_input_per_million, self.cache_write_per_million, self.dearest_input_per_million)
+        dearest_input = max(self.input_per_million, *(price for price in others if price is not None), Decimal(0))
         dearest_output = max(self.output_per_million, self.dearest_output_per_million or self.output_per_million)
         return self.per_call + (input_tokens * dearest_input + output_tokens * dearest_output) / _MILLION
 

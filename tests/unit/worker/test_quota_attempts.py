@@ -241,3 +241,34 @@ async def test_only_failing_tries_take_from_the_time_and_the_tries_of_a_target()
     assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, is_probe=True) == 0
     assert tries.policy(target, given, 0)[:3] == (2, 0, 50)
     assert tries.count == 3
+
+
+@pytest.mark.parametrize("accepts", ["", "chunk"])
+async def test_under_a_limit_in_money_each_try_is_an_attempt_without_a_quota_too(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, accepts: str
+) -> None:
+    refused = throttled()
+    refused.retry_after_seconds = 0.01
+    refused.rates = None
+    provider = FailingProvider(refused, failed())
+    ledger.admit_policy = lambda ask: grant(ask, is_one_try=True)
+    async with running_worker(ledger, provider, max_tries=3):
+        await evaluator.send_request(headers={ACCEPT_HEADER: accepts})
+        settles = await settles_until_end(ledger)
+    admits = [ledger.admits.get_nowait().attempt_id for _ in range(3)]
+    assert ledger.admits.empty()
+    assert admits == [settle.attempt_id for settle in settles]
+    assert len(set(admits)) == 3
+    assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED] * 2 + [AttemptOutcome.RESULT]
+    assert [settle.unproven for settle in settles] == [None, True, None]
+
+
+async def test_under_a_limit_in_money_the_last_try_of_a_target_ends_its_call(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    ledger.admit_policy = lambda ask: grant(ask, is_one_try=True)
+    async with running_worker(ledger, FailingProvider(*(failed() for _ in range(4))), max_tries=2):
+        await evaluator.send_request()
+        assert (await next_fault(evaluator)).code == "provider_error"
+        settles = await settles_until_end(ledger)
+    assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED, AttemptOutcome.CHARGED]
