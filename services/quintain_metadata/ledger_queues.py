@@ -131,7 +131,8 @@ class AdmitConsumer:
         address = (delivery.reply_to, delivery.correlation_id)
         sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
         try:
-            if delivery.type == ATTEMPTS_ENDED.key:
+            # Only metadata services may write to that exchange.
+            if delivery.exchange == PROBE.name and delivery.type == ATTEMPTS_ENDED.key:
                 await self._admission_queue.on_ended(AttemptsEnded.from_wire(delivery.body).items)
             else:
                 batch = AdmitBatch.from_wire(delivery.body)
