@@ -221,7 +221,7 @@ class AmqpTransport:
         request = self._rpc_request(call, request_id, deadline_ms)
         if request.key and (self._info_task is None or self._info_task.done()):
             self._info_task = self._groups.learn_soon(request.key, self._read_info)
-        if not request.key:
+        if not request.key or not self._groups.may_have_quota(request.key):
             return await self._send_repeatedly(call, request, request_id, ends_at)
         await self._windows.enter(request.key, ends_at)
         began, result = loop.time(), None
