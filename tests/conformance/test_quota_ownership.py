@@ -12,6 +12,7 @@ from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.quota import RateReport, TryOutcome, TryReport
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.quotas import quota_rows
+from quintain_metadata.store.base import execute
 from support.ledger_driver import admit_request
 from support.quota_services import ClockedLedger, QuotaFleet, QuotaService
 
@@ -193,3 +194,15 @@ async def test_what_is_set_at_any_service_holds_at_the_owner_after_its_next_swee
     assert len(fleet.running) == 3
     await other.sweep()
     assert [state.limit for state in other.queue.quotas.states()] == [3]
+
+
+async def test_what_another_release_has_learned_keeps_no_service_from_taking_its_quota(fleet: QuotaFleet) -> None:
+    owner, other = await two_services(fleet)
+    await admit_one(fleet, 0)
+    owner.is_alive = False
+    fleet.ledger.ahead_ms += 6_000
+    state = '{"limits": {"limits": ["?"]}}'
+    await fleet.ledger.transact(lambda _: execute("UPDATE quota_owner SET state = ?", state))
+    await other.sweep()
+    assert other.is_owner
+    assert [(each.limit, each.in_flight) for each in other.queue.quotas.states()] == [(LIMIT, 1)]

@@ -268,7 +268,12 @@ class QuotaAdmission:
         self._configure(quota_id, quota)
         if taken.state is not None:
             now = self._clock()
-            self._governor.restore(now, now - taken.seconds, quota_id, json.loads(taken.state))
+            try:
+                self._governor.restore(now, now - taken.seconds, quota_id, json.loads(taken.state))
+            except (LookupError, TypeError, ValueError):
+                log.warning("What was learned of quota %r is of another release, and is learned anew", quota.name)
+                self._governor.drop(quota_id)
+                self._governor.configure(now, quota_id, [quota.terms])
         self._resume(taken.running)
 
     def _resume(self, running: Iterable[RunningCall]) -> None:
