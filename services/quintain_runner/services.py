@@ -7,21 +7,20 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect_admin
 from quintain.config.fingerprint import target_fingerprints
-from quintain.config.loader import Config, find_config, load_config
+from quintain.config.loader import Config
 from quintain.config.prices import target_price
 from quintain.config.quotas import card_of
 from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.errors import BudgetUnavailable, ConfigError
+from quintain.errors import BudgetUnavailable
 from quintain.fleet.announce import announce
-from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL, Settings, read_trace_settings, without_variables
+from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_gateway.server import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
@@ -209,25 +208,3 @@ def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncCont
         timings=plan.timings,
         consumer_timeout_seconds=plan.consumer_timeout_seconds,
     )
-
-
-def load_configuration(settings: Settings, config_path: Path | None, *, start_folder: Path | None = None) -> Config:
-    """Load the configuration: ``config_path``, else QUINTAIN_CONFIG, else the file found from a folder upwards.
-
-    The search begins in ``start_folder``, by default the working folder. Raises `ConfigError` if there is no file or
-    if it has errors.
-    """
-    path = find_configuration(settings, config_path, start_folder=start_folder)
-    if path is None:
-        raise ConfigError(
-            "No configuration: there is no quintain.yaml (or agentv.config.yaml) here or in any folder above; "
-            "`quintain init` writes one; or name it with QUINTAIN_CONFIG"
-        )
-    return load_config(path)
-
-
-def find_configuration(
-    settings: Settings, config_path: Path | None, *, start_folder: Path | None = None
-) -> Path | None:
-    """Return the path of the file that `load_configuration` would load, or None if there is none."""
-    return config_path or settings.config_path or find_config(start_folder or Path.cwd()) or find_config(Path.cwd())

@@ -15,13 +15,13 @@ import time
 from collections.abc import AsyncIterator
 
 from quintain.bus.base import Bus
+from quintain.config.loader import load_configuration
 from quintain.settings import environment, read_settings
 from quintain_cli.commands.serve import connect_when_available, print_ready, print_waiting
 from quintain_cli.console import handle_stop_signals
 from quintain_cli.running_fleet import ledger_url
 from quintain_metadata.service import running_metadata
 from quintain_runner import services
-from quintain_runner.services import load_configuration
 from support.crashing_bus import CRASH_VARIABLE, CrashingBus, CrashPoint
 
 #: By how many seconds this process's clock is ahead.

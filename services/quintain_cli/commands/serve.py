@@ -12,6 +12,7 @@ import typer
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
+from quintain.config.loader import load_configuration
 from quintain.errors import BrokerUnavailable, ConfigError
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
 from quintain.observe.metrics import ServiceMetrics
@@ -28,7 +29,6 @@ from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.base import redacted_url
 from quintain_runner import services
-from quintain_runner.services import load_configuration
 from quintain_worker.target import WorkerMetrics
 
 #: The timeout of one attempt to connect to the broker, in seconds.

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from quintain.client.admin import Admin
 from quintain.client.client import connect, connect_admin
+from quintain.config.loader import load_configuration
 from quintain.contracts.invoke import Result, Unsupported
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.session import (
@@ -44,7 +45,6 @@ from quintain_cli.console import (
 )
 from quintain_cli.running_fleet import missing_workers, print_missing, require_admin_token
 from quintain_runner.results.counts import dollars
-from quintain_runner.services import load_configuration
 
 ResultT = TypeVar("ResultT")
 

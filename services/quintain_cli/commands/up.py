@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quintain.config.loader import Config
+from quintain.config.loader import Config, load_configuration
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import MEMORY_URL, environment, read_settings, without_password
 from quintain_cli.commands.serve import DEFAULT_PORT, AllowedHosts
@@ -20,7 +20,7 @@ from quintain_cli.console import (
     set_up_logging,
 )
 from quintain_cli.running_fleet import ledger_url, read_or_create_admin_token
-from quintain_runner.services import Fleet, FleetPlan, load_configuration, run_fleet
+from quintain_runner.services import Fleet, FleetPlan, run_fleet
 
 
 def up(

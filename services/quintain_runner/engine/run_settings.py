@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from quintain.config.loader import Config
+from quintain.config.loader import Config, find_configuration, load_configuration
 from quintain.config.prices import Price, known_prices
 from quintain.config.quotas import card_of
 from quintain.config.targets import TargetConfig
@@ -32,7 +32,6 @@ from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
 from quintain_runner.plan.selection import feature_warnings
 from quintain_runner.plan.trials import TrialSelection, check_targets_available, choose_targets, estimate_calls
 from quintain_runner.results.store import read_resume_state
-from quintain_runner.services import find_configuration, load_configuration
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_worker.providers.factory import check_program, check_provider
 from quintain_worker.providers.provider import ProviderContext
