@@ -12,7 +12,15 @@ import pytest
 
 from support.command_line import CommandLine, command_line
 from support.limited_provider import LimitedProvider, ProviderSettings
-from support.limited_run import ANSWER, LimitFigures, limited_provider, run_limited, write_limited_evaluation
+from support.limited_run import (
+    SIXTY,
+    LimitFigures,
+    assert_outlived,
+    breaking_down,
+    limited_provider,
+    run_limited,
+    write_limited_evaluation,
+)
 from support.process_fleet import ProcessFleet, process_fleet
 from support.shared_key import (
     CONFIG,
@@ -34,8 +42,6 @@ CASES = 100
 #: How many calls one session has beside another one's twenty; the weights of four runs.
 MANY, WEIGHTS = 5_000, (10, 20, 30, 40)
 
-SIXTY = ProviderSettings(kind="bucket", per_minute=60, answer=ANSWER)
-
 #: The provider's settings, and the least part of the limit and the most answers 429 after the first minute.
 SCENES = {
     "bucket": (SIXTY, 0.9, 0.03),
@@ -46,10 +52,7 @@ SCENES = {
     "fixed window": (replace(SIXTY, kind="fixed window"), 0.9, 0.03),
 }
 
-#: How long the provider is down, and when that begins, in seconds.
-DOWN_SECONDS, DOWN_AFTER = 120, 10
-
-Record = Callable[[str, LimitFigures | Waits | Shares], None]
+Record = Callable[[str, LimitFigures | Waits | Shares | list[float]], None]
 
 
 @pytest.fixture
@@ -91,21 +94,18 @@ async def test_two_targets_share_the_limit_of_their_key(shell: CommandLine, reco
     assert_all_answered(figures, CASES)
 
 
-async def test_an_outage_of_two_minutes_is_outlived(shell: CommandLine, record: Record) -> None:
+@pytest.mark.parametrize(
+    ("name", "after", "down", "times"), [("down for two minutes", 10, 120, 1), ("flapping", 30, 30, 4)]
+)
+async def test_an_outage_is_outlived(
+    shell: CommandLine, record: Record, name: str, after: float, down: float, times: int
+) -> None:
     async with limited_provider(replace(SIXTY, per_minute=600, burst=10)) as (provider, url):
-        write_limited_evaluation(shell.folder, url, cases=2 * CASES)
-
-        async def break_down() -> None:
-            await asyncio.sleep(DOWN_AFTER)
-            provider.settings = replace(provider.settings, down=True)
-            await asyncio.sleep(DOWN_SECONDS)
-            provider.settings = replace(provider.settings, down=False)
-
-        breaking = asyncio.get_running_loop().create_task(break_down())
-        figures = await run_limited(shell, provider)
-        await breaking
-    record("down for two minutes", figures)
-    assert_all_answered(figures, 2 * CASES)
+        write_limited_evaluation(shell.folder, url, cases=5 * CASES)
+        async with breaking_down(provider, after=after, down=down, times=times):
+            figures = await run_limited(shell, provider)
+    record(name, figures)
+    assert_outlived(figures, 5 * CASES, failures=times)
 
 
 @contextlib.asynccontextmanager
@@ -153,3 +153,28 @@ async def test_four_runs_share_a_key_by_their_weights(broker_url: str, record: R
     assert shares.answered == 4 * 2 * CASES
     assert shares.part_of_the_time <= 1.15
     assert shares.worst <= 0.1
+
+
+async def test_a_limit_in_flight_that_nobody_names_is_found_and_followed(broker_url: str, record: Record) -> None:
+    settings = ProviderSettings(kind="none", in_flight=40, seconds=SERVICE_SECONDS)
+    async with fleet_on_one_key(broker_url, settings) as (fleet, provider):
+        session = await asyncio.to_thread(open_session, fleet, 10 * MANY)
+        calling = asyncio.get_running_loop().create_task(call_many(broker_url, session.token, 10 * MANY, in_flight=256))
+        parts = list[float]()
+        for limit, seconds in ((40, 60), (10, 180), (80, 180)):
+            provider.settings = replace(provider.settings, in_flight=limit)
+            await asyncio.sleep(seconds)
+            parts.append(await mean_in_flight(provider, 30) / limit)
+        record("in flight 40, 10, 80: mean", parts)
+        calling.cancel()
+        await asyncio.wait([calling])
+    assert all(0.75 <= part <= 1.25 for part in parts), parts
+
+
+async def mean_in_flight(provider: LimitedProvider, seconds: float) -> float:
+    """How many requests the provider works on, in the mean of so many seconds."""
+    seen = list[int]()
+    for _ in range(int(10 * seconds)):
+        await asyncio.sleep(0.1)
+        seen.append(provider.in_flight)
+    return sum(seen) / len(seen)

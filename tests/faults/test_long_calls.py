@@ -1,106 +1,21 @@
-"""A call that lasts longer than the broker lets a message be unacknowledged, whose worker and whose broker die."""
+"""A call of minutes outlives its worker and its broker; `test_soak_providers.py` has one of 40 minutes."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import pytest
 
-from faults.ledger_calls import read_calls
 from faults.load import is_long
-from quintain.contracts.invoke import InvokeRequest
-from quintain_metadata.ledger.lifecycle import CallState
+from faults.long_call import LongCall, outlive, short_consumer_timeout
 from support.process_fleet import ProcessFleet
-from support.quick import lease_variable
-from support.recording_bus import recording_client
 from support.servers.rabbitmq_admin import BrokerAdmin
-
-#: Says which process runs it, and takes its time.
-BOT = """
-import asyncio, os, pathlib, secrets
-
-async def answer(request):
-    with pathlib.Path(__file__).with_name("runs").open("a") as runs:
-        runs.write(f"{os.getpid()}\\n")
-    await asyncio.sleep(float(os.environ["TEST_BOT_SECONDS"]))
-    return secrets.token_hex(4)
-"""
-
-
-@dataclass(frozen=True)
-class LongCall:
-    """How long things take, in seconds: from the call's begin to the death of its worker, and of the broker."""
-
-    consumer_timeout: float
-    call: float
-    worker_dies: float
-    broker_dies: float
-
 
 #: The third and the fourth minute of a call of five; and the same, shrunk.
 LONG_CALL = LongCall(60, 300, 150, 210) if is_long() else LongCall(10, 14, 5, 20.5)
-
-
-@pytest.fixture
-def stopped_fleet(stopped_fleet: ProcessFleet, broker_admin: BrokerAdmin) -> Iterator[ProcessFleet]:
-    """A fleet of which nothing runs yet, at a broker with a short consumer timeout."""
-    (stopped_fleet.folder / "bot.py").write_text(BOT)
-    stopped_fleet.extra_env |= lease_variable() | {
-        "TEST_BOT_SECONDS": str(LONG_CALL.call),
-        "QUINTAIN_CONSUMER_TIMEOUT_SECONDS": str(LONG_CALL.consumer_timeout),
-    }
-    set_consumer_timeout(broker_admin, LONG_CALL.consumer_timeout, tick_seconds=1)
-    yield stopped_fleet
-    set_consumer_timeout(broker_admin, 1800, tick_seconds=60)
-
-
-def set_consumer_timeout(admin: BrokerAdmin, seconds: float, *, tick_seconds: float) -> None:
-    """Set after how long the broker closes a channel, and how often it looks."""
-    admin.evaluate(
-        f"application:set_env(rabbit, consumer_timeout, {int(seconds * 1000)}),"
-        f"application:set_env(rabbit, channel_tick_interval, {int(tick_seconds * 1000)})"
-    )
-
-
-def runs(fleet: ProcessFleet) -> list[int]:
-    """The processes that have run the call, in order."""
-    path = fleet.folder / "runs"
-    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
 
 @pytest.mark.timeout(900)
 async def test_a_call_outlives_its_worker_and_the_broker_and_is_charged_and_answered_once(
     stopped_fleet: ProcessFleet, broker_admin: BrokerAdmin
 ) -> None:
-    fleet = stopped_fleet
-    fleet.start_services("metadata", "worker", "worker")
-    session = fleet.open_session("bot", 5)
-    async with recording_client(fleet.broker_url, session.token) as recording:
-        request = InvokeRequest(question="how long?", target="bot")
-        call = asyncio.create_task(recording.client.send(request, request_id="r", deadline_seconds=3600))
-        async with asyncio.timeout(30):
-            while not runs(fleet):
-                await asyncio.sleep(0.1)
-        await asyncio.sleep(LONG_CALL.worker_dies)
-        assert len(runs(fleet)) == 1
-        os.kill(runs(fleet)[0], signal.SIGKILL)
-        await asyncio.sleep(LONG_CALL.broker_dies - LONG_CALL.worker_dies)
-        await asyncio.to_thread(broker_admin.stop_app)
-        await asyncio.to_thread(broker_admin.start_app)
-        await asyncio.to_thread(set_consumer_timeout, broker_admin, LONG_CALL.consumer_timeout, tick_seconds=1)
-        result = await call
-        info = await recording.client.get_info()
-        # Whoever still holds a copy has the time to answer it.
-        await asyncio.sleep(2)
-        assert set(recording.reply_texts["r"]) == {result.raw_text}
-    # The broker has closed no channel for want of an acknowledgement.
-    assert not any("is started again" in process.read_output() for process in fleet.processes)
-    assert len(runs(fleet)) == len(set(runs(fleet))) == 2
-    assert result.attempts == 2
-    assert (info.call_count, info.committed, info.in_doubt) == (1, 1, 0)
-    ledger_call = (await read_calls(fleet.ledger_url, session.session_id))["r"]
-    assert (ledger_call.state, ledger_call.granted_attempts) == (CallState.COMMITTED, 2)
+    with short_consumer_timeout(stopped_fleet, broker_admin, LONG_CALL):
+        await outlive(stopped_fleet, broker_admin, LONG_CALL)

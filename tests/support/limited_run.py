@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -21,8 +21,11 @@ OUTPUT = Path("runs") / "eval"
 #: Both the answer and the judgement of every case.
 ANSWER = json.dumps({"score": 1, "reason": "x"})
 
+#: A provider of one key.
+SIXTY = ProviderSettings(kind="bucket", per_minute=60, answer=ANSWER)
+
 #: How long a run may take, in seconds.
-MAX_SECONDS = 800
+MAX_SECONDS = 2400
 
 TARGET = '  {name}: {{provider: openai, model: {name}, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}"}}\n'
 
@@ -57,6 +60,9 @@ class LimitFigures:
     result: CommandResult
     rows: int
     error_rows: Counter[str]
+    #: The calls that the ledger charged, and the most calls in flight that were allowed.
+    charged: int
+    most_in_flight: int
     answered: Counter[int]
     #: The same of what was answered after the first minute.
     answered_later: Counter[int]
@@ -66,8 +72,8 @@ class LimitFigures:
 
     def __str__(self) -> str:
         return (
-            f"{self.rows} rows, errors {dict(self.error_rows)}, {self.seconds:.0f} s, answers {dict(self.answered)},"
-            f" after the first minute {dict(self.answered_later)}"
+            f"{self.rows} rows, errors {dict(self.error_rows)}, {self.charged} charged, {self.seconds:.0f} s,"
+            f" answers {dict(self.answered)}, after the first minute {dict(self.answered_later)}"
         )
 
 
@@ -78,12 +84,36 @@ def write_limited_evaluation(folder: Path, url: str, *, cases: int, targets: tup
     write_files(folder, cases=cases, quintain_yaml=config, eval_yaml=evaluation, judge_md="Is {{ output }} right?")
 
 
-async def run_limited(shell: CommandLine, provider: LimitedProvider) -> LimitFigures:
+@contextlib.asynccontextmanager
+async def breaking_down(provider: LimitedProvider, *, after: float, down: float, times: int = 1) -> AsyncIterator[None]:
+    """Let the provider answer 500 for so many seconds, after so many of them, once or several times."""
+
+    async def break_down() -> None:
+        for _ in range(times):
+            await asyncio.sleep(after)
+            provider.settings = replace(provider.settings, down=True)
+            await asyncio.sleep(down)
+            provider.settings = replace(provider.settings, down=False)
+
+    breaking = asyncio.get_running_loop().create_task(break_down())
+    try:
+        yield
+    finally:
+        breaking.cancel()
+
+
+def assert_outlived(figures: LimitFigures, rows: int, failures: int) -> None:
+    """Assert that each row has its answer, and that no more was charged than that and what failures hit in flight."""
+    assert (figures.rows, figures.error_rows) == (rows, {}), f"{figures}\n{figures.result}"
+    assert figures.charged <= 2 * rows + failures * figures.most_in_flight
+
+
+async def run_limited(shell: CommandLine, provider: LimitedProvider, *arguments: str) -> LimitFigures:
     """Run the evaluation of the shell's folder, and count what its rows are and what its provider answered."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     provider.answered.clear()
-    running = shell.with_environment({"KEY": "k"}).start("run", "eval.yaml")
+    running = shell.with_environment({"KEY": "k"}).start("run", "eval.yaml", *arguments)
     result = await asyncio.to_thread(running.wait, seconds=MAX_SECONDS)
     seconds = loop.time() - began
     last = {(row["caseId"], row["target"]): row for row in rows_of(shell.folder / OUTPUT)}
@@ -99,4 +129,15 @@ async def run_limited(shell: CommandLine, provider: LimitedProvider) -> LimitFig
         answered[status] += count
         if second - first >= 60:
             later[status] += count
-    return LimitFigures(result, len(last), errors, answered, later, seconds, max(times) - first)
+    run_json = json.loads((shell.folder / OUTPUT / "run.json").read_text())
+    return LimitFigures(
+        result=result,
+        rows=len(last),
+        error_rows=errors,
+        charged=run_json["totals"]["calls"],
+        most_in_flight=max((each["limit"] for each in run_json["quotas"]), default=0),
+        answered=answered,
+        answered_later=later,
+        seconds=seconds,
+        provider_seconds=max(times) - first,
+    )
