@@ -154,3 +154,16 @@ def test_the_schemas_allow_the_example_and_refuse_a_mistake_in_it(shell: Command
         content = yaml.safe_load((shell.folder / name).read_text())
         validator.validate(content)
         assert not validator.is_valid({**content, "a key of nobody's": 1})
+
+
+def test_a_case_larger_than_its_quotas_tokens_per_minute_is_named(evaluation_shell: CommandLine) -> None:
+    config = (
+        "quotas: {team: {tokens_per_minute: 100}}\n"
+        "targets: {bot: {provider: mock, quota: team}, judge: {provider: mock}}\n"
+    )
+    (evaluation_shell.folder / "quintain.yaml").write_text(config)
+    cases = [{"id": "short", "question": "x", "expected": "y"}, {"id": "long", "question": "x " * 300, "expected": "y"}]
+    (evaluation_shell.folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+    told = evaluation_shell.run("check", "eval.yaml", code=2)
+    assert all(word in told.stdout for word in ("'long'", "team", "tokens_per_minute"))
+    assert "'short'" not in told.stdout

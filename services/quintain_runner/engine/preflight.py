@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from quintain_runner.engine.run_settings import (
 )
 from quintain_runner.files import read_text_file
 from quintain_runner.graders.base import judge_target_of
+from quintain_runner.plan.cases import token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls, max_grader_calls
 from quintain_runner.spec.evaluation import Evaluation
@@ -250,10 +250,6 @@ def _grader_summaries(found: Inspection, evaluation: Evaluation) -> Iterator[Gra
         yield GraderSummary(name=grader.name, kind=grader_kind(grader), calls=called, most_calls=most_calls)
 
 
-#: Characters per token: the usual average for English text.
-CHARACTERS_PER_TOKEN = 4
-
-
 #: Approximate tokens of the rules that are added to a judge's prompt, and of its verdict.
 _JUDGE_RULES_TOKENS, _VERDICT_TOKENS = 150, 60
 
@@ -339,11 +335,11 @@ def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     count = inputs.evaluation.trials_of(dataset.cases, targets=1)
     probed_usage = inputs.probed_usage.get(target)
-    input_tokens = _token_count(dataset.input_characters * repeats)
+    input_tokens = token_count(dataset.input_characters * repeats)
     if probed_usage is not None:
         output = probed_usage.output * count
         return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as in the probe"])
-    expected_tokens = _token_count(dataset.expected_characters * repeats)
+    expected_tokens = token_count(dataset.expected_characters * repeats)
     if not expected_tokens:
         return TokensEstimate(input=input_tokens, basis=["the length of its answers is unknown; a probe measures it"])
     return TokensEstimate(input=input_tokens, output=expected_tokens, basis=["answers as long as the expected ones"])
@@ -353,8 +349,8 @@ def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_toke
     """The tokens of a judge for all answers of one target."""
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     count = inputs.evaluation.trials_of(dataset.cases, targets=1)
-    shown = _token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
-    prompt_tokens = _token_count(len(inputs.judge_prompts.get(grader.name, ""))) + _JUDGE_RULES_TOKENS
+    shown = token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
+    prompt_tokens = token_count(len(inputs.judge_prompts.get(grader.name, ""))) + _JUDGE_RULES_TOKENS
     basis = [f"verdicts of {_VERDICT_TOKENS} tokens"]
     return TokensEstimate(input=shown + prompt_tokens * count, output=_VERDICT_TOKENS * count, basis=basis)
 
@@ -371,8 +367,3 @@ def _add_tokens(totals: dict[str, TokensEstimate], target: str, more: TokensEsti
         output=None if unknown else (previous.output or 0) + (more.output or 0),
         basis=list(dict.fromkeys([*previous.basis, *more.basis])),
     )
-
-
-def _token_count(characters: int) -> int:
-    """The approximate number of tokens in a text of this many characters."""
-    return math.ceil(characters / CHARACTERS_PER_TOKEN)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
@@ -13,7 +14,7 @@ from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, parse_number
 from quintain_runner.graders.judge import OWN_SECTIONS, section_text
 from quintain_runner.graders.program import ProgramGraderRunner
-from quintain_runner.plan.cases import expected_text
+from quintain_runner.plan.cases import expected_text, input_length, token_count
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import request_of
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
@@ -34,15 +35,19 @@ _MAX_BYTES_PER_CHARACTER = 6
 _ENVELOPE_BYTES = 2000
 
 
-def case_requirements(evaluation: Evaluation, targets: Collection[str]) -> tuple[CaseRequirement, ...]:
+def case_requirements(
+    evaluation: Evaluation, targets: Collection[str], token_limits: Mapping[str, float] = MappingProxyType({})
+) -> tuple[CaseRequirement, ...]:
     """The requirements on every case: it has what the prompts name, its requests can be sent, and its answers graded.
 
-    ``targets`` are the names of the targets under test; a request contains its target's name.
+    ``targets`` are the names of the targets under test; a request contains its target's name. ``token_limits`` are the
+    tokens a minute of their quotas, by name, where the configuration names them.
     """
     spec = evaluation.spec
     asking = (requirement for prompt in evaluation.prompts for requirement in _prompt_requirements(prompt))
     sections = _section_requirements(evaluation)
-    return (*_grading_requirements(spec), *sections, *asking, _size_requirement(evaluation, targets))
+    tokens = _token_requirements(evaluation, token_limits)
+    return (*_grading_requirements(spec), *sections, *asking, *tokens, _size_requirement(evaluation, targets))
 
 
 def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
@@ -98,6 +103,19 @@ def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
             fix="add it to them, or take it out of show",
             field=name,
             own_fields=OWN_SECTIONS,
+        )
+
+
+def _token_requirements(evaluation: Evaluation, token_limits: Mapping[str, float]) -> Iterator[CaseRequirement]:
+    """A call of more tokens than its quota has in a minute would be refused by its provider, whenever it starts."""
+    for name, limit in token_limits.items():
+        yield CaseRequirement(
+            is_met=lambda case, limit=limit: all(  # type: ignore[misc]
+                token_count(input_length(prompt.apply(case))) <= limit for prompt in evaluation.prompts
+            ),
+            problem=f"an input of more than {limit:,.0f} tokens",
+            reason=f"tokens_per_minute of quota {name} allows one call no more",
+            fix="shorten them, leave them out with where, or write the limit that the provider gives the key",
         )
 
 

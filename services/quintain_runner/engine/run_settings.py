@@ -367,13 +367,23 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     if results_folder is not None and evaluation.spec.dataset.command is not None and found.problems:
         # The command may take long, and its output would be stored: the other errors are to be fixed first.
         return
-    requirements = case_requirements(evaluation, found.targets)
+    requirements = case_requirements(evaluation, found.targets, _token_limits(found))
     with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder) if results_folder is None else results_folder
         found.dataset = open_dataset(evaluation, folder, found.env, requirements)
         found.warnings += found.dataset.warnings
         counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
         found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
+
+
+def _token_limits(found: Inspection) -> dict[str, float]:
+    """The tokens a minute of the quotas that the targets under test name; of a running fleet they are not known."""
+    if found.config is None or found.is_on_fleet:
+        return {}
+    targets, quotas = found.config.targets, found.config.quotas
+    names = {targets[name].quota for name in found.targets if name in targets}
+    limits = {name: quotas[name].tokens_per_minute for name in names if name is not None and name in quotas}
+    return {name: limit for name, limit in sorted(limits.items()) if limit is not None}
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from pydantic import JsonValue, ValidationError
@@ -13,6 +14,10 @@ from quintain.graders import Case
 from quintain_runner.files import InvalidJson, read_json, suggestion, validation_messages
 
 _TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
+
+
+#: Characters per token: the usual average for English text.
+CHARACTERS_PER_TOKEN = 4
 
 
 def read_message(row: object) -> object:
@@ -74,6 +79,17 @@ def _tool_input(call: ToolCall) -> JsonValue:
     except (ValueError, RecursionError):
         return call.arguments
     return value
+
+
+def input_length(case: Case) -> int:
+    """The number of characters of a case's input."""
+    text = case.question or "".join(str(message.content) for message in case.messages or [])
+    return len(text) + len(case.system_prompt or "")
+
+
+def token_count(characters: int) -> int:
+    """The approximate number of tokens in a text of this many characters."""
+    return math.ceil(characters / CHARACTERS_PER_TOKEN)
 
 
 def expected_text(case: Case) -> str | None:

@@ -28,6 +28,7 @@ from quintain_runner.plan.cases import (
     InvalidLine,
     ParsedRow,
     expected_text,
+    input_length,
     parse_csv,
     parse_jsonl,
     require_question,
@@ -117,7 +118,7 @@ def check_dataset(
         elif isinstance(row, Case) and sampler.offer(row):
             unmet.add(row)
             feature_fields.update(row.metadata.keys() & FEATURE_NAMES.keys())
-            input_characters += sum(_length(prompt.apply(row)) for prompt in prompts)
+            input_characters += sum(input_length(prompt.apply(row)) for prompt in prompts)
             expected_characters += len(prompts) * len(expected_text(row) or "")
             if sampler.is_complete:
                 break
@@ -173,12 +174,6 @@ def _dataset_hash(sha256: str, spec: DatasetSpec) -> str:
         return sha256
     selection = spec.model_dump(include={"where", "sample", "seed", "limit"})
     return hashlib.sha256(json.dumps([sha256, selection], sort_keys=True).encode()).hexdigest()
-
-
-def _length(case: Case) -> int:
-    """The number of characters of a case's input."""
-    text = case.question or "".join(str(message.content) for message in case.messages or [])
-    return len(text) + len(case.system_prompt or "")
 
 
 def _valid_cases(source: CaseSource, rows: Iterator[ParsedRow]) -> Iterator[Case]:
