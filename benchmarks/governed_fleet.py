@@ -141,16 +141,18 @@ class Fleet:
         self.governor.wait(self._calls[call_id])
 
     def _grant(self, now: float) -> None:
-        free = {target: self._scene.max_concurrency - count for target, count in self._running.items()}
-        for waiting in self.governor.grant(now, free):
+        for waiting in self.governor.grant(now, self._free_slots()):
             self._running[waiting.target] += 1
             call_id = waiting.attempt_id
             delay = self._delay(GRANT_SECONDS)
             self._at(now + delay, lambda at, call_id=call_id: self._send(at, call_id))  # type: ignore[misc]
-        due_at = self.governor.due_at(now)
+        due_at = self.governor.due_at(now, self._free_slots())
         if due_at < math.inf and not now < self._due_at <= due_at:
             self._due_at = max(due_at, now + 0.001)
             self._at(self._due_at, lambda _: None)
+
+    def _free_slots(self) -> dict[str, int]:
+        return {target: self._scene.max_concurrency - count for target, count in self._running.items()}
 
     def _send(self, now: float, call_id: str) -> None:
         call = self._calls[call_id]

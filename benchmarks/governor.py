@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from governed_fleet import Fleet, Scene, SessionLoad
+from governed_fleet import GRANT_SECONDS, SETTLE_SECONDS, Fleet, Scene, SessionLoad
 from quintain.contracts.quota import QuotaTerms, TryOutcome
+from quintain.contracts.session import Priority
 from quintain_metadata.quotas.outages import MAX_PROBE_SECONDS
 from simulated_providers import EXACT, RETRY_AFTER_2, InFlight, Limiter, TokenBucket, Unlimited, Window
 
@@ -96,6 +97,29 @@ def small_beside_large(name: str) -> list[Aim]:
     seen = Fleet(Scene(loads, InFlight([(0.0, 32)]), terms, service_seconds=1, seconds=60)).run()
     waits = sorted(seen.waits["small"])
     return [Aim(name, "p95 wait of the small one, s", waits[int(0.95 * len(waits))], 2)]
+
+
+def run_alone(name: str) -> list[Aim]:
+    """A run that nothing limits but its target's own 64 calls in flight: what finding that out costs."""
+    calls, limit, seconds = 5000, 64, 1.0
+    scene = Scene([SessionLoad("run", calls)], Unlimited(), service_seconds=seconds, max_concurrency=limit)
+    without = calls / limit * (seconds + GRANT_SECONDS + SETTLE_SECONDS)
+    return [Aim(name, "seconds / those without a governor", Fleet(scene).run().ended_at / without, 1.03)]
+
+
+def person_beside_batch(name: str) -> list[Aim]:
+    """Single calls of a person beside a batch of a hundred times their weight, and a run between them."""
+    terms = QuotaTerms(start=32, max=32)
+    asked = [SessionLoad("person", 1, 1, Priority.INTERACTIVE, begins_at=10.0 + each) for each in range(20)]
+    loads = [SessionLoad("run", 3000), SessionLoad("batch", 3000, 100, Priority.BATCH), *asked]
+    seen = Fleet(Scene(loads, InFlight([(0.0, 32)]), terms, service_seconds=1, seconds=60)).run()
+    answered = {session: seen.answered(session) for session in ("batch", "run")}
+    part = answered["batch"] / sum(answered.values())
+    return [
+        Aim(name, "longest wait of the person, s", max(seen.waits["person"]), 0.5),
+        Aim(name, "part of the batch", part, 0.045, is_least=True),
+        Aim(name, "part of the batch", part, 0.06),
+    ]
 
 
 def outage(name: str, is_down: Callable[[float, str], bool], outages: int, down_seconds: float) -> list[Aim]:
@@ -184,6 +208,8 @@ SCENES: dict[str, Callable[[str], list[Aim]]] = {
     "in flight 40, then 10, then 80": unnamed_in_flight,
     "four runs with weights": four_runs,
     "20 calls beside 5,000": small_beside_large,
+    "a person beside a batch": person_beside_batch,
+    "a run alone": run_alone,
     "an outage of two minutes": lambda name: outage(name, lambda now, _: 30 <= now < 150, 1, 120),
     "an outage of two minutes at 600 a minute": outage_at_a_rate,
     "flapping, 30 s each": lambda name: outage(name, _flaps, 5, 30),

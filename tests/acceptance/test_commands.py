@@ -114,7 +114,7 @@ def test_session_list_shows_every_session_as_its_opener_wrote_it(shell: CommandL
         "open",
         "echo",
         "0/7",
-        "10 normal",
+        "interactive",
         label,
     ]
     listed = shell.run("session", "list", "--state", "open", "--json").json["sessions"]
@@ -133,15 +133,24 @@ def test_session_show_tells_one_session(shell: CommandLine) -> None:
     assert "0 of 3" in shown
 
 
+@pytest.mark.parametrize(
+    ("words", "priority"), [((), "interactive"), (("--max-calls", "51"), "normal"), (("--priority", "batch"), "batch")]
+)
+def test_a_small_session_is_a_persons_unless_it_says_otherwise(
+    shell: CommandLine, words: tuple[str, ...], priority: str
+) -> None:
+    opened = shell.run("session", "open", "--default-target", "sage", *words, "--json").json
+    assert shell.run("session", "show", str(opened["sessionId"]), "--json").json["priority"] == priority
+
+
 def test_a_sessions_share_of_quotas_is_shown(shell: CommandLine) -> None:
     words = ("session", "open", "--default-target", "sage", "--weight", "42", "--priority", "batch", "--json")
     session_id = shell.run(*words).json["sessionId"]
     told = shell.run("session", "show", session_id, "--json").json
     assert (told["weight"], told["priority"]) == (42, "batch")
+    assert "weight 42, priority batch" in shell.run("session", "show", session_id).stdout
     (row,) = [line for line in shell.run("session", "list").stdout.splitlines() if session_id in line]
-    for shown in (shell.run("session", "show", session_id).stdout, row):
-        assert "42" in shown
-        assert "batch" in shown
+    assert "batch" in row
 
 
 def test_a_session_that_is_not_there_is_said_with_where_to_look(shell: CommandLine) -> None:

@@ -20,11 +20,13 @@ from quintain.config.loader import load_configuration
 from quintain.contracts.invoke import Result, Unsupported
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.session import (
+    DEFAULT_MAX_CALLS,
     AmendSession,
     CostUsage,
     Info,
     ListSessions,
     OpenSession,
+    Priority,
     SessionList,
     SessionState,
 )
@@ -33,7 +35,6 @@ from quintain.settings import Settings, environment, read_settings
 from quintain_cli.console import (
     AsJson,
     MaxCostOption,
-    PriorityOption,
     WeightOption,
     escape_for_terminal,
     print_json,
@@ -68,7 +69,13 @@ def open_session(
         typer.Option(help="The size of its largest request; by default 1048576, at most 16777216."),
     ] = None,
     weight: WeightOption = None,
-    priority: PriorityOption = None,
+    priority: Annotated[
+        Priority | None,
+        typer.Option(
+            help="Which calls go first where a provider key is fully used; by default interactive up to 50 calls, "
+            "as of a person, else normal."
+        ),
+    ] = None,
     label: Annotated[str | None, typer.Option(help="A note that is shown with the session.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +90,7 @@ def open_session(
             max_cost_usd=max_cost_usd,
             max_body_bytes=max_body_bytes,
             weight=weight,
-            priority=priority,
+            priority=priority or default_priority(max_calls),
             label=label,
         )
     except ValidationError as error:
@@ -94,6 +101,12 @@ def open_session(
         return
     print_stdout(f"session  {opened.session_id}\ntoken    {opened.token}")
     print_stderr('next     export QUINTAIN_SESSION_TOKEN=<the token>, then `quintain invoke "a question"`')
+
+
+def default_priority(max_calls: int | None) -> Priority:
+    """Return the priority of a session that a person opens: the first, unless it has the budget of a program."""
+    is_small = max_calls is None or max_calls <= DEFAULT_MAX_CALLS
+    return Priority.INTERACTIVE if is_small else Priority.NORMAL
 
 
 def list_sessions(
@@ -170,12 +183,11 @@ def cost_text(cost: CostUsage, limit: float | None) -> str:
 
 
 def _print_page(page: SessionList) -> None:
-    table = Table("session", "state", "default target", "calls", "share", "label")
+    table = Table("session", "state", "default target", "calls", "priority", "label")
     for info in page.sessions:
         calls_text = f"{info.call_count}/{info.max_calls}"
         label = Text(escape_for_terminal(info.label or ""))
-        share_text = f"{info.weight} {info.priority}"
-        table.add_row(info.session_id, info.state.value, info.target_name, calls_text, share_text, label)
+        table.add_row(info.session_id, info.state.value, info.target_name, calls_text, info.priority.value, label)
     stdout_console().print(table)
     if page.cursor:
         print_stderr(f"next     quintain session list --cursor {page.cursor}")

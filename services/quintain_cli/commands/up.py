@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quintain.config.loader import Config, load_configuration
-from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.contracts.session import OpenSession, Priority, SessionOpened
 from quintain.settings import MEMORY_URL, environment, read_settings, without_password
 from quintain_cli.commands.serve import DEFAULT_PORT, AllowedHosts
 from quintain_cli.console import (
@@ -58,7 +58,12 @@ async def _run_up(
     )
     async with handle_stop_signals() as stop, run_fleet(plan) as running_fleet:
         first_target = next(iter(config.targets))
-        request = OpenSession(default_target=first_target, max_calls=max_calls, label="opened by quintain up")
+        request = OpenSession(
+            default_target=first_target,
+            max_calls=max_calls,
+            priority=Priority.INTERACTIVE,
+            label="opened by quintain up",
+        )
         opened = await running_fleet.open_session(request)
         _print_started(running_fleet, config, opened, as_json=as_json)
         await stop.wait()
