@@ -14,6 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from quintain.fleet import watch
 from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFigures, WorkerCondition, WorkerFigures
 from quintain_gateway.fleet_page import TARGETS_PER_PAGE, FleetAccess, FleetEndpoints, FleetFilter, render_fleet
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
@@ -22,7 +23,8 @@ CONFIG = "targets: {echo: {provider: mock}, lame: {provider: mock, fail_rate: 1,
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
+async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MemoryFleet]:
+    monkeypatch.setattr(watch, "STATE_SECONDS", 1.0)  # how often the ledger is asked
     async with memory_fleet(tmp_path, CONFIG) as fleet:
         yield fleet
 
