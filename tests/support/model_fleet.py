@@ -28,7 +28,7 @@ targets:
     token_usage: {input: 10, output: 5}
     price: {input_per_million: 1, output_per_million: 2}
   mute: {provider: command, command: [printf, "no usage"]}
-  silent: {provider: mock, response: ""}
+  silent: {provider: mock, response: "", price: {per_call: 0.01}}
   slow: {provider: mock, delay_ms: 2000}
   words: {provider: mock, response: "one two three four five", chunk_delay_ms: 100}
   endless: {provider: mock, response: "one two three four five", chunk_delay_ms: 10000}

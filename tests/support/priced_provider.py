@@ -7,9 +7,11 @@ Its prices are `PRICE`; a request is billed when it is received, whether its ans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -86,12 +88,22 @@ class PricedProvider:
         return web.json_response(answer if how == "no usage" else {**answer, "usage": usage})
 
 
-async def serve(port: int, provider: PricedProvider) -> None:
+@contextlib.asynccontextmanager
+async def serving(provider: PricedProvider, port: int = 0) -> AsyncIterator[str]:
+    """Serve it on a loopback port; yields its URL."""
     runner = web.AppRunner(provider.application(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    print("ready", flush=True)
-    await asyncio.Event().wait()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def serve(port: int, provider: PricedProvider) -> None:
+    async with serving(provider, port):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

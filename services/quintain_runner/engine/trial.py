@@ -301,8 +301,9 @@ async def _is_budget_spent(context: GradingContext) -> bool:
 
 def _budget_error(error: RowError, max_calls: int) -> RowError:
     """The error of a grader that failed when the budget was spent."""
-    message = f"The run's budget is spent (limit: {max_calls}): {error.error}"
-    return RowError(code=BUDGET_EXHAUSTED, error=message)
+    # The words of a refusal name its limit, of calls or of money; a grader's own do not.
+    limit = "" if error.code == BUDGET_EXHAUSTED else f" (limit: {max_calls})"
+    return RowError(code=BUDGET_EXHAUSTED, error=f"The run's budget is spent{limit}: {error.error}")
 
 
 def _ungraded_row(

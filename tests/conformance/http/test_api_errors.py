@@ -190,3 +190,36 @@ async def test_agentvs_paths_stay_below_any_prefix_and_a_large_head_has_the_form
         for path, kind in (("/v1/models", "invalid_request_error"), ("/v1/messages", "invalid_request_error")):
             response = await door.http.get(path, headers=large)
             assert (response.status_code, response.json()["error"]["type"]) == (431, kind)
+
+
+async def test_a_limit_in_money_that_is_reached_is_402_in_each_api(fleet: ModelFleet) -> None:
+    token = await fleet.token(5, max_cost_usd=0.015)
+    ask: Any = {"model": "silent", "messages": HELLO, "max_tokens": 5}
+    async with (
+        openai_client(fleet.url, token) as (of_openai, _),
+        anthropic_client(fleet.url, token) as (of_anthropic, _),
+        open_gateway_client(fleet.url, token) as door,
+    ):
+        await of_openai.chat.completions.create(**ask)
+        for create in (of_openai.chat.completions.create, of_anthropic.messages.create):
+            for stream in (False, True):
+                with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as spent:
+                    await create(**ask, stream=stream)
+                assert spent.value.status_code == 402
+                assert "$0.015" in str(spent.value)
+        status, answer = await door.post("/invoke", {"question": "x", "target": "silent"})
+        assert (status, answer["code"], answer["charged"]) == (429, "budget_exhausted", False)
+        info = (await door.get("/info"))[1]
+    assert (info["maxCostUsd"], info["cost"]["spentUsd"], info["callCount"]) == (0.015, 0.01, 1)
+
+
+async def test_a_child_session_has_its_own_limit_in_money_within_that_of_its_parent(fleet: ModelFleet) -> None:
+    token = await fleet.token(5, max_cost_usd=0.025)
+    async with open_gateway_client(fleet.url, token) as door:
+        opened = await door.post("/sessions", {"defaultTarget": "silent", "maxCalls": 4, "maxCostUsd": 0.01})
+        async with open_gateway_client(fleet.url, opened[1]["token"]) as child:
+            assert (await child.post("/invoke", {"question": "x"}))[0] == 200
+            assert (await child.post("/invoke", {"question": "y"}))[1]["code"] == "budget_exhausted"
+        assert (await door.post("/invoke", {"question": "z", "target": "silent"}))[0] == 200
+        assert (await door.post("/invoke", {"question": "?", "target": "silent"}))[1]["code"] == "budget_exhausted"
+        assert (await door.get("/info"))[1]["cost"]["spentUsd"] == 0.02

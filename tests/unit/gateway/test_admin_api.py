@@ -82,6 +82,11 @@ async def test_a_session_that_is_not_there_is_404(admin: GatewayClient, method: 
         ("POST", "/sessions", {"defaultTarget": "two words"}),
         ("POST", "/sessions", {"defaultTarget": "echo", "maxCalls": -1}),
         ("POST", "/sessions", {"defaultTarget": "echo", "maxCalls": 10**30}),
+        *(
+            ("POST", "/sessions", b'{"defaultTarget": "echo", "maxCostUsd": %b}' % amount)
+            for amount in (b"0", b"-1", b"NaN", b"1e400", b"1000001", b'"25$"', b'"25"', b"true")
+        ),
+        ("PATCH", "/sessions/{id}", b'{"maxCostUsd": 0}'),
         ("GET", "/sessions?state=ajar", None),
         ("GET", "/sessions?cursor=elsewhere", None),
         ("PATCH", "/sessions/{id}", {"maxCalls": "many"}),
@@ -142,6 +147,12 @@ async def test_a_sessions_own_token_opens_its_children_and_nothing_else(fleet: M
         status, child = await door.post("/sessions", {"defaultTarget": "echo", "maxCalls": 2})
         assert (status, child["parentId"]) == (201, parent.session_id)
         assert (await door.post("/sessions", {"defaultTarget": "echo", "maxCalls": 4}))[0] == 400
+        status, limited = await door.post("/sessions", {"defaultTarget": "echo", "maxCalls": 2, "maxCostUsd": 0.5})
+        assert status == 201
+        async with open_gateway_client(fleet.gateway_url, limited["token"]) as child_door:
+            above = {"defaultTarget": "echo", "maxCalls": 1, "maxCostUsd": 0.6}
+            status, answer = await child_door.post("/sessions", above)
+            assert (status, answer["error"][:10]) == (400, "maxCostUsd")
         assert (await door.post("/sessions", b"{"))[0] == 400
         path = f"/sessions/{child['sessionId']}"
         for method in ("GET", "PATCH", "DELETE"):

@@ -137,6 +137,13 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
         ("dataset: c\ntargets: [b, b]\ngraders: [{name: a, builtin: exact}]", "targets: named twice: b"),
         ("dataset: c\nthreshold: 1.5\ngraders: [{name: a, builtin: exact}]", "less than or equal to 1"),
         ("dataset: c\nmax_calls: -1\ngraders: [{name: a, builtin: exact}]", "greater than or equal to 0"),
+        (
+            "dataset: c\nmax_cost_usd: 0\ngraders: [{name: a, builtin: exact}]",
+            "max_cost_usd: it must be greater than 0",
+        ),
+        ("dataset: c\nmax_cost_usd: .nan\ngraders: [{name: a, builtin: exact}]", "max_cost_usd: it must be"),
+        ("dataset: c\nmax_cost_usd: 1.0e+400\ngraders: [{name: a, builtin: exact}]", "max_cost_usd: it must be"),
+        ("dataset: c\nmax_cost_usd: 25$\ngraders: [{name: a, builtin: exact}]", "max_cost_usd: it must be"),
         ("dataset: c\nmax_calls: yes\ngraders: [{name: a, builtin: exact}]", "a valid integer"),
         ("dataset: c\ndataset: d\ngraders: [{name: a, builtin: exact}]", "'dataset' is given twice"),
         ("- a list", "it must be a map"),

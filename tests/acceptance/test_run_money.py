@@ -1,0 +1,117 @@
+"""``quintain run`` with a limit in money, over a provider that keeps its own bill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine, CommandResult
+from support.evaluations import Json, rows_of, write_files
+from support.priced_provider import PRICE, PricedProvider, serving
+
+OUTPUT = Path("runs") / "eval"
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [small]
+max_calls: 5000
+graders: [{name: judge, builtin: llm-judge, prompt: judge.md}]
+"""
+
+#: Both the answer and the judgement of every case.
+ANSWER = json.dumps({"score": 1, "reason": "x"})
+
+DOLLAR = 10**12
+
+
+def write_priced_evaluation(folder: Path, url: str, *, cases: int, more: str = "") -> None:
+    """Write an evaluation of so many cases, each with an answer and a judgement of the same target."""
+    target = f'{{provider: openai, model: m, base_url: "{url}/v1", max_tokens: 300, price: {json.dumps(PRICE)}{more}}}'
+    write_files(
+        folder,
+        cases=cases,
+        quintain_yaml=f"targets:\n  small: {target}\n",
+        eval_yaml=EVALUATION,
+        judge_md="Is {{ output }} right?",
+    )
+
+
+async def run_within(shell: CommandLine, dollars: float, *more: str, code: int) -> CommandResult:
+    running = shell.start("run", "eval.yaml", "--max-cost-usd", str(dollars), "--concurrency", "64", *more)
+    result = await asyncio.to_thread(running.wait, seconds=80)
+    assert result.code == code, result
+    return result
+
+
+def amounts(shell: CommandLine) -> dict[str, int]:
+    """The money of the run's sessions, in picodollars."""
+    names = ("spent", "held", "reserved", "excess")
+    sums = ", ".join(f"sum(cost_{name})" for name in names)
+    ledger = sqlite3.connect(shell.folder / OUTPUT / "ledger.sqlite3")
+    try:
+        (row,) = ledger.execute(f"SELECT {sums} FROM session WHERE parent_id IS NULL").fetchall()
+    finally:
+        ledger.close()
+    return dict(zip(names, row, strict=True))
+
+
+def final_rows(shell: CommandLine) -> dict[object, Json]:
+    """The last row of each case."""
+    return {row["caseId"]: row for row in rows_of(shell.folder / OUTPUT)}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("more", ["", ", adaptive: false"], ids=["quota", "no-quota"])
+async def test_a_run_stops_at_its_limit_and_a_higher_one_finishes_the_rest(shell: CommandLine, more: str) -> None:
+    provider = PricedProvider(failing=0.25, answer=ANSWER)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=40, more=more)
+        stopped = await run_within(shell, 0.1, code=4)
+        first, graded = amounts(shell), [row for row in rows_of(shell.folder / OUTPUT) if row["status"] == "graded"]
+        assert provider.bill <= first["spent"] + first["held"] <= 0.1 * DOLLAR
+        assert (first["reserved"], first["excess"]) == (0, 0)
+        assert "--max-cost-usd" in stopped.stdout
+        provider.failing = 0
+        await run_within(shell, 5, "--in-doubt", "retry", code=0)
+    last = amounts(shell)
+    assert provider.bill <= last["spent"] + last["held"] <= 5 * DOLLAR
+    assert last["reserved"] == 0
+    rows = final_rows(shell)
+    assert all(rows[row["caseId"]] == row for row in graded)
+    assert (len(rows), {row["status"] for row in rows.values()}) == (40, {"graded"})
+
+
+@pytest.mark.timeout(120)
+async def test_a_run_without_failures_uses_its_limit_and_nothing_is_paid_twice(shell: CommandLine) -> None:
+    provider = PricedProvider(output=1 / 3, answer=ANSWER)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=250)
+        await run_within(shell, 0.4, code=4)
+        spent = amounts(shell)
+        assert 0.97 * 0.4 * DOLLAR <= spent["spent"] <= 0.4 * DOLLAR
+        assert (spent["held"], spent["reserved"], spent["spent"]) == (0, 0, provider.bill)
+        await run_within(shell, 5, code=0)
+    assert {row["status"] for row in final_rows(shell).values()} == {"graded"}
+    assert (provider.requests, amounts(shell)["spent"]) == (500, provider.bill)
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "nan", "1e400", "25$", "1000001"])
+def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine, amount: str) -> None:
+    for words in (("run", "eval.yaml"), ("session", "open", "small")):
+        refused = shell.run(*words, f"--max-cost-usd={amount}", code=2)
+        assert "--max-cost-usd" in refused.stderr
+
+
+def test_a_call_of_unknown_cost_is_refused_with_the_key_that_is_missing(shell: CommandLine) -> None:
+    write_files(
+        shell.folder,
+        quintain_yaml="targets: {small: {provider: mock}}\n",
+        eval_yaml="dataset: cases.jsonl\ntargets: [small]\ngraders: [{name: same, builtin: exact}]\n",
+    )
+    refused = shell.run("run", "eval.yaml", "--max-cost-usd", "1", code=None)
+    assert refused.code
+    assert "targets.small.price" in refused.stdout + refused.stderr
