@@ -23,7 +23,7 @@ async def test_ten_calls_do_not_wait_behind_a_thousand_of_a_plain_client(broker_
             fleet.extra_env["KEY"] = "k"
             _, large, few = await asyncio.gather(
                 asyncio.to_thread(fleet.start_services, "metadata", "worker"),
-                *(asyncio.to_thread(open_session, fleet, calls) for calls in (MANY, 20)),
+                *(asyncio.to_thread(open_session, fleet, calls) for calls in (MANY, 100)),
             )
             await asyncio.to_thread(publish_plainly, broker_url, large.token, MANY)
             await asyncio.to_thread(wait_until_moved, broker_url)
