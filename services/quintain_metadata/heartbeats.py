@@ -218,6 +218,10 @@ class OwnAdmitQueue:
         """The routing key of the queue."""
         return self._topology.bindings[0].key
 
+    def is_reachable(self) -> bool:
+        """Whether what is sent to this service arrives; without a queue of its own the shared one does for it."""
+        return self._consumer is None or self._consumer.active
+
     async def start(self, handler: Handler, *, prefetch: int) -> None:
         """Declare and consume the queue; without the permission for it the service has only the shared queue."""
         try:

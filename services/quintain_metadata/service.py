@@ -80,7 +80,8 @@ class MetadataService:
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         self._own_admits, owner_sender = OwnAdmitQueue(bus), OwnerSender(bus, timings)
-        owners = QuotaOwners(self._ledger, self._own_admits.key, timings) if ledger.is_shared else None
+        own = self._own_admits
+        owners = QuotaOwners(self._ledger, own.key, timings, own.is_reachable) if ledger.is_shared else None
         quotas = QuotaAdmission(self._ledger, owners=owners)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings, quotas)
         self._metrics.read_quotas = quotas.own_states

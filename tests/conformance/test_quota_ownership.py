@@ -129,6 +129,17 @@ async def test_an_owner_that_was_frozen_grants_nothing_when_it_wakes(fleet: Quot
     assert (fleet.most_running, fleet.waiting()) == (LIMIT, [])
 
 
+async def test_an_owner_that_no_message_reaches_loses_its_quotas(fleet: QuotaFleet) -> None:
+    cut_off, other = await two_services(fleet)
+    cut_off.is_connected = False
+    await fleet.send(other, admit_request(fleet.session, "r1"))
+    assert not fleet.running
+    await pass_time(fleet, DEFAULT_TIMINGS.gap_seconds + DEFAULT_TIMINGS.sweep_seconds)
+    assert (cut_off.is_owner, other.is_owner) == (False, True)
+    await repeat_waiting(fleet)
+    assert len(fleet.running) == 1
+
+
 async def test_a_service_that_stops_leaves_its_quotas_to_the_next_sweep(fleet: QuotaFleet) -> None:
     owner, other = await two_services(fleet)
     await owner.queue.quotas.stop()

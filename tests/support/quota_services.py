@@ -79,13 +79,14 @@ class QuotaService:
     fleet: QuotaFleet
     key: str
     is_alive: bool = True
+    is_connected: bool = True
     queue: AdmissionQueue = field(init=False)
     admits: AdmitConsumer = field(init=False)
     settles: SettleConsumer = field(init=False)
 
     def __post_init__(self) -> None:
         ledger, bus = self.fleet.ledger, self.fleet
-        owners = QuotaOwners(ledger, self.key, DEFAULT_TIMINGS)
+        owners = QuotaOwners(ledger, self.key, DEFAULT_TIMINGS, lambda: self.is_connected)
         quotas = QuotaAdmission(ledger, self.fleet.now, owners)
         self.queue = AdmissionQueue(ledger, quotas=quotas)
         sender = OwnerSender(bus, DEFAULT_TIMINGS)
@@ -179,7 +180,7 @@ class QuotaFleet:
         """The broker of this fleet (`Bus.publish`)."""
         if exchange is PROBE:
             service = self.services.get(routing_key)
-            if service is None or not service.is_alive:
+            if service is None or not (service.is_alive and service.is_connected):
                 raise Unroutable("no such queue")
             fields = {each.name for each in dataclasses.fields(DirectDelivery)}
             given = {name: getattr(envelope, name) for name in fields & {"reply_to", "correlation_id", "type", "body"}}

@@ -7,7 +7,7 @@ its grant is among the running calls that are read, or after that, and finds tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -50,10 +50,14 @@ class OwnershipChange:
 
 
 class QuotaOwners:
-    """The owners of the quotas on one ledger; ``key`` is the routing key of this service's own queue."""
+    """The owners of the quotas on one ledger.
 
-    def __init__(self, ledger: Ledger, key: str, timings: Timings) -> None:
+    ``key`` is the routing key of this service's own queue. While that is not reachable, the leases of its quotas lapse.
+    """
+
+    def __init__(self, ledger: Ledger, key: str, timings: Timings, is_reachable: Callable[[], bool]) -> None:
         self._ledger, self.key, self._lease_ms = ledger, key, int(timings.gap_seconds * 1000)
+        self._is_reachable = is_reachable
         self._owners: dict[str, str] = {}
         #: What the owners of the others say of them.
         self.figures: dict[str, str] = {}
@@ -79,6 +83,9 @@ class QuotaOwners:
 
         ``quotas`` are the quotas with their targets, ``known`` those that this service owns.
         """
+        owned = [quota_id for quota_id, owner in self._owners.items() if owner == self.key]
+        if not self._is_reachable():
+            quotas = known = {}
         rows, now = await self._ledger.transact(
             partial(renew_quotas, key=self.key, known=known, lease_ms=self._lease_ms)
         )
@@ -96,7 +103,7 @@ class QuotaOwners:
         self._owners = {quota_id: row.owner for quota_id, row in rows.items() if quota_id not in lapsed}
         self._owners |= dict.fromkeys(change.taken, self.key)
         self.figures = {quota_id: row.figures for quota_id, row in rows.items() if row.figures is not None}
-        change.lost = {quota_id for quota_id in known if not self.is_own(quota_id)}
+        change.lost = {quota_id for quota_id in owned if not self.is_own(quota_id)}
         return change
 
     async def release(self, known: Mapping[str, Known]) -> None:
