@@ -93,6 +93,8 @@ class Limits:
         #: The refusals since the key was open, whether they show a rate, and the call that is tried.
         self._refusals: Refusals | None = None
         self._is_rate_shown = False
+        #: A call was taken before a Retry-After was over that is longer than any pause: none such is heeded again.
+        self._is_asked_too_long = False
         self._probe: Grant | None = None
         #: After so many seconds without an answer a call counts as taken: refusals came so fast until now.
         self._taken_after = MAX_TAKEN_AFTER_SECONDS
@@ -194,6 +196,8 @@ class Limits:
             self._is_rate_shown = True
             self.last_cut = now, CutCause.RATE
         retry_after = None if rates is None else rates.retry_after_seconds
+        if retry_after is not None and retry_after > MAX_PAUSE_SECONDS and self._is_asked_too_long:
+            retry_after = None
         if self._is_rate_shown or self.in_flight == 0 or retry_after is not None:
             self._pause(now, grant, retry_after, is_first=is_first)
 
@@ -293,6 +297,7 @@ class Limits:
         if self._refusals is None:
             self._refusals, is_first = Refusals(now, grant.rate if grant.is_paced else None, now), True
         seconds = retry_after or 0.0
+        self._refusals.asked = max(self._refusals.asked, seconds)
         if is_first:
             self._refusals.count, self._refusals.until = self._refusals.count + 1, now
             # What the provider says holds, unless it refused again after that.
@@ -311,6 +316,7 @@ class Limits:
         """Let calls through again from this one on, which was taken."""
         refusals, self._refusals, self._probe = self._refusals, None, None
         assert refusals is not None, "only what was refused is opened again"
+        self._is_asked_too_long |= refusals.asked > MAX_PAUSE_SECONDS
         if self._is_rate_shown:
             # A rate that is named is not learned unless that very pace was refused.
             if refusals.pace is not None or min(self.requests.configured, self.requests.named) == math.inf:

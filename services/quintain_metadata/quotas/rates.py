@@ -143,13 +143,15 @@ class Bucket:
 class Refusals:
     """The refusals of a key in a row: the first and the last one, how many pauses they made, and the first one's pace.
 
-    There is a pace where the rate of requests alone decided when that call started.
+    There is a pace where the rate of requests alone decided when that call started. ``asked`` is the longest
+    Retry-After, in seconds.
     """
 
     since: float
     pace: float | None
     until: float
     count: int = 0
+    asked: float = 0.0
 
 
 class LearnedRate:

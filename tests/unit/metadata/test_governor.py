@@ -187,6 +187,15 @@ def test_no_retry_after_stops_a_key_for_a_day() -> None:
         on.end(1, attempt_id, throttled(86_400))
     wait(on, "c")
     assert on.due_at(1) == 1 + MAX_PAUSE_SECONDS
+    # The key takes a call long before that: such words are not heeded again.
+    now = 1 + MAX_PAUSE_SECONDS
+    (taken,) = granted(on, now)
+    on.end(now + 1, taken, ANSWERED)
+    wait(on, "d", "e")
+    now = on.due_at(now + 1)
+    (refused,) = granted(on, now)
+    on.end(now, refused, throttled(86_400))
+    assert on.due_at(now) < now + MAX_PAUSE_SECONDS
 
 
 def test_headers_that_name_little_left_slow_down_before_the_first_refusal() -> None:
