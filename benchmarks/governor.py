@@ -1,14 +1,17 @@
 """Drives the governor with simulated providers, sessions and workers, and holds it against its aims.
 
 Minutes of a fleet take seconds here, because time is simulated: ``python benchmarks/governor.py [WORD…]`` runs the
-scenes whose names have one of the words. Real services, sockets and clocks are no part of it.
+scenes whose names have one of the words. Real services, sockets and clocks are no part of it. With ``--write FILE`` it
+writes what plots.py draws of docs/limits.md.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from governed_fleet import GRANT_SECONDS, SETTLE_SECONDS, Fleet, Scene, SessionLoad
 from quintain.contracts.quota import QuotaTerms, TryOutcome
@@ -61,6 +64,28 @@ def rate_scene(
         Aim(name, "part of 429", refused / (refused + taken), MAX_REFUSED_WHERE_NAMED if is_named else MAX_REFUSED),
         Aim(name, "429 in minute 1 / in flight at two cuts", seen.count(TryOutcome.THROTTLED, 0, 60), two_cuts),
     ]
+
+
+#: Of so many seconds each are what the plot shows of these limits, which nobody names.
+STEP_SECONDS = 15
+PLOTTED: dict[str, Callable[[], Limiter]] = {
+    "bucket that stores 60": lambda: TokenBucket(60, 60),
+    "bucket that stores nothing": lambda: TokenBucket(60, 1),
+    "sliding window": lambda: Window(60, is_sliding=True),
+    "fixed window": lambda: Window(60, is_sliding=False),
+}
+
+
+def write_series(path: Path) -> None:
+    """Write what each provider took and refused in the first ten minutes, step by step."""
+    results = list[dict[str, object]]()
+    for name, limiter in PLOTTED.items():
+        seen = Fleet(Scene([SessionLoad("run", 1000)], limiter(), service_seconds=0.5, seconds=600)).run()
+        starts = range(0, 600, STEP_SECONDS)
+        taken = [sum(start <= at < start + STEP_SECONDS for at in seen.taken) for start in starts]
+        refused = [seen.count(TryOutcome.THROTTLED, start, start + STEP_SECONDS) for start in starts]
+        results.append({"side": name, "step_seconds": STEP_SECONDS, "taken": taken, "refused": refused})
+    path.write_text(json.dumps({"results": results}) + "\n", encoding="utf-8")
 
 
 def unnamed_in_flight(name: str) -> list[Aim]:
@@ -229,6 +254,9 @@ def lines(words: list[str]) -> Iterator[tuple[str, bool]]:
 
 def main() -> None:
     """Print a line for each aim; the exit code says whether all were reached."""
+    if sys.argv[1:2] == ["--write"]:
+        write_series(Path(sys.argv[2]))
+        return
     results = list(lines(sys.argv[1:]))
     print("\n".join(line for line, _ in results))
     sys.exit(0 if all(is_reached for _, is_reached in results) else 1)

@@ -1,4 +1,4 @@
-"""Draws the plots of docs/benchmarks.md from its figures, as SVG: ``plots.py FOLDER``.
+"""Draws the plots of docs/benchmarks.md and docs/limits.md from their figures, as SVG: ``plots.py FOLDER``.
 
 It is run in an environment that has matplotlib and nothing else (report.py), and draws the same bytes each time.
 """
@@ -6,6 +6,7 @@ It is run in an environment that has matplotlib and nothing else (report.py), an
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import statistics
 import sys
@@ -74,7 +75,21 @@ def draw_cpu(figure: Any, results: Sequence[Kept], title: str) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
+def draw_limits(figure: Any, results: Sequence[Kept], title: str) -> None:
+    """What limited providers took a minute, and how many calls they had refused, by the time since the run began."""
+    taken, refused = figure.subplots(1, 2)
+    for one, color in zip(results, COLORS[1:], strict=False):
+        step = one["step_seconds"]
+        minutes = [(number + 0.5) * step / 60 for number in range(len(one["taken"]))]
+        taken.plot(minutes, [count * 60 / step for count in one["taken"]], color=color, label=one["side"])
+        refused.plot(minutes, list(itertools.accumulate(one["refused"])), color=color)
+    taken.set(title=title, xlabel="minutes", ylabel="calls taken a minute", ylim=(0, 150))
+    refused.set(xlabel="minutes", ylabel="answers 429 so far", ylim=(0, None))
+    figure.legend(*taken.get_legend_handles_labels(), loc="outside lower center", ncols=len(results))
+
+
 PLOTS = (
+    ("limits.svg", "limits.json", draw_limits, "60 a minute, not named"),
     ("calls.svg", "results.json", draw_rates, "Quintain beside a bare aio-pika loop"),
     ("cpu.svg", "results.json", draw_cpu, "CPU per call at 100 calls in flight"),
     ("peers.svg", "peers.json", draw_rates, "Quintain beside its peers"),
