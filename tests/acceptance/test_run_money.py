@@ -115,3 +115,22 @@ def test_a_call_of_unknown_cost_is_refused_with_the_key_that_is_missing(shell: C
     refused = shell.run("run", "eval.yaml", "--max-cost-usd", "1", code=None)
     assert refused.code
     assert "targets.small.price" in refused.stdout + refused.stderr
+
+
+def test_a_check_says_what_a_call_reserves_and_what_lacks_a_price_or_a_limit(shell: CommandLine) -> None:
+    write_priced_evaluation(shell.folder, "http://127.0.0.1:1", cases=3)
+    evaluation = shell.folder / "eval.yaml"
+    evaluation.write_text(EVALUATION + "max_cost_usd: 1\n")
+    told: Json = shell.run("check", "eval.yaml", "--json").json["costLimit"]  # type: ignore[assignment]
+    assert isinstance(told["reservationsUsd"], dict)
+    reserved = told["reservationsUsd"]["small"]
+    assert 0.0045 < reserved < 0.0065
+    assert told["callsAtOnce"] == 1 // reserved
+    assert "targets.small.max_tokens" in str(told["advice"])
+    evaluation.write_text(EVALUATION + "max_cost_usd: 0.001\n")
+    assert "more than the limit of $0.001" in shell.run("check", "eval.yaml", code=2).stdout
+    config = shell.folder / "quintain.yaml"
+    config.write_text(config.read_text().replace("max_tokens: 300, ", ""))
+    assert "set targets.small.max_tokens" in shell.run("check", "eval.yaml", code=2).stdout
+    config.write_text("targets: {small: {provider: mock}}\n")
+    assert "set targets.small.price" in shell.run("check", "eval.yaml", code=2).stdout

@@ -23,6 +23,7 @@ from quintain_cli.console import (
     run_command,
 )
 from quintain_cli.run_output import format_size
+from quintain_runner.engine.cost_limit import CostLimitCheck
 from quintain_runner.engine.preflight import CheckReport, ProbeResult, RunEstimate, check_evaluation
 from quintain_runner.engine.run_settings import RunOptions
 from quintain_runner.results.counts import dollars
@@ -110,6 +111,8 @@ def _estimate_lines(report: CheckReport, run_estimate: RunEstimate) -> Iterator[
         else ""
     )
     yield f"budget    {_budget_text(report.max_calls, calls.answers, calls.most)}"
+    if report.cost_limit is not None:
+        yield f"money     {_cost_limit_text(report.cost_limit)}"
     for name, tokens in run_estimate.tokens.items():
         output = "unknown" if tokens.output is None else f"about {tokens.output:,}"
         basis = ", ".join(["4 characters a token", *tokens.basis])
@@ -127,6 +130,13 @@ def _cost_text(run_estimate: RunEstimate) -> str:
         return "unknown: no target has both a token estimate and a price"
     unpriced_note = f", without {', '.join(unpriced)}" if unpriced else ""
     return f"about {dollars(run_estimate.usd)}{unpriced_note}"
+
+
+def _cost_limit_text(limit: CostLimitCheck) -> str:
+    reserved = [f"a call of {name} reserves {dollars(usd)}" for name, usd in limit.reservations_usd.items()]
+    at_once = [] if limit.calls_at_once is None else [f"{format_count(limit.calls_at_once, 'call')} at once fit"]
+    advice = [] if limit.advice is None else [limit.advice]
+    return "; ".join([f"at most {dollars(limit.max_cost_usd)}", *reserved, *at_once, *advice])
 
 
 def _budget_text(max_calls: int | None, answers: int, max_needed_calls: int) -> str:

@@ -1,0 +1,171 @@
+"""The limit in money holds whatever is killed: a provider that keeps its own bill never bills more than is shown.
+
+A run over RabbitMQ has 64 tries in flight at a provider that bills a quarter of them without an answer. A worker, a
+metadata service or the run itself is killed with SIGKILL, and the same command is given again until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from faults.load import is_long
+from quintain.settings import environment
+from support.command_line import CommandLine, RunningCommand, command_line
+from support.evaluations import rows_of, write_files
+from support.priced_provider import PRICE, PricedProvider, serving
+from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
+from support.quick import lease_variable
+
+ROUNDS = 10 if is_long() else 1
+SEED = int(environment().get("TEST_SEED", "20"))
+
+#: In US dollars: more than what 64 tries in flight reserve, and less than the rows of a round cost.
+LIMIT, CASES, IN_FLIGHT = 0.8, 400, 64
+DOLLAR = 10**12
+
+#: How long what was reserved for killed tries may stay so, in seconds.
+RELEASED_SECONDS = 60
+
+CONFIG = """
+targets:
+  small:
+    provider: openai
+    model: m
+    base_url: "URL/v1"
+    max_tokens: 300
+    max_concurrency: 64
+    price: PRICE
+"""
+EVALUATION = "dataset: cases.jsonl\ntargets: [small]\ngraders: [{name: same, builtin: exact}]\n"
+
+
+@dataclass
+class PricedFleet:
+    """A fleet on a provider that keeps its bill, and a shell before it."""
+
+    fleet: ProcessFleet
+    shell: CommandLine
+    provider: PricedProvider
+    services: dict[str, list[Process]]
+
+    def start_run(self, output: str) -> RunningCommand:
+        words = ("run", "eval.yaml", "--output", output, "--concurrency", str(IN_FLIGHT))
+        return self.shell.start(*words, "--max-cost-usd", str(LIMIT), "--max-errors", "100000")
+
+    def kill(self, service: str, random_source: random.Random) -> None:
+        """Kill one of a service's processes, and start another one in its place."""
+        processes = self.services[service]
+        place = random_source.randrange(len(processes))
+        processes[place].kill()
+        processes[place] = self.fleet.start("serve", service)
+
+    async def cost(self, output: str) -> dict[str, int] | None:
+        """The money of a run's session, in picodollars; None before it is open."""
+        path = self.fleet.folder / output / "session-token"
+        if not path.is_file() or not (token := path.read_text().split()):
+            return None
+        shown = await asyncio.to_thread(self.shell.run, "session", "show", token[0].split("_")[2], "--json", code=None)
+        if shown.code:
+            # No metadata service was there.
+            return None
+        info: Any = shown.json
+        assert info["maxCostUsd"] == LIMIT
+        return {name: round(info["cost"][f"{name}Usd"] * DOLLAR) for name in ("spent", "held", "reserved", "excess")}
+
+
+@asynccontextmanager
+async def priced_fleet(broker_url: str, ledger_url: str | None, services: dict[str, int]) -> AsyncIterator[PricedFleet]:
+    provider = PricedProvider(failing=0.25, seconds=0.1)
+    async with serving(provider) as url:
+        config = CONFIG.replace("URL", url).replace("PRICE", json.dumps(PRICE))
+        with process_fleet(broker_url, config, targets=["small"]) as fleet:
+            fleet.extra_env |= lease_variable() | ({} if ledger_url is None else {"QUINTAIN_LEDGER_URL": ledger_url})
+            write_files(fleet.folder, cases=CASES, eval_yaml=EVALUATION)
+            running = {
+                name: [await asyncio.to_thread(fleet.start_service, name) for _ in range(count)]
+                for name, count in services.items()
+            }
+            env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
+            with command_line(fleet.folder, env) as shell:
+                yield PricedFleet(fleet, shell, provider, running)
+
+
+async def check_rounds(priced: PricedFleet, victim: str) -> None:
+    for number in range(ROUNDS):
+        await check_round(priced, victim, f"{victim}-{number}", random.Random(f"{SEED} {victim} {number}"))
+
+
+async def check_round(priced: PricedFleet, victim: str, output: str, random_source: random.Random) -> None:
+    """Kill the victim at a random moment of a run, and look at the money from its begin to its end."""
+    provider, ended = priced.provider, asyncio.Event()
+    provider.bill, provider.requests = 0, 0
+
+    async def look() -> dict[str, int] | None:
+        # What is billed until now is in what the ledger shows later.
+        billed = provider.bill
+        if (shown := await priced.cost(output)) is not None:
+            assert billed <= shown["spent"] + shown["held"] + shown["reserved"] <= LIMIT * DOLLAR, shown
+            assert shown["excess"] == 0
+        assert provider.bill <= LIMIT * DOLLAR
+        return shown
+
+    async def keep_looking() -> int:
+        looks = 0
+        while not ended.is_set():
+            looks += await look() is not None
+            await asyncio.sleep(0.2)
+        return looks
+
+    looking = asyncio.create_task(keep_looking())
+    running = priced.start_run(output)
+    kill_at = random_source.randrange(20, 120)
+    await asyncio.to_thread(running.wait_for, lambda _: provider.requests >= kill_at, seconds=60)
+    if victim == "run":
+        running.kill()
+        running = priced.start_run(output)
+    else:
+        await asyncio.to_thread(priced.kill, victim, random_source)
+    for _ in range(4):
+        result = await asyncio.to_thread(running.wait, seconds=200)
+        if result.code == 4:
+            break
+        # What failed for want of a service is asked again by the same command.
+        assert result.code == 1, result
+        running = priced.start_run(output)
+    assert result.code == 4, result
+    async with asyncio.timeout(RELEASED_SECONDS):
+        while (shown := await look()) is None or shown["reserved"]:
+            await asyncio.sleep(0.5)
+    ended.set()
+    assert await looking
+    assert provider.bill <= shown["spent"] + shown["held"] <= LIMIT * DOLLAR
+    graded = [row for row in rows_of(priced.fleet.folder / output) if row["status"] == "graded"]
+    assert graded
+    assert all(row["score"] is not None for row in graded)
+
+
+VICTIMS = ("worker", "metadata", "run")
+
+
+@pytest.mark.timeout(900 if is_long() else 240)
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_the_bill_stays_within_the_limit_on_sqlite(broker_url: str, victim: str) -> None:
+    async with priced_fleet(broker_url, None, {"metadata": 1, "worker": 1}) as priced:
+        await check_rounds(priced, victim)
+
+
+@pytest.mark.timeout(900 if is_long() else 240)
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_the_bill_stays_within_the_limit_on_postgresql(
+    broker_url: str, fresh_postgres_url: str, victim: str
+) -> None:
+    async with priced_fleet(broker_url, fresh_postgres_url, {"metadata": 3, "worker": 2}) as priced:
+        await check_rounds(priced, victim)
