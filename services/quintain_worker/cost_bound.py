@@ -150,7 +150,7 @@ class CostRule:
     name: str
     price: Price = field(default_factory=Price)
     max_input_tokens: int | None = None
-    defaults: InvokeSettings = field(default_factory=InvokeSettings)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     default_bytes: int = 0
     fixed: CostBound | None = None
 
@@ -172,7 +172,7 @@ class CostRule:
             name=name,
             price=price,
             max_input_tokens=target.max_input_tokens or price.context_window,
-            defaults=target.default_settings,
+            defaults=_fields_of(target.default_settings),
             default_bytes=len(target.default_settings.to_wire()),
             fixed=CostBound(None, f"the client of {target.model} repeats requests by itself") if repeats else None,
         )
@@ -187,7 +187,7 @@ class CostRule:
         return self._bound_of_model(asked, body_bytes)
 
     def _asked(self, request: InvokeRequest) -> _PricedRequest:
-        given, own = _fields_of(request.settings), _fields_of(self.defaults)
+        given, own = _fields_of(request.settings), dict(self.defaults)
         added = {**own.pop("extra_body", {}), **given.pop("extra_body", {})}
         limits = _pop_limits(given, ("max_tokens",)) or _pop_limits(own, ("max_tokens",))
         own.pop("max_tokens", None)
@@ -200,7 +200,7 @@ class CostRule:
         content = [*asked.content, *(fields.get(name) for name in _QUESTION_FIELDS)]
         if not asked.limits or not all(type(each) is int and each > 0 for each in limits):
             return CostBound(None, f"its answers have no limit; set targets.{self.name}.max_tokens")
-        unpriced = asked.header or next(_unpriced(fields, content, max(limits)), None)
+        unpriced = asked.header or next(_unpriced(fields, asked.content, max(limits)), None)
         if unpriced is not None:
             return CostBound(None, f"{unpriced}: leave it out, as its effect on the price is not known")
         tokens = body_bytes + self.default_bytes
@@ -232,10 +232,10 @@ class _PricedRequest(NamedTuple):
     header: str | None = None
 
 
-def _asked_in_api(request: ApiRequest, defaults: InvokeSettings) -> _PricedRequest:
+def _asked_in_api(request: ApiRequest, defaults: Mapping[str, Any]) -> _PricedRequest:
     given = {name: value for name, value in request.body.values.items() if value is not None}
-    own = _fields_of(defaults)
-    added, own_limits = own.pop("extra_body", {}), _pop_limits(own, ("max_tokens",))
+    own = dict(defaults)
+    added, own_limits = dict(own.pop("extra_body", {})), _pop_limits(own, ("max_tokens",))
     content, questions = [], 1
     if request.api == "embeddings":
         # It has no tokens. Each text is read by itself.

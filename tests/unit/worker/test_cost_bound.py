@@ -34,7 +34,10 @@ def rule(**fields: Any) -> CostRule:
 def bound(api: ApiName | None, body: dict[str, Any], headers: dict[str, str] | None = None, **target: Any) -> CostBound:
     """The bound of a request of 1,000 bytes, to a target without settings of its own."""
     asked = InvokeRequest.model_validate(body) if api is None else ApiRequest(api, json_text(body), headers or {})
-    return replace(rule(**target), default_bytes=0).bound(asked, 1000)
+    found = replace(rule(**target), default_bytes=0)
+    first = found.bound(asked, 1000)
+    assert found.bound(asked, 1000) == first, "a bound depends on its request alone"
+    return first
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
