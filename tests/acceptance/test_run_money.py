@@ -112,9 +112,9 @@ def test_a_call_of_unknown_cost_is_refused_with_the_key_that_is_missing(shell: C
         quintain_yaml="targets: {small: {provider: mock}}\n",
         eval_yaml="dataset: cases.jsonl\ntargets: [small]\ngraders: [{name: same, builtin: exact}]\n",
     )
-    refused = shell.run("run", "eval.yaml", "--max-cost-usd", "1", code=None)
-    assert refused.code
-    assert "targets.small.price" in refused.stdout + refused.stderr
+    refused = shell.run("run", "eval.yaml", "--max-cost-usd", "1", code=2)
+    assert "targets.small.price" in refused.stderr
+    assert not (shell.folder / OUTPUT / "results.jsonl").exists()
 
 
 def test_a_check_says_what_a_call_reserves_and_what_lacks_a_price_or_a_limit(shell: CommandLine) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from quintain.config.prices import Price
+from quintain.config.prices import Price, known_prices
 from quintain.config.targets import ModelTarget, TargetConfig
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import Message
 from quintain.contracts.money import dollars_text, picodollars, to_dollars
+from quintain_runner.engine.run_settings import Inspection
 from quintain_worker.cost_bound import CostRule
+
+#: What a request has besides its question, in bytes, about.
+_REQUEST_BYTES = 50
 
 
 class CostLimitCheck(Message):
@@ -26,6 +30,24 @@ class CostLimitCheck(Message):
     calls_at_once: int | None = None
     advice: str | None = None
     problems: list[str] = Field(default_factory=list)
+
+
+def inspect_cost_limit(found: Inspection) -> CostLimitCheck | None:
+    """Check the limit in money of a run, and add its problems to those that were found; None where it has none.
+
+    On a fleet the configuration of the workers decides.
+    """
+    limit = found.options.max_cost_usd
+    if limit is None and found.evaluation is not None:
+        limit = found.evaluation.spec.max_cost_usd
+    if limit is None or found.evaluation is None or found.config is None or found.is_on_fleet:
+        return None
+    targets = {name: target for name, target in found.config.targets.items() if name in found.called_targets}
+    stats = found.dataset
+    size = _REQUEST_BYTES + (0 if stats is None else stats.input_characters // max(1, stats.cases))
+    checked = check_cost_limit(limit, targets, known_prices(targets), size)
+    found.problems.extend(checked.problems)
+    return checked
 
 
 def check_cost_limit(

@@ -22,7 +22,7 @@ from quintain.errors import ConfigError, Fault
 from quintain.settings import Settings
 from quintain_metadata.store.base import IN_MEMORY_URL
 from quintain_runner.engine.backend import connect_backend
-from quintain_runner.engine.cost_limit import CostLimitCheck, check_cost_limit
+from quintain_runner.engine.cost_limit import CostLimitCheck, inspect_cost_limit
 from quintain_runner.engine.run_settings import (
     Inspection,
     RunOptions,
@@ -37,9 +37,6 @@ from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls, max_grader_calls
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import JudgeGrader, grader_kind
-
-#: What a request has besides its question, in bytes, about.
-_REQUEST_BYTES = 50
 
 #: The deadline of a probe, in seconds.
 PROBE_TIMEOUT_SECONDS = 120.0
@@ -172,9 +169,7 @@ async def check_evaluation(options: RunOptions, settings: Settings, *, probe: bo
     Raises `BusError` if there is no fleet to probe.
     """
     found = await inspect_evaluation(options, settings)
-    cost_limit = _check_cost_limit(found)
-    if cost_limit is not None:
-        found.problems.extend(cost_limit.problems)
+    cost_limit = inspect_cost_limit(found)
     probes: list[ProbeResult] = []
     if probe and not found.problems:
         with found.collect_errors():
@@ -208,17 +203,6 @@ def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> C
             "estimate": _build_estimate(found, evaluation, probes),
         }
     )
-
-
-def _check_cost_limit(found: Inspection) -> CostLimitCheck | None:
-    """Check the limit in money of the file; on a fleet the configuration of the workers decides."""
-    limit = None if found.evaluation is None else found.evaluation.spec.max_cost_usd
-    if limit is None or found.config is None or found.is_on_fleet:
-        return None
-    targets = {name: target for name, target in found.config.targets.items() if name in found.called_targets}
-    stats = found.dataset
-    size = _REQUEST_BYTES + (0 if stats is None else stats.input_characters // max(1, stats.cases))
-    return check_cost_limit(limit, targets, known_prices(targets), size)
 
 
 def _not_checked(found: Inspection, *, probed: Collection[str]) -> Iterator[str]:
