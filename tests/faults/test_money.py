@@ -34,6 +34,7 @@ DOLLAR = 10**12
 #: How long what was reserved for killed tries may stay so, in seconds.
 RELEASED_SECONDS = 60
 
+#: Without a quota, which would learn a rate from refusals that come at random.
 CONFIG = """
 targets:
   small:
@@ -42,6 +43,7 @@ targets:
     base_url: "URL/v1"
     max_tokens: 300
     max_concurrency: 64
+    adaptive: false
     price: PRICE
 """
 EVALUATION = "dataset: cases.jsonl\ntargets: [small]\ngraders: [{name: same, builtin: exact}]\n"
