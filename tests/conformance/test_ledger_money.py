@@ -124,14 +124,17 @@ async def test_a_lost_attempt_keeps_its_money_until_it_reports(ledger_driver: Cl
 
 
 async def test_a_take_over_that_cannot_be_paid_ends_its_call_in_doubt(ledger_driver: ClockedLedgerDriver) -> None:
-    session = await ledger_driver.open_session(max_cost_usd=0.01)
+    """Nor does it wait: what it would wait for is what such calls hold."""
+    session = await ledger_driver.open_session(max_cost_usd=0.02)
     await told(ledger_driver, session, "r1")
+    await told(ledger_driver, session, "r2")
     ledger_driver.clock_ahead_ms += 20_000
     await ledger_driver.register("w2")
-    assert isinstance(await ledger_driver.admit(session, "r1", by="w2", max_cost=CENT), Deferred)
-    fault = await ledger_driver.admit_fault(session, "r1", by="w2", max_cost=2 * CENT)
-    assert fault.charged
-    assert await amounts(ledger_driver, session) == {"held": CENT}
+    for call in ("r1", "r2"):
+        fault = await ledger_driver.admit_fault(session, call, by="w2", max_cost=CENT)
+        assert fault.charged
+    assert await amounts(ledger_driver, session) == {"held": 2 * CENT}
+    assert await ledger_driver.audit_findings() == ()
 
 
 async def test_the_calls_of_children_count_for_their_parents_too(ledger_driver: ClockedLedgerDriver) -> None:

@@ -228,7 +228,7 @@ def _start_attempt(
     _require_cost(changes, request, session)
     if change.used:
         changes.counters.charge(session)
-    reason = DeferReason.QUOTA if operation.after_quota else _reserve_cost(changes, request, session)
+    reason = DeferReason.QUOTA if operation.after_quota else _reserve_cost(changes, request, session, call)
     if reason is not None:
         if change.used:
             changes.counters.refund(session)
@@ -259,9 +259,17 @@ def _require_cost(changes: Changes, request: Admit, session: SessionRow) -> None
     changes.counters.require_cost(session, request.max_cost or 0)
 
 
-def _reserve_cost(changes: Changes, request: Admit, session: SessionRow) -> DeferReason | None:
-    """Reserve what the attempt may cost; returns why it must wait instead."""
-    return None if changes.counters.reserve_cost(session, request.max_cost or 0) else DeferReason.MONEY
+def _reserve_cost(changes: Changes, request: Admit, session: SessionRow, call: CallRow | None) -> DeferReason | None:
+    """Reserve what the attempt may cost; returns why it must wait instead.
+
+    Raises `BudgetExhausted` where it takes over a call: lost attempts have money reserved until their calls end, so
+    that take-overs that waited for it would wait for each other.
+    """
+    if changes.counters.reserve_cost(session, request.max_cost or 0):
+        return None
+    if call is not None and call.state is CallState.RUNNING:
+        raise BudgetExhausted("No money is left for another attempt")
+    return DeferReason.MONEY
 
 
 def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:
