@@ -156,7 +156,7 @@ class WaitingAdmit:
         """
         deferred = self.deferred
         if deferred.reason is DeferReason.MONEY:
-            return f"{MONEY_PREFIX}{deferred.share.root_id}", not deferred.is_takeover
+            return f"{MONEY_PREFIX}{deferred.share.root_id}", True  # a take-over never waits for money
         return (deferred.target, not deferred.is_takeover) if deferred.reason is DeferReason.TARGET else None
 
     def is_ready(self, ready: Ready) -> bool:

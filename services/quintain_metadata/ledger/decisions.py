@@ -253,10 +253,12 @@ def _start_attempt(
 
 def _require_cost(changes: Changes, request: Admit, session: SessionRow) -> None:
     """Raise `BudgetExhausted` where no money will be left for an attempt, `BadRequest` where its cost is not known."""
-    if request.max_cost is None and session.has_cost_limit:
+    if not session.has_cost_limit:
+        return
+    if request.max_cost is None:
         problem = request.cost_problem or f"{request.target} has no known price"
         raise BadRequest(f"This session has a limit in money, and what the call may cost is not known: {problem}")
-    changes.counters.require_cost(session, request.max_cost or 0)
+    changes.counters.require_cost(session, request.max_cost)
 
 
 def _reserve_cost(changes: Changes, request: Admit, session: SessionRow, call: CallRow | None) -> DeferReason | None:
@@ -265,7 +267,7 @@ def _reserve_cost(changes: Changes, request: Admit, session: SessionRow, call: C
     Raises `BudgetExhausted` where it takes over a call: lost attempts have money reserved until their calls end, so
     that take-overs that waited for it would wait for each other.
     """
-    if changes.counters.reserve_cost(session, request.max_cost or 0):
+    if not request.max_cost or changes.counters.reserve_cost(session, request.max_cost):
         return None
     if call is not None and call.state is CallState.RUNNING:
         raise BudgetExhausted("No money is left for another attempt")

@@ -85,7 +85,7 @@ class SessionRow:
     @property
     def has_cost_limit(self) -> bool:
         """Whether it or an ancestor has a limit in money."""
-        return any(payer.max_cost is not None for payer in (self, *self.ancestors))
+        return self.max_cost is not None or any(payer.max_cost is not None for payer in self.ancestors)
 
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
