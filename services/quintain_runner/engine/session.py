@@ -189,11 +189,14 @@ class RunSessions:
         return info.parent_id if left is not None and left <= info.max_calls - info.call_count else None
 
     async def spent_cost(self) -> CostLimit | None:
-        """Return the limit of this plan in money, and what it cost at most, if it has calls left; else None."""
-        info, limit = await self.client.get_info(), self._run.max_cost_usd
-        if limit is None or info.call_count >= info.max_calls:
+        """Return the limit of this plan in money, and what it cost at most, if it has calls left; else None.
+
+        The limit is that of the session, which keeps it also where this command names none.
+        """
+        info, earlier = await self.client.get_info(), self._stored.plan_cost_usd
+        if info.max_cost_usd is None or info.call_count >= info.max_calls:
             return None
-        return CostLimit(limit, self._stored.plan_cost_usd + _most_cost_usd(info))
+        return CostLimit(earlier + info.max_cost_usd, earlier + _most_cost_usd(info))
 
     async def finish(self, *, has_open_trials: bool) -> None:
         """Note what the session was charged, and close it if no trial is open."""
