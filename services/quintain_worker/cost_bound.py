@@ -2,8 +2,9 @@
 
 Input: a token has at least one byte, so that a question of text has at most as many tokens as bytes, and what the
 vendor adds. What is no text (images, documents, audio) is bounded by what the model reads at most. Output: the limit in
-force, reasoning included, which both vendors count within it. Each is priced at the dearest tier, input as if it were
-written to a cache. Fields whose effect on the price is not known have no bound: they are refused by name.
+force, reasoning included, which both vendors count within it. Each is priced at the dearest tier that it can reach,
+input as if it were written to a cache. Fields whose effect on the price is not known have no bound: they are refused by
+name.
 
 Sources: OpenAI's and Anthropic's references of ``max_completion_tokens``, ``max_output_tokens`` and ``max_tokens``;
 Anthropic's table of system prompt tokens of tool use, of which the largest has 804.
@@ -44,6 +45,8 @@ PRICED_FIELDS: Final = frozenset(
         "parallel_tool_calls",
         "presence_penalty",
         "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
         "reasoning",
         "reasoning_effort",
         "repetition_penalty",
@@ -200,7 +203,10 @@ class CostRule:
         content = [*asked.content, *(fields.get(name) for name in _QUESTION_FIELDS)]
         if not asked.limits or not all(type(each) is int and each > 0 for each in limits):
             return CostBound(None, f"its answers have no limit; set targets.{self.name}.max_tokens")
-        unpriced = asked.header or next(_unpriced(fields, asked.content, max(limits)), None)
+        lifetimes = set(_cache_lifetimes([fields, asked.content]))
+        for_an_hour = "1h" in lifetimes and self.price.cache_write_1h_per_million is not None
+        unknown = lifetimes - {"1h"} if for_an_hour else lifetimes
+        unpriced = asked.header or next(_unpriced(fields, unknown, max(limits)), None)
         if unpriced is not None:
             return CostBound(None, f"{unpriced}: leave it out, as its effect on the price is not known")
         tokens = body_bytes + self.default_bytes
@@ -214,7 +220,8 @@ class CostRule:
             tokens = window
         elif window is not None:
             tokens = min(tokens, window)
-        return CostBound(picodollars(self.price.most(tokens, max(limits) * asked.questions)))
+        output = max(limits) * asked.questions
+        return CostBound(picodollars(self.price.most(tokens, output, for_an_hour=for_an_hour)))
 
 
 class _PricedRequest(NamedTuple):
@@ -260,8 +267,11 @@ def _pop_limits(fields: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
     return [limit for limit in found if limit is not None]
 
 
-def _unpriced(fields: Mapping[str, Any], content: list[Any], output: int) -> Iterator[str]:
-    """Yield the names of what has an effect on the price that is not known."""
+def _unpriced(fields: Mapping[str, Any], lifetimes: set[str], output: int) -> Iterator[str]:
+    """Yield the names of what has an effect on the price that is not known.
+
+    ``lifetimes`` are those of cached input whose price is not known.
+    """
     for name, value in fields.items():
         if name not in PRICED_FIELDS and value is not None:
             yield name
@@ -269,7 +279,7 @@ def _unpriced(fields: Mapping[str, Any], content: list[Any], output: int) -> Ite
     for number, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict) and tool.get("type", "custom") not in {"function", "custom"}:
             yield f"tools.{number}.type"
-    if _has_long_cache(fields) or _has_long_cache(content):
+    if lifetimes:
         yield "cache_control.ttl"
     thinking = fields.get("thinking")
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
@@ -277,14 +287,15 @@ def _unpriced(fields: Mapping[str, Any], content: list[Any], output: int) -> Ite
         yield "thinking.budget_tokens"
 
 
-def _has_long_cache(value: object) -> bool:
-    """Whether something is to be cached for longer than five minutes, which costs more."""
+def _cache_lifetimes(value: object) -> Iterator[str]:
+    """Yield for how long input is to be cached, where that is not the usual five minutes."""
     if isinstance(value, dict):
         control = value.get("cache_control")
-        if isinstance(control, dict) and control.get("ttl") not in {None, "5m"}:
-            return True
-        return any(_has_long_cache(each) for each in value.values())
-    return isinstance(value, list | tuple) and any(_has_long_cache(each) for each in value)
+        if isinstance(control, dict) and control.get("ttl") not in (None, "5m"):
+            yield str(control["ttl"])
+        value = list(value.values())
+    for each in value if isinstance(value, list | tuple) else ():
+        yield from _cache_lifetimes(each)
 
 
 def _has_media(value: object) -> bool:

@@ -118,6 +118,9 @@ def _estimate_lines(report: CheckReport, run_estimate: RunEstimate) -> Iterator[
         basis = ", ".join(["4 characters a token", *tokens.basis])
         yield f"tokens    {name}: about {tokens.input:,} in, {output} out ({basis})"
     yield f"cost      {_cost_text(run_estimate)}"
+    for source in sorted(set(run_estimate.price_sources.values())):
+        names = ", ".join(name for name, own in run_estimate.price_sources.items() if own == source)
+        yield f"prices    {source}: {names}"
 
 
 def _cost_text(run_estimate: RunEstimate) -> str:

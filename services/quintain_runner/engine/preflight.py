@@ -14,7 +14,7 @@ from pydantic import Field
 
 from quintain.client.client import Client
 from quintain.config.loader import Config
-from quintain.config.prices import Price, known_prices, target_price
+from quintain.config.prices import Price, known_prices, source_text, target_price
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import AmendSession, OpenSession, SessionState
@@ -97,7 +97,7 @@ async def _probe_target(
         )
     price = _price_of_target(config, target)
     usage = result.token_usage
-    cost = None if price is None or usage is None else float(price.of(usage))
+    cost = None if price is None else price.of_call(usage)
     return ProbeResult(target=target, seconds=time.monotonic() - started_at, token_usage=usage, usd=cost)
 
 
@@ -272,8 +272,8 @@ class RunEstimate(Message):
     """The estimate of a run.
 
     ``tokens`` are by target. ``usd`` is the cost of the targets in ``usd_of``, those with a known price and known
-    tokens, or None if there are none. ``left_out`` are the graders whose own code calls targets: their tokens and costs
-    are unknown and not included.
+    tokens, or None if there are none; ``price_sources`` says where each target's price is from. ``left_out`` are the
+    graders whose own code calls targets: their tokens and costs are unknown and not included.
     """
 
     calls: CallsEstimate
@@ -281,6 +281,7 @@ class RunEstimate(Message):
     left_out: list[str] = Field(default_factory=list)
     usd: float | None = None
     usd_of: list[str] = Field(default_factory=list)
+    price_sources: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +317,7 @@ def estimate_run(inputs: EstimateInput) -> RunEstimate:
         tokens=tokens,
         usd=float(sum(costs, Decimal(0))) if costs else None,
         usd_of=sorted(known_prices),
+        price_sources={name: source_text(price) for name, price in inputs.prices.items() if name in tokens},
         left_out=[grader.name for grader in calling_graders(inputs.evaluation)],
     )
 

@@ -263,7 +263,7 @@ def _measurements(result: Result, answered_at: datetime | None, price: Price | N
     return {
         "token_usage": None if usage is None else usage.model_dump(by_alias=True, exclude_none=True),
         "duration_ms": result.duration_ms,
-        "cost_usd": None if usage is None or price is None else float(price.of(usage)),
+        "cost_usd": None if price is None else price.of_call(usage),
         **_time_fields(result, answered_at),
     }
 

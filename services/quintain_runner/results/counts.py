@@ -288,7 +288,7 @@ def _target_cost(usage: TargetUsage, price: Price | None) -> TargetCost:
         token_usage=usage.token_usage,
         price=price,
         usd=None if price is None else float(price.of(usage.token_usage, usage.calls)),
-        at_least=usage.calls > 0 if price is None else price.least or usage.counted < usage.calls,
+        at_least=usage.calls > 0 if price is None else bool(price.tiers) or usage.counted < usage.calls,
     )
 
 

@@ -131,8 +131,8 @@ def count_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
-#: Where the usage of each API has the counts of `TokenUsage`, in their order. Anthropic's input has neither what was
-#: read from a cache nor what was written to one.
+#: Where the usage of each API has its counts: input, output, cached, written to a cache, reasoning, and written to it
+#: for an hour. Anthropic's input has neither what was read from a cache nor what was written to one.
 _USAGE: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     "chat": (
         ("prompt_tokens",),
@@ -154,34 +154,36 @@ _USAGE: Final[Mapping[str, Sequence[Sequence[str]]]] = {
         ("cache_read_input_tokens",),
         ("cache_creation_input_tokens",),
         ("output_tokens_details", "thinking_tokens"),
+        ("cache_creation", "ephemeral_1h_input_tokens"),
     ),
 }
 
 
 def read_usage(api: str, usage: Any) -> TokenUsage | None:
-    """Read the token counts of an answer; None where there are none, or they are impossible."""
+    """Read the token counts of an answer; None where some are missing, or impossible: the others say too little."""
     if not isinstance(usage, dict):
         return None
-    given, output, cached, cache_write, reasoning = [
-        _count_at(usage, *place) for place in _USAGE.get(api, _USAGE["chat"])
-    ]
-    if given is None and output is None:
+    values = [_value_at(usage, *place) for place in _USAGE.get(api, _USAGE["chat"])]
+    if api == "embeddings" and values[1] is None:
+        values[1] = 0
+    if None in values[:2] or not all(value is None or count_of(value) is not None for value in values):
         return None
+    given, output, cached, cache_write, reasoning, *for_an_hour = values
     outside = (cached or 0) + (cache_write or 0) if api == "messages" else 0
-    return TokenUsage.unchecked(  # `count_of` has checked them
-        input=(given or 0) + outside,
-        output=output or 0,
+    counted = TokenUsage.unchecked(  # `count_of` has checked them
+        input=given + outside,
+        output=output,
         cached=cached or None,
         cache_write=cache_write or None,
+        cache_write_1h=(for_an_hour[0] if for_an_hour else None) or None,
         reasoning=reasoning,
     )
+    return counted if counted.is_plausible else None
 
 
-def _count_at(usage: Json, name: str, below: str = "") -> int | None:
+def _value_at(usage: Json, name: str, below: str = "") -> Any:
     value = usage.get(name)
-    if below:
-        value = value.get(below) if isinstance(value, dict) else None
-    return count_of(value)
+    return (value.get(below) if isinstance(value, dict) else None) if below else value
 
 
 def written_usage(api: str, usage: TokenUsage) -> Json:
@@ -194,6 +196,12 @@ def written_usage(api: str, usage: TokenUsage) -> Json:
     written: Json = {} if api == "messages" else {"total_tokens": usage.input + usage.output}
     for (*above, name), count in zip(_USAGE[api], counts, strict=False):
         (written.setdefault(above[0], {}) if above else written)[name] = count
+    if usage.cache_write_1h and api == "messages":
+        hour = min(usage.cache_write_1h, cache_write)
+        written["cache_creation"] = {
+            "ephemeral_5m_input_tokens": cache_write - hour,
+            "ephemeral_1h_input_tokens": hour,
+        }
     return written
 
 

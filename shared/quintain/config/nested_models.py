@@ -32,6 +32,8 @@ class TargetPrice(StrictModel):
     """Of a million tokens that the provider had cached. If absent, as other input."""
     cache_write_per_million: Amount | None = None
     """Of a million tokens that the provider put into its cache. If absent, as other input."""
+    cache_write_1h_per_million: Amount | None = None
+    """Of a million tokens that it put there for an hour. If absent, under a limit in money such calls are refused."""
     per_call: Amount = 0.0
     """Of each call, in US dollars: for programs and agents, whose tokens nobody counts."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, cast
+from typing import Annotated, Any
 
 import genai_prices
-from genai_prices.types import TieredPrices
-from pydantic import PlainSerializer
+from genai_prices.data_snapshot import get_snapshot
+from genai_prices.types import StartDateConstraint, TieredPrices
+from pydantic import Field, PlainSerializer
 
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig
 from quintain.contracts.invoke import TokenUsage
@@ -18,72 +19,110 @@ from quintain.contracts.message import Message
 
 _MILLION = Decimal(1_000_000)
 
-#: More tokens of one kind than a call can have.
-MAX_PLAUSIBLE_TOKENS = 100_000_000
-
 #: An amount of US dollars: computed as a Decimal, serialized as a JSON number.
 Amount = Annotated[Decimal, PlainSerializer(float, return_type=float)]
 
 #: The source of a configured price, as stored in ``run.json``.
 CONFIGURED = "configuration"
 
-#: The module with the list prices. Imported on demand: its package is large, and only models have list prices.
-_LIST_PRICES = "quintain.config.prices"
 
-
-class Price(Message):
-    """Prices in US dollars per million tokens, and per call.
+class TokenPrices(Message):
+    """Prices in US dollars per million tokens.
 
     Where ``cached_input_per_million`` or ``cache_write_per_million`` is None, input tokens that came from the
-    provider's cache, or that it put there, cost as much as the others. ``source`` is `CONFIGURED` or the list with its
-    version. ``dearest_input_per_million`` and ``dearest_output_per_million`` are the most that a token can cost, in any
-    tier. ``context_window`` is how many tokens the model reads at most, where that is known. ``least`` says that some
-    calls may cost more: those with more than ``least_up_to`` input tokens, where that is known.
+    provider's cache, or that it put there, cost as much as the others. Where ``cache_write_1h_per_million`` is None,
+    nobody knows what tokens cost that it put there for an hour.
     """
 
     input_per_million: Amount = Decimal(0)
     output_per_million: Amount = Decimal(0)
-    per_call: Amount = Decimal(0)
     cached_input_per_million: Amount | None = None
     cache_write_per_million: Amount | None = None
-    dearest_input_per_million: Amount | None = None
-    dearest_output_per_million: Amount | None = None
+    cache_write_1h_per_million: Amount | None = None
+
+    def of_tokens(self, usage: TokenUsage) -> Decimal:
+        """The cost of these tokens, in US dollars; those of an unknown price cost as much as those known best."""
+        written_price = self._or_input(self.cache_write_per_million)
+        hour_price = self.cache_write_1h_per_million
+        cached, written, hour = _input_kinds(usage)
+        cost = (usage.input - cached - written - hour) * self.input_per_million
+        cost += cached * self._or_input(self.cached_input_per_million) + written * written_price
+        cost += hour * (written_price if hour_price is None else hour_price)
+        return (cost + usage.output * self.output_per_million) / _MILLION
+
+    def saved(self, usage: TokenUsage) -> Decimal:
+        """What the provider's cache saved of these tokens, in US dollars: less than 0 where writing cost more."""
+        without_cache = (usage.input * self.input_per_million + usage.output * self.output_per_million) / _MILLION
+        return without_cache - self.of_tokens(usage)
+
+    def dearest_input(self, *, for_an_hour: bool) -> Decimal:
+        """The most that a million tokens of input cost; ``for_an_hour``: also those that are cached for so long."""
+        hour = self.cache_write_1h_per_million if for_an_hour else None
+        kinds = (self.cached_input_per_million, self.cache_write_per_million, hour)
+        return max(self.input_per_million, *(price for price in kinds if price is not None), Decimal(0))
+
+    def _or_input(self, price: Decimal | None) -> Decimal:
+        return self.input_per_million if price is None else price
+
+
+class PriceTier(TokenPrices):
+    """The prices of all tokens of a call with more than ``above_input_tokens`` input tokens."""
+
+    above_input_tokens: int
+
+
+class Price(TokenPrices):
+    """The prices of tokens, and of each call in US dollars.
+
+    ``source`` is `CONFIGURED` or the list with its version. ``context_window`` is how many tokens the model reads at
+    most, where that is known. ``tiers`` are those above the first, in ascending order: which of them counts depends on
+    the input of each call, so that a sum of several calls' tokens has at least the cost by the first.
+    """
+
+    per_call: Amount = Decimal(0)
     context_window: int | None = None
     source: str = CONFIGURED
-    least: bool = False
-    least_up_to: int | None = None
+    tiers: list[PriceTier] = Field(default_factory=list)
 
     def of(self, usage: TokenUsage, calls: int = 0) -> Decimal:
-        """The cost of these tokens and of so many calls, in US dollars."""
-        cached = min(usage.cached or 0, usage.input)
-        written = min(usage.cache_write or 0, usage.input - cached)
-        cost = (usage.input - cached - written) * self.input_per_million + usage.output * self.output_per_million
-        for tokens, price in ((cached, self.cached_input_per_million), (written, self.cache_write_per_million)):
-            cost += tokens * (self.input_per_million if price is None else price)
-        return calls * self.per_call + cost / _MILLION
+        """The cost of these tokens and of so many calls, in US dollars: by the first tier, as of short prompts."""
+        return calls * self.per_call + self.of_tokens(usage)
 
-    def most(self, input_tokens: int, output_tokens: int) -> Decimal:
-        """The most that a call with so many tokens can cost, in US dollars."""
-        others = (self.cached_input_per_million, self.cache_write_per_million, self.dearest_input_per_million)
-        dearest_input = max(self.input_per_million, *(price for price in others if price is not None), Decimal(0))
-        dearest_output = max(self.output_per_million, self.dearest_output_per_million or self.output_per_million)
-        return self.per_call + (input_tokens * dearest_input + output_tokens * dearest_output) / _MILLION
+    def most(self, input_tokens: int, output_tokens: int, *, for_an_hour: bool = False) -> Decimal:
+        """The most that a call with so many tokens can cost, in US dollars, in any tier that it can reach.
+
+        ``for_an_hour``: it may have the provider cache its input for so long.
+        """
+        reached = [tier for tier in self.tiers if input_tokens > tier.above_input_tokens]
+        most = max(
+            input_tokens * tier.dearest_input(for_an_hour=for_an_hour) + output_tokens * tier.output_per_million
+            for tier in (self, *reached)
+        )
+        return self.per_call + most / _MILLION
 
     def of_call(self, usage: TokenUsage | None) -> float | None:
-        """The cost of one call with this usage, in US dollars; None if it is not known.
-
-        Counts that no call has, below zero or above `MAX_PLAUSIBLE_TOKENS`, say nothing.
-        """
+        """The cost of one call with this usage, in US dollars; None if it is not known, or counts what no call has."""
         if not (self.input_per_million or self.output_per_million):
             return float(self.per_call)
-        if usage is None or not all(
-            0 <= count <= MAX_PLAUSIBLE_TOKENS
-            for count in (usage.input, usage.output, usage.cached or 0, usage.cache_write or 0)
-        ):
+        if usage is None or not usage.is_plausible:
             return None
-        if self.least and (self.least_up_to is None or usage.input > self.least_up_to):
+        tier = self.tier_of(usage)
+        if usage.cache_write_1h and tier.cache_write_1h_per_million is None:
             return None
-        return float(self.of(usage, 1))
+        return float(self.per_call + tier.of_tokens(usage))
+
+    def tier_of(self, usage: TokenUsage) -> TokenPrices:
+        """The prices of one call with this usage."""
+        reached = [tier for tier in self.tiers if usage.input > tier.above_input_tokens]
+        return reached[-1] if reached else self
+
+
+def _input_kinds(usage: TokenUsage) -> tuple[int, int, int]:
+    """Return how many tokens of the input came from a cache, went to one, and went to one for an hour."""
+    cached = min(usage.cached or 0, usage.input)
+    written = min(usage.cache_write or 0, usage.input - cached)
+    hour = min(usage.cache_write_1h or 0, written)
+    return cached, written - hour, hour
 
 
 def known_prices(targets: Mapping[str, TargetConfig]) -> dict[str, Price]:
@@ -102,18 +141,18 @@ def target_price(target: TargetConfig) -> Price | None:
         vendor, model = target.provider, target.model
     else:
         return None
-    list_price = cast(
-        "Callable[[str, str | None, str], Price | None]", importlib.import_module(_LIST_PRICES).list_price
-    )
     return list_price(vendor, target.base_url, model)
 
 
 #: The source of a list price, as stored in ``run.json``.
 LISTED = f"genai-prices {importlib.metadata.version('genai-prices')}"
 
+#: The prices of the list, in the order of `TokenPrices`.
+_LIST_NAMES = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok")
+
 
 def list_price(provider: str, base_url: str | None, model: str) -> Price | None:
-    """The list price of a model; None if it has none, as for a self-hosted server."""
+    """The list price of a model, as of today; None if it has none, as for a self-hosted server."""
     usage = genai_prices.Usage(input_tokens=1, output_tokens=1)
     try:
         if base_url is None:
@@ -122,33 +161,36 @@ def list_price(provider: str, base_url: str | None, model: str) -> Price | None:
             calculation = genai_prices.calc_price(usage, model, provider_api_url=base_url)
     except LookupError:
         return None
-    model_price = calculation.model_price
-    names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
-    values = [getattr(model_price, name, None) for name in names]
-    # Prices with tiers rise with the length of each prompt, which sums of tokens do not show: the first tier is the
-    # minimum.
-    is_minimum = any(price is not None and not isinstance(price, Decimal) for price in values)
-    tier_starts = [tier.start for price in values if isinstance(price, TieredPrices) for tier in price.tiers]
-    tokens_in, tokens_out, cached, written = (getattr(price, "base", price) for price in values)
-    if tokens_in is None or tokens_out is None:
+    listed = [getattr(calculation.model_price, name, None) for name in _LIST_NAMES]
+    if listed[0] is None or listed[1] is None:
         return None
-    dearest_in, dearest_out, _, dearest_write = (_dearest(price) for price in values)
+    starts = {tier.start for price in listed if isinstance(price, TieredPrices) for tier in price.tiers}
     return Price(
-        input_per_million=tokens_in,
-        output_per_million=tokens_out,
-        cached_input_per_million=cached,
-        cache_write_per_million=written,
-        dearest_input_per_million=max(each for each in (dearest_in, dearest_write, tokens_in) if each is not None),
-        dearest_output_per_million=dearest_out,
+        **_prices_above(listed, 0),
+        tiers=[PriceTier(**_prices_above(listed, start + 1), above_input_tokens=start) for start in sorted(starts)],
         context_window=calculation.model.context_window,
         source=LISTED,
-        least=is_minimum,
-        least_up_to=min(tier_starts, default=None),
     )
 
 
-def _dearest(price: object) -> Decimal | None:
-    """Return the highest price of any tier."""
-    if isinstance(price, TieredPrices):
-        return max(price.base, *(tier.price for tier in price.tiers))
-    return price if isinstance(price, Decimal) else None
+def _prices_above(listed: Sequence[object], input_tokens: int) -> dict[str, Any]:
+    """Return the list's prices of a call with so many input tokens, as fields of `TokenPrices`."""
+    prices: dict[str, Any] = {}
+    for name, price in zip(TokenPrices.model_fields, listed, strict=True):
+        prices[name] = price
+        if isinstance(price, TieredPrices):
+            prices[name] = price.base
+            for tier in price.tiers:
+                prices[name] = tier.price if input_tokens > tier.start else prices[name]
+    return prices
+
+
+def source_text(price: Price) -> str:
+    """Say where a price is from: a list with the date of its newest price, than which it is no older."""
+    if price.source != LISTED:
+        return price.source
+    today = datetime.now(UTC).date()
+    models = [model for provider in get_snapshot().providers for model in provider.models]
+    conditions = [price.constraint for model in models if isinstance(model.prices, list) for price in model.prices]
+    dates = [each.start_date for each in conditions if isinstance(each, StartDateConstraint)]
+    return f"{LISTED}, prices of {max(each for each in dates if each <= today)}"

@@ -172,11 +172,15 @@ class InvokeRequest(Message):
         return turns
 
 
+#: More tokens of one kind than a call can have.
+MAX_PLAUSIBLE_TOKENS: Final = 100_000_000
+
+
 class TokenUsage(Message):
     """Token counts as the provider reported them.
 
-    ``input`` includes ``cached``, which the provider had in its cache, and ``cache_write``, which it put there;
-    ``output`` includes ``reasoning``.
+    ``input`` includes ``cached``, which the provider had in its cache, and ``cache_write``, which it put there, of
+    which ``cache_write_1h`` for an hour; ``output`` includes ``reasoning``.
 
     Example::
 
@@ -187,7 +191,20 @@ class TokenUsage(Message):
     output: int = 0
     cached: int | None = None
     cache_write: int | None = None
+    cache_write_1h: int | None = None
     reasoning: int | None = None
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether one call can have used this: no count is below zero or far too large, and no part above its whole."""
+        parts = (self.cached or 0, self.cache_write or 0, self.cache_write_1h or 0, self.reasoning or 0)
+        counts = (self.input, self.output, *parts)
+        return (
+            min(counts) >= 0
+            and max(counts) <= MAX_PLAUSIBLE_TOKENS
+            and parts[0] + parts[1] <= self.input
+            and parts[2] <= parts[1]
+        )
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
         if other is NO_TOKENS:
@@ -203,6 +220,7 @@ class TokenUsage(Message):
             output=self.output + other.output,
             cached=add_optional(self.cached, other.cached),
             cache_write=add_optional(self.cache_write, other.cache_write),
+            cache_write_1h=add_optional(self.cache_write_1h, other.cache_write_1h),
             reasoning=add_optional(self.reasoning, other.reasoning),
         )
 

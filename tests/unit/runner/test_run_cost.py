@@ -39,7 +39,7 @@ def test_a_known_model_of_a_known_provider_has_the_list_price() -> None:
     assert found is not None
     assert (found.input_per_million, found.output_per_million) == (Decimal("2.5"), Decimal(10))
     assert found.source == LISTED
-    assert not found.least
+    assert found.tiers == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_nobody_lists_has_no_price(target: TargetConfig) -> None:
 def test_a_price_that_rises_with_the_prompt_is_the_least() -> None:
     found = target_price(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
     assert found is not None
-    assert found.least
+    assert found.tiers
     assert run_cost({"it": target_usage(1, tokens_in=10)}, {"it": found}).at_least
 
 
@@ -77,9 +77,36 @@ def test_one_call_has_a_cost_where_the_price_of_its_prompt_is_known() -> None:
     found = target_price(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
     assert found is not None
     assert found.of_call(TokenUsage(input=200_000, output=1_000)) == 0.615
-    assert found.of_call(TokenUsage(input=200_001, output=1_000)) is None
+    # Above the limit of a tier all tokens of the call have its prices, and each kind its own.
+    assert found.of_call(TokenUsage(input=200_001, output=1_000)) == 1.222506
+    usage = TokenUsage(input=300_000, output=1_000, cached=100_000, cache_write=60_000, cache_write_1h=10_000)
+    assert found.of_call(usage) == 0.84 + 0.06 + 0.375 + 0.12 + 0.0225
     assert found.of_call(None) is None
     assert CHEAP.of_call(TokenUsage(input=1_000_000, output=250_000)) == 2
+
+
+def test_writes_for_an_hour_have_their_own_price_or_none() -> None:
+    found = target_price(AnthropicTarget(provider="anthropic", model="claude-haiku-4-5"))
+    usage = TokenUsage(input=1_000_000, cache_write=400_000, cache_write_1h=300_000)
+    assert found is not None
+    assert found.of_call(usage) == 0.6 + 0.125 + 0.6
+    assert found.model_copy(update={"cache_write_1h_per_million": None}).of_call(usage) is None
+
+
+@pytest.mark.parametrize(
+    ("usage", "saved"),
+    [
+        ({"cached": 400_000}, "0.36"),
+        ({"cache_write": 400_000}, "-0.1"),
+        ({"cached": 400_000, "cache_write": 200_000, "cache_write_1h": 100_000}, "0.235"),
+    ],
+)
+def test_what_the_cache_saved_is_what_it_read_cheaper_without_what_writing_cost_more(
+    usage: dict[str, int], saved: str
+) -> None:
+    found = target_price(AnthropicTarget(provider="anthropic", model="claude-haiku-4-5"))
+    assert found is not None
+    assert found.saved(TokenUsage(input=1_000_000, output=5, **usage)) == Decimal(saved)
 
 
 def test_cached_tokens_have_their_own_price_where_there_is_one() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quintain.apis.translation import written_usage
 from quintain.contracts.api_request import ApiName, ApiRequest, json_text
 from quintain.contracts.invoke import TokenUsage
 from quintain_worker.providers.provider import Delta, ProviderAnswer
@@ -346,14 +347,18 @@ async def test_what_anthropic_wrote_to_its_cache_is_counted_in_the_words_of_each
         ([], None),
         ("many", None),
         ({"prompt_tokens": -5, "completion_tokens": -1}, None),
-        ({"prompt_tokens": 5, "completion_tokens": -1}, TokenUsage(input=5, output=0)),
-        ({"prompt_tokens": "5", "completion_tokens": 2}, TokenUsage(input=0, output=2)),
+        ({"prompt_tokens": 5, "completion_tokens": -1}, None),
+        ({"prompt_tokens": 5}, None),
+        ({"completion_tokens": 2}, None),
+        ({"prompt_tokens": "5", "completion_tokens": 2}, None),
         ({"prompt_tokens": True, "completion_tokens": 2.5}, None),
-        ({"prompt_tokens": 10**30, "completion_tokens": 2}, TokenUsage(input=0, output=2)),
+        ({"prompt_tokens": 10**30, "completion_tokens": 2}, None),
+        ({"prompt_tokens": 10**9, "completion_tokens": 2}, None),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 6}}, None),
         ({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": 7}, TokenUsage(input=5, output=2)),
         (
             {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": -1}},
-            TokenUsage(input=5, output=2),
+            None,
         ),
     ],
 )
@@ -376,3 +381,19 @@ async def test_no_count_of_anthropics_breaks_an_answer(server: ModelServer, name
     for api in ("messages", "chat"):
         answer = await answer_of(server, "messages", api)
         assert answer.token_usage is None or min(answer.token_usage.input, answer.token_usage.output) >= 0
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_tokens_that_are_cached_for_an_hour_are_counted_apart(server: ModelServer, *, is_streamed: bool) -> None:
+    made = {"ephemeral_5m_input_tokens": 20, "ephemeral_1h_input_tokens": 30}
+    usage = {"input_tokens": 10, "output_tokens": 5, "cache_creation_input_tokens": 50, "cache_creation": made}
+    whole = MESSAGE_WHOLE | {"usage": usage}
+    events = [
+        {"type": "message_start", "message": whole | {"content": [], "stop_reason": None}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}},
+        {"type": "message_stop"},
+    ]
+    server.set_responses(streamed(events) if is_streamed else ScriptedResponse(body=whole))
+    answer = await answer_of(server, "messages", "messages", [] if is_streamed else None)
+    assert answer.token_usage == TokenUsage(input=60, output=5, cache_write=50, cache_write_1h=30)
+    assert written_usage("messages", answer.token_usage)["cache_creation"] == made

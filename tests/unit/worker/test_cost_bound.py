@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.config.prices import Price, target_price
+from quintain.config.prices import Price, PriceTier, target_price
 from quintain.config.targets import TARGET_MODELS
 from quintain.contracts.api_request import ApiName, ApiRequest, json_text
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
@@ -205,10 +205,20 @@ def test_the_dearest_tier_and_kind_of_a_token_counts() -> None:
     price = {**PRICE, "cached_input_per_million": 3, "cache_write_per_million": 2}
     found = bound("chat", {"messages": MESSAGES, "max_tokens": 5}, price=price)
     assert found.amount == (1000 + ADDED_TOKENS) * 3 * IN + 5 * OUT
-    tiers = Price(
-        input_per_million=Decimal(1), dearest_input_per_million=Decimal(4), dearest_output_per_million=Decimal(9)
-    )
-    assert tiers.most(10, 10) == Decimal(130) / 1_000_000
+    above = PriceTier(above_input_tokens=10, input_per_million=Decimal(4), output_per_million=Decimal(9))
+    tiers = Price(input_per_million=Decimal(1), output_per_million=Decimal(2), tiers=[above])
+    assert tiers.most(10, 10) == Decimal(30) / 1_000_000
+    assert tiers.most(11, 10) == Decimal(134) / 1_000_000
+
+
+def test_input_cached_for_an_hour_is_bounded_where_its_price_is_known() -> None:
+    marked = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = {"system": [marked], "messages": MESSAGES, "max_tokens": 5}
+    found = bound("messages", body, price={**PRICE, "cache_write_1h_per_million": 2})
+    assert found.amount == (1000 + ADDED_TOKENS) * 2 * IN + 5 * OUT
+    for ttl in ("2h", ["1h"]):
+        marked["cache_control"] = {"type": "ephemeral", "ttl": ttl}
+        assert "cache_control.ttl" in str(bound("messages", body, price={**PRICE, "cache_write_1h_per_million": 2}))
 
 
 @pytest.mark.parametrize(
