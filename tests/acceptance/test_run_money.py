@@ -134,3 +134,33 @@ def test_a_check_says_what_a_call_reserves_and_what_lacks_a_price_or_a_limit(she
     assert "set targets.small.max_tokens" in shell.run("check", "eval.yaml", code=2).stdout
     config.write_text("targets: {small: {provider: mock}}\n")
     assert "set targets.small.price" in shell.run("check", "eval.yaml", code=2).stdout
+
+
+CACHED = """
+dataset: cases.jsonl
+targets: [small]
+max_calls: 100
+max_cost_usd: 1
+graders: [{name: judge, builtin: llm-judge, prompt: judge.md, judge_target: large}]
+"""
+
+
+async def test_a_long_prompt_is_written_to_the_cache_once_and_the_bill_is_the_providers(shell: CommandLine) -> None:
+    provider = PricedProvider(answer=ANSWER)
+    costs: list[Json] = []
+    async with serving(provider) as url:
+        large = {"provider": "anthropic", "model": "m", "base_url": url, "max_tokens": 50, "price": PRICE}
+        small = {"provider": "mock", "price": {"per_call": 0}}
+        config = json.dumps({"targets": {"small": small, "large": large}})
+        write_files(shell.folder, cases=3, quintain_yaml=config, eval_yaml=CACHED, judge_md="Is it right? " * 1_850)
+        for name in ("first", "second"):
+            await asyncio.to_thread(shell.run, "run", "eval.yaml", "--output", name, "--concurrency", "1")
+            costs.append(json.loads((shell.folder / name / "run.json").read_text())["cost"])
+    usages = [cost["targets"]["large"]["tokenUsage"] for cost in costs]  # type: ignore[index,call-overload]
+    assert 6_000 <= usages[0]["cacheWrite"] < 6_500
+    assert usages[0]["cached"] == 2 * usages[0]["cacheWrite"]
+    assert (usages[1]["cached"], usages[1].get("cacheWrite")) == (3 * usages[0]["cacheWrite"], None)
+    billed = [round(float(str(cost["usd"])) * 1e6) for cost in costs]
+    assert sum(billed) == pytest.approx(provider.bill / 1e6, abs=1)
+    per_token = (PRICE["input_per_million"] - PRICE["cached_input_per_million"]) / 1e6
+    assert costs[1]["cacheSavedUsd"] == pytest.approx(usages[1]["cached"] * per_token)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import random
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -22,15 +24,19 @@ PRICE = {
     "output_per_million": 15.0,
     "cached_input_per_million": 0.3,
     "cache_write_per_million": 3.75,
+    "cache_write_1h_per_million": 6.0,
 }
 
-#: Picodollars per token: of input, of output, of input from the cache, of input written to the cache.
-INPUT, OUTPUT, CACHED, WRITTEN = (round(price * 10**6) for price in PRICE.values())
+#: Picodollars per token: of input, of output, of input from the cache, of input written to the cache, and for an hour.
+INPUT, OUTPUT, CACHED, WRITTEN, WRITTEN_1H = (round(price * 10**6) for price in PRICE.values())
+
+#: The cache takes no prefix of fewer tokens.
+MIN_CACHED_TOKENS = 1024
 
 
 @dataclass(slots=True)
 class PricedProvider:
-    """Answers chat completions and bills them.
+    """Answers chat completions and messages, and bills them; of messages it caches what they mark, as Anthropic does.
 
     ``failing`` is the part of requests that end otherwise than answered: 500 after they were billed, a connection that
     is closed in the middle, an answer without usage, 429. ``output`` is the part of ``max_tokens`` that answers have at
@@ -44,6 +50,7 @@ class PricedProvider:
     seed: int = 1
     bill: int = 0
     requests: int = 0
+    cached: set[str] = field(default_factory=set)
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +59,7 @@ class PricedProvider:
     def application(self) -> web.Application:
         app = web.Application(client_max_size=2**24)
         app.router.add_post("/v1/chat/completions", self.complete)
+        app.router.add_post("/v1/messages", self.answer_message)
         app.router.add_get("/bill", self.tell)
         return app
 
@@ -86,6 +94,56 @@ class PricedProvider:
         choice = {"index": 0, "message": {"role": "assistant", "content": self.answer}, "finish_reason": "stop"}
         answer = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
         return web.json_response(answer if how == "no usage" else {**answer, "usage": usage})
+
+    async def answer_message(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self.requests += 1
+        total, read, written = self._read_and_write(asked)
+        by_lifetime = {name: written.get(name, 0) for name in ("5m", "1h")}
+        plain = total - read - sum(by_lifetime.values())
+        tokens_out = self.random.randint(1, asked["max_tokens"])
+        self.bill += plain * INPUT + read * CACHED + tokens_out * OUTPUT
+        self.bill += by_lifetime["5m"] * WRITTEN + by_lifetime["1h"] * WRITTEN_1H
+        await asyncio.sleep(self.seconds)
+        usage = {
+            "input_tokens": plain,
+            "output_tokens": tokens_out,
+            "cache_read_input_tokens": read,
+            "cache_creation_input_tokens": sum(by_lifetime.values()),
+            "cache_creation": {f"ephemeral_{name}_input_tokens": count for name, count in by_lifetime.items()},
+        }
+        content = [{"type": "text", "text": self.answer}]
+        head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
+        return web.json_response({**head, "content": content, "usage": usage})
+
+    def _read_and_write(self, asked: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
+        """Return a message's tokens: all, those of its longest cached prefix, and those it writes, by lifetime."""
+        text, read, start = "", 0, 0
+        written: dict[str, int] = {}
+        new: list[tuple[int, str, str]] = []
+        for block in _blocks(asked):
+            mark = block.pop("cache_control", None)
+            text += json.dumps(block)
+            key = hashlib.sha256(text.encode()).hexdigest()
+            if key in self.cached:
+                read = len(text) // 4
+            if mark is not None and len(text) // 4 >= MIN_CACHED_TOKENS:
+                new.append((len(text) // 4, mark.get("ttl", "5m"), key))
+        for end, lifetime, key in new:
+            self.cached.add(key)
+            start = max(start, read)
+            if end > start:
+                written[lifetime] = written.get(lifetime, 0) + end - start
+                start = end
+        return len(text) // 4, read, written
+
+
+def _blocks(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield copies of a message's blocks in the order in which they are cached: tools, system, turns."""
+    contents = [asked.get("tools") or [], asked.get("system") or []]
+    for content in (*contents, *(turn["content"] for turn in asked["messages"])):
+        for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            yield dict(block)
 
 
 @contextlib.asynccontextmanager

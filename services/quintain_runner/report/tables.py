@@ -83,7 +83,17 @@ def cost_line(cost: Cost | None) -> str | None:
     parts = [f"{name} {dollars(usd, at_least=cost.targets[name].at_least)}" for usd, name in known]
     unknown = [name for name, target in cost.targets.items() if target.usd is None and target.calls]
     unpriced_note = f"; not included, because the price is unknown: {', '.join(unknown)}" if unknown else ""
-    return f"cost {dollars(cost.usd, at_least=cost.at_least)}: {', '.join(parts)}{unpriced_note}"
+    return f"cost {dollars(cost.usd, at_least=cost.at_least)}: {', '.join(parts)}{_cache_note(cost)}{unpriced_note}"
+
+
+def _cache_note(cost: Cost) -> str:
+    """What the providers' caches saved, and of how many tokens; empty where none was used."""
+    saved, tokens = cost.cache_saved_usd, [target.token_usage for target in cost.targets.values()]
+    if saved is None:
+        return ""
+    amount = f"cost {dollars(-saved)} more than it saved" if saved < 0 else f"saved {dollars(saved)}"
+    read, written = sum(each.cached or 0 for each in tokens), sum(each.cache_write or 0 for each in tokens)
+    return f"; cache {amount} ({read:,} tokens read, {written:,} written)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,7 @@ class TargetCost(Message):
     """The cost of the calls of one target, in US dollars; ``usd`` is None if its price is unknown.
 
     ``counted_calls`` is the number of calls with known tokens. ``at_least`` says that the real cost may be higher.
+    ``cache_saved_usd`` is what the provider's cache saved, less than 0 where writing to it cost more; None without one.
     """
 
     calls: int
@@ -226,6 +227,7 @@ class TargetCost(Message):
     price: Price | None = None
     usd: float | None = None
     at_least: bool = False
+    cache_saved_usd: float | None = None
 
     @property
     def usage(self) -> LineUsage:
@@ -237,11 +239,12 @@ class Cost(Message):
     """The cost of a run in US dollars, judges included, in total and by target; ``usd`` is None if no called target has
     a price.
 
-    ``at_least`` says that the real cost may be higher.
+    ``at_least`` says that the real cost may be higher. ``cache_saved_usd`` is what the providers' caches saved.
     """
 
     usd: float | None = None
     at_least: bool = False
+    cache_saved_usd: float | None = None
     targets: dict[str, TargetCost] = Field(default_factory=dict)
 
 
@@ -273,15 +276,19 @@ def run_cost(spending: Mapping[str, TargetUsage], prices: Mapping[str, Price], *
     """
     targets = {name: _target_cost(usage, prices.get(name)) for name, usage in spending.items()}
     known = [prices[name].of(usage.token_usage, usage.calls) for name, usage in spending.items() if name in prices]
+    saved = [cost.cache_saved_usd for cost in targets.values() if cost.cache_saved_usd is not None]
     return Cost(
         usd=float(sum(known, Decimal(0))) if known else None,
         at_least=not complete or any(cost.at_least for cost in targets.values()),
+        cache_saved_usd=math.fsum(saved) if saved else None,
         targets=targets,
     )
 
 
 def _target_cost(usage: TargetUsage, price: Price | None) -> TargetCost:
     """The cost of one target's calls."""
+    tokens = usage.token_usage
+    is_cached = price is not None and bool(tokens.cached or tokens.cache_write)
     return TargetCost(
         calls=usage.calls,
         counted_calls=usage.counted,
@@ -289,6 +296,7 @@ def _target_cost(usage: TargetUsage, price: Price | None) -> TargetCost:
         price=price,
         usd=None if price is None else float(price.of(usage.token_usage, usage.calls)),
         at_least=usage.calls > 0 if price is None else bool(price.tiers) or usage.counted < usage.calls,
+        cache_saved_usd=float(price.saved(tokens)) if price is not None and is_cached else None,
     )
 
 

@@ -63,6 +63,7 @@ class RequestBuilder:
         self._policy = Policy(is_vendor=target.is_vendors_host, allow=target.allow, image_urls=target.image_urls)
         #: The target's settings as fields of each API's requests, made at the first call in it.
         self._defaults_by_api: dict[ApiName, Json] = {}
+        self._caches_prompts = target.settings is None or target.settings.cache_prompt == "auto"
         #: For what is asked in other words than the provider's own.
         self._neutral_policy = self._policy._replace(is_vendor=False)
 
@@ -140,7 +141,11 @@ class RequestBuilder:
             body |= extra
         body.pop("store", None)
         body |= self._decided(api, stream=stream)
-        return ProviderCall(api, _json_bytes(body), {}, tuple(translation.ignored))
+        written = _json_bytes(body)
+        # What a caller has marked by itself stays as it is. In a text its quotes are escaped.
+        if api == "messages" and self._caches_prompts and b'"cache_control":' not in written:
+            written = _json_bytes(with_cache_marks(body)) if len(written) >= MIN_CACHED_CHARACTERS else written
+        return ProviderCall(api, written, {}, tuple(translation.ignored))
 
     def _defaults_of(self, api: ApiName) -> Json:
         """Return the target's settings as fields of a request of this API: of those that it has."""
@@ -244,6 +249,38 @@ def calls_and_thinking(message: ChatMessage | OutputMessage) -> Json:
             for piece in message.reasoning
         ]
     return fields
+
+
+#: The length of the shortest prompt that is marked: Anthropic caches none of fewer than 512 tokens, and by model of
+#: fewer than up to 4,096. A mark on a shorter one has no effect, and costs nothing.
+MIN_CACHED_CHARACTERS = 2048
+
+_CACHE_MARK: Final = {"cache_control": {"type": "ephemeral"}}
+
+
+def with_cache_marks(body: Json) -> Json:
+    """Return a messages request with marks at the ends of what later requests are likely to begin with, too.
+
+    Of a request with tools, which an agent makes, these are its tools, its system prompt and its last turn, which the
+    next request repeats. Of others it is the system prompt, as that of a judge, if it is long.
+    """
+    tools, system, turns = body.get("tools"), body.get("system"), body["messages"]
+    marked: Json = {}
+    if tools:
+        marked["tools"] = _marked(tools)
+        marked["messages"] = [*turns[:-1], turns[-1] | {"content": _marked(turns[-1]["content"])}]
+    if system and (tools or len(text_of(system)) >= MIN_CACHED_CHARACTERS):
+        marked["system"] = _marked(system)
+    return body | marked
+
+
+def _marked(content: Any) -> Any:
+    """Return tools or blocks with a mark at the last one, if it can have one: thinking cannot."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    last = blocks[-1] if isinstance(blocks, list) and blocks else None
+    if not isinstance(last, dict) or last.get("type") in {"thinking", "redacted_thinking"}:
+        return content
+    return [*blocks[:-1], last | _CACHE_MARK]
 
 
 #: Fields of messages that are not OpenAI's own: no server of its chat API takes them back.

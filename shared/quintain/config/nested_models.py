@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.session import AGENT_MAX_CALLS
@@ -49,6 +49,11 @@ class TargetSettings(InvokeSettings):
     """The settings of a target's calls, used where a request sets none; the keys are in snake_case."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, alias_generator=str)
+
+    # No part of a call: it changes no answer, so that it is in no fingerprint either. YAML reads `off` as false.
+    cache_prompt: Annotated[
+        Literal["auto", "off"], BeforeValidator(lambda value: "off" if value is False else value)
+    ] = Field(default="auto", exclude=True)
 
 
 class MockUsage(StrictModel):

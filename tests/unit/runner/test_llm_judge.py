@@ -97,7 +97,16 @@ def test_an_answer_that_claims_to_end_its_section_stays_within_it() -> None:
 
 def test_the_same_answer_is_the_same_request_and_another_one_is_not() -> None:
     assert judge_request_for() == judge_request_for()
-    assert judge_request_for().system_prompt != judge_request_for("Paris").system_prompt
+    assert judge_request_for().question != judge_request_for("Paris").question
+
+
+def test_the_instructions_are_the_same_for_all_answers_and_the_mark_is_told_before_any_of_them() -> None:
+    first, second = judge_request_for(), judge_request_for("Paris")
+    assert first.system_prompt == second.system_prompt
+    for request in (first, second):
+        mark, _, rest = (request.question or "").partition("\n")
+        assert re.fullmatch(r"data-[0-9a-f]{16}", mark)
+        assert f"<{mark} output>" in rest
 
 
 def test_a_provider_is_told_the_verdicts_schema_where_it_is_wanted() -> None:

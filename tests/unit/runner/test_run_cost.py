@@ -136,6 +136,24 @@ def test_a_run_costs_what_its_targets_cost() -> None:
     assert cost_line(cost) == "cost $3.00: bot $3.00, judge $0.00"
 
 
+@pytest.mark.parametrize(
+    ("used", "saved", "told"),
+    [
+        ({"cached": 500_000}, 0.25, "cache saved $0.2500 (500,000 tokens read, 0 written)"),
+        ({"cache_write": 400_000}, -0.4, "cache cost $0.4000 more than it saved (0 tokens read, 400,000 written)"),
+    ],
+)
+def test_a_run_says_what_caches_saved(used: dict[str, int], saved: float, told: str) -> None:
+    prices = {"cached_input_per_million": Decimal("0.5"), "cache_write_per_million": Decimal(2)}
+    usage = TargetUsage(calls=2, counted=2, token_usage=TokenUsage(input=1_000_000, **used))
+    cost = run_cost(
+        {"bot": usage, "judge": target_usage(1)}, dict.fromkeys(("bot", "judge"), CHEAP.with_fields(**prices))
+    )
+    assert cost.cache_saved_usd == cost.targets["bot"].cache_saved_usd == saved
+    assert cost.targets["judge"].cache_saved_usd is None
+    assert told in str(cost_line(cost))
+
+
 def test_calls_without_their_tokens_and_targets_without_a_price_make_it_at_least() -> None:
     some = run_cost({"bot": target_usage(3, counted=2, tokens_in=1000)}, {"bot": CHEAP})
     assert some.at_least
