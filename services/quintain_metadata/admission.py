@@ -89,13 +89,14 @@ class AdmissionQueue:
             admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
             awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
         decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets)
-        answers: list[Admission] = []
+        answers, waits_for_money = list[Admission](), False
         waiting_ids = renewed_ids if self._is_ledger_available else []
         for admit, decision in zip(admits, decisions, strict=True):
             if isinstance(decision, Deferred):
                 waiting = WaitingAdmit(
                     _with_deadline(admit, decision), batch.incarnation, send_answer, decision, last_requested_at=now
                 )
+                waits_for_money = waits_for_money or decision.reason is DeferReason.MONEY
                 refusal = self._add_waiting(waiting)
                 answers += refusal
                 waiting_ids += [] if refusal else [admit.attempt_id]
@@ -104,7 +105,6 @@ class AdmissionQueue:
                     self._waiting.remove(admit.attempt_id)
                 answers.append(decision)
         await send_answer(answers, waiting_ids)
-        waits_for_money = any(isinstance(each, Deferred) and each.reason is DeferReason.MONEY for each in decisions)
         for target in (*awaited_targets, *(self._waiting.money_lines() if waits_for_money else ())):
             # Its capacity may have become free while these were decided to wait behind others.
             await self.fill(target)

@@ -92,10 +92,12 @@ class AdmitReplySender:
 
     async def __call__(self, items: list[Admission], waiting_ids: list[str]) -> None:
         """Send the decided admissions, and the attempt ids that must wait; then each large replay."""
+        if LargeReplay not in map(type, items):
+            await self._send(items, waiting_ids)
+            return
         large = [item for item in items if isinstance(item, LargeReplay)]
-        await self._send([item for item in items if item not in large] if large else items, waiting_ids)
-        if large:
-            await self._send_large(large)
+        await self._send([item for item in items if item not in large], waiting_ids)
+        await self._send_large(large)
 
     async def _send_large(self, large: list[LargeReplay]) -> None:
         pending = [item for item in large if item.attempt_id not in self.large_replays.attempt_ids]

@@ -107,8 +107,9 @@ class Attempt:
 
         No try starts while the target is paused. Every failure is returned as an `AttemptResult`, not raised.
         """
-        self._timeout_ends_at = asyncio.get_running_loop().time() + self.policy.timeout_seconds
-        if (remaining_seconds := self._remaining_seconds) <= 0:
+        now = asyncio.get_running_loop().time()
+        self._timeout_ends_at = now + self.policy.timeout_seconds
+        if (remaining_seconds := min(self.policy.ends_at, self._timeout_ends_at) - now) <= 0:
             # The grant came too late: the provider was not called, and nothing is charged.
             fault = Expired("The deadline passed before the provider was called")
             return self._result(fault=fault, outcome=AttemptOutcome.REFUND, taken=TryOutcome.NOT_SENT)

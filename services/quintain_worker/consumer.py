@@ -11,30 +11,25 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 
-from quintain.bus.base import Consumer, Delivery, Envelope, earlier_deliveries
+from quintain.bus.base import Consumer, Delivery, earlier_deliveries
 from quintain.contracts.fleet import ServedTarget
-from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
-from quintain.contracts.headers import (
-    CALL_HEADERS,
-    COPY_HEADER,
-    DEADLINE_HEADER,
-    PROTOCOL_HEADER,
-    PROTOCOL_VERSION,
-    RETURNED_HEADER,
-)
+from quintain.contracts.group import INVOKE_GROUP_TYPE
+from quintain.contracts.headers import COPY_HEADER, DEADLINE_HEADER
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import BadRequest, BusError, Fault
-from quintain.routes import INVOKE
-from quintain.rpc.groups import GroupedDelivery, handle_each, refuse_broken, refuse_group, split_group_or_fault
-from quintain.rpc.server import copyable_headers, integer_header
+from quintain.rpc.groups import handle_each, refuse_broken, refuse_group, split_group_or_fault
+from quintain.rpc.server import integer_header
 from quintain.topology import backlog_queue, target_queue
 from quintain_worker.context import WorkerContext
 from quintain_worker.delivery import DeliveryHandler
+from quintain_worker.returns import is_returned, return_calls, return_copy
 from quintain_worker.session_waits import WAITING_PLACES, MessageHold, SessionWaits, may_be_moved, session_of
-from quintain_worker.slots import CallSlots, SlotDecision
 from quintain_worker.target import GIVEN_BACK, PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -44,6 +39,106 @@ MAX_FURTHER_CONSUMERS = 1_000
 
 #: Calls that a worker starts within this time, in seconds, stay with it although others have free slots.
 MOMENT_SECONDS = 0.5
+
+
+class SlotDecision(Enum):
+    """What becomes of a call that waited for a slot."""
+
+    #: It has a slot, which must be released.
+    GRANTED = auto()
+    #: Its deadline has passed; it has no slot.
+    EXPIRED = auto()
+    #: It does not run here: whoever took it puts it back.
+    TAKEN = auto()
+    #: Its message was held for as long as it may be: it goes back.
+    HELD_LONG_ENOUGH = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call that waits."""
+
+    delivery: Delivery
+    decision: asyncio.Future[SlotDecision] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def decide(self, decision: SlotDecision) -> bool:
+        """Decide about the call; returns False if it is decided or cancelled already."""
+        if self.decision.done():
+            return False
+        self.decision.set_result(decision)
+        return True
+
+
+class CallSlots:
+    """Grants slots in the order of arrival; calls that were delivered before come first.
+
+    Example::
+
+        if call_slots.try_acquire() or await call_slots.wait(delivery, 60, return_at) is SlotDecision.GRANTED:
+            try:
+                await run_call()
+            finally:
+                call_slots.release()
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[_Waiting] = deque()
+        self.released_count = 0
+
+    @property
+    def free(self) -> int:
+        """How many slots nobody has."""
+        return self._free
+
+    @property
+    def waiting_deliveries(self) -> list[Delivery]:
+        """The calls that wait, in order of arrival."""
+        return [waiting.delivery for waiting in self._waiting if not waiting.decision.done()]
+
+    def try_acquire(self) -> bool:
+        """Take a slot, if one is free; calls that wait have none."""
+        if self._free:
+            self._free -= 1
+            return True
+        return False
+
+    async def wait(self, delivery: Delivery, timeout_seconds: float | None, return_at: float) -> SlotDecision:
+        """Wait until a slot is released, at most ``timeout_seconds``, and until ``return_at`` of the loop's clock."""
+        waiting, loop = _Waiting(delivery), asyncio.get_running_loop()
+        ends_at = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
+        if delivery.redelivered or COPY_HEADER in delivery.headers:
+            # Its worker may have died: it was charged then, and its caller has waited longest.
+            self._waiting.appendleft(waiting)
+        else:
+            self._waiting.append(waiting)
+        at_end = SlotDecision.EXPIRED if ends_at <= return_at else SlotDecision.HELD_LONG_ENOUGH
+        timer = loop.call_at(min(ends_at, return_at), waiting.decide, at_end)
+        try:
+            return await waiting.decision
+        except asyncio.CancelledError:
+            if not waiting.decision.cancelled() and waiting.decision.result() is SlotDecision.GRANTED:
+                self.release()
+            raise
+        finally:
+            timer.cancel()
+
+    def release(self) -> None:
+        """Give a slot to the next call that waits."""
+        self.released_count += 1
+        while self._waiting:
+            if self._waiting.popleft().decide(SlotDecision.GRANTED):
+                return
+        self._free += 1
+
+    def take(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """End the wait of these calls, which do not run here; returns those that still waited."""
+        wanted = {id(delivery) for delivery in deliveries}
+        return [
+            waiting.delivery
+            for waiting in self._waiting
+            if id(waiting.delivery) in wanted and waiting.decide(SlotDecision.TAKEN)
+        ]
 
 
 class TargetConsumer:
@@ -115,7 +210,7 @@ class TargetConsumer:
         for consumer in self._open_consumers():
             await consumer.cancel()
         for slots in (self._call_slots, self._backlog_slots):
-            await return_calls(self._context, self._name, slots.take(slots.waiting_deliveries))
+            await self._return(slots, slots.waiting_deliveries)
 
     def calls_for_others(self, free_slots: int) -> list[Delivery]:
         """Return the calls that this worker cannot start within a moment, as many as others have free slots for.
@@ -133,7 +228,12 @@ class TargetConsumer:
 
     async def return_waiting(self, calls: Sequence[Delivery]) -> None:
         """Put those of these calls back into the queue that still wait for a slot."""
-        await return_calls(self._context, self._name, self._call_slots.take(calls))
+        await self._return(self._call_slots, calls)
+
+    async def _return(self, slots: CallSlots, calls: Sequence[Delivery]) -> None:
+        taken = slots.take(calls)
+        self._context.metrics.calls(self._name, GIVEN_BACK).inc(len(taken))
+        await return_calls(self._context.bus, self._name, taken)
 
     def _remaining_seconds(self, delivery: Delivery) -> float | None:
         """Return the time to a call's deadline; None where it names none, or none that can be read."""
@@ -216,7 +316,7 @@ class TargetConsumer:
         if earlier_deliveries(delivery) > 1:
             # One of its calls may end every worker that runs it: from here on each is delivered by itself. Not at the
             # first time, because copies go to the end of the queue, and calls of a dead worker wait long enough.
-            await asyncio.gather(*(self._context.requeue_copy(call, self._name) for call in calls))
+            await asyncio.gather(*(return_copy(self._context.bus, call, self._name) for call in calls))
         else:
             await handle_each(partial(self._handle_call, slots, return_at), calls)
 
@@ -234,9 +334,8 @@ class TargetConsumer:
                 decision = await slots.wait(delivery, self._remaining_seconds(delivery), return_at)
             if decision is SlotDecision.HELD_LONG_ENOUGH:
                 self._context.metrics.calls(self._name, GIVEN_BACK).inc()
-                await self._context.requeue_copy(
-                    delivery, self._name, remaining_seconds=self._remaining_seconds(delivery)
-                )
+                seconds = self._remaining_seconds(delivery)
+                await return_copy(self._context.bus, delivery, self._name, remaining_seconds=seconds)
             if decision in {SlotDecision.TAKEN, SlotDecision.HELD_LONG_ENOUGH}:
                 return
             try:
@@ -288,61 +387,3 @@ class TargetConsumer:
                 for consumer in self._further.intersection(opened):
                     self._further.discard(consumer)
                     self._retire(consumer)
-
-
-def is_returned(delivery: Delivery) -> bool:
-    """Return whether a worker that had no slot for the call has put it back before."""
-    return RETURNED_HEADER in delivery.headers
-
-
-async def return_calls(context: WorkerContext, target: str, calls: Sequence[Delivery]) -> None:
-    """Put calls back into their target's queue, and acknowledge them.
-
-    They are marked, so that no call is put back twice for want of a slot. Those of one group keep its correlation id:
-    where nobody can read it any more, its sender learns that as of the group that it sent.
-    """
-    groups: dict[str, list[Delivery]] = {}
-    for number, call in enumerate(calls):
-        key = (call.group_correlation_id or "") if isinstance(call, GroupedDelivery) else f"alone {number}"
-        groups.setdefault(key, []).append(call)
-        context.metrics.calls(target, GIVEN_BACK).inc()
-    await asyncio.gather(*(_return_together(context, target, group) for group in groups.values()))
-
-
-async def _return_together(context: WorkerContext, target: str, calls: list[Delivery]) -> None:
-    try:
-        await context.bus.publish(INVOKE.exchange, target, _envelope(calls))
-    except BusError as error:
-        log.warning("Calls could not be published again, and are requeued: %s", error.message)
-        for call in calls:
-            await call.requeue()
-    else:
-        for call in calls:
-            await call.ack()
-
-
-def _envelope(calls: Sequence[Delivery]) -> Envelope:
-    first, headers = calls[0], [copyable_headers(call.headers) for call in calls]
-    if len(calls) == 1 or not isinstance(first, GroupedDelivery):
-        return Envelope(
-            body=first.body,
-            type=first.type,
-            correlation_id=first.correlation_id,
-            reply_to=first.reply_to,
-            headers={**headers[0], RETURNED_HEADER: 1},
-            expiration_ms=first.expiration_ms,
-        )
-    items = [
-        GroupItem(call.correlation_id or "", call.body, {name: own[name] for name in own.keys() & CALL_HEADERS})
-        for call, own in zip(calls, headers, strict=True)
-    ]
-    common = {name: value for name, value in headers[0].items() if name not in CALL_HEADERS}
-    return Envelope(
-        body=encode_group(items),
-        type=INVOKE_GROUP_TYPE,
-        content_type=GROUP_CONTENT_TYPE,
-        correlation_id=first.group_correlation_id,
-        reply_to=first.reply_to,
-        headers={**common, PROTOCOL_HEADER: PROTOCOL_VERSION, RETURNED_HEADER: 1},
-        expiration_ms=first.expiration_ms,
-    )

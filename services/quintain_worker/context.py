@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
-from quintain.bus.base import Bus, Delivery
-from quintain.errors import BusError
-from quintain.routes import INVOKE
+from quintain.bus.base import Bus
 from quintain.rpc.server import ReplyGroups
 from quintain.runtime.concurrency import ByteBudget, RandomIds
 from quintain.timings import Clock, Timings
-from quintain_worker.admissions import AdmissionClient
+from quintain_worker.admissions import AdmissionClient, CallGate
 from quintain_worker.completion import Completion
-from quintain_worker.inflight import HELD_PART, EndedAttempts, InflightCall, InflightCalls, copy_of
-from quintain_worker.slots import CallGate
+from quintain_worker.inflight import HELD_PART, EndedAttempts, InflightCalls
 from quintain_worker.streaming import EXPIRATION_SECONDS
 from quintain_worker.target import WorkerMetrics
-
-log = logging.getLogger(__name__)
 
 #: How many bytes of replies of more than `LARGE_REPLY_BYTES` are settled and sent at a time. Until its message is
 #: confirmed, a reply takes several times its size; others wait as bytes.
@@ -53,26 +46,3 @@ class WorkerContext:
         self.completion = Completion(bus, incarnation, timings)
         self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
         self.large_replies = ByteBudget(LARGE_REPLIES_BYTES)
-
-    async def requeue_copy(
-        self,
-        delivery: Delivery,
-        target: str,
-        *,
-        remaining_seconds: float | None = None,
-        call: InflightCall | None = None,
-    ) -> None:
-        """Put a delivery back into its target's queue, as a new message that expires after ``remaining_seconds``, by
-        default after as long as the delivery itself. ``call`` is its call, where that holds its message.
-
-        A requeue of the delivery itself would count towards the queue's delivery limit. It is used only where the copy
-        cannot be published.
-        """
-        copy = copy_of(delivery, remaining_seconds)
-        try:
-            await self.bus.publish(INVOKE.exchange, target, copy)
-        except BusError as error:
-            log.warning("A call could not be published again, and is requeued: %s", error.message)
-            await (call or delivery).requeue()
-        else:
-            await (call or delivery).ack()

@@ -29,7 +29,7 @@ from quintain.observe.spans import Span, current_traceparent, in_span, record_fi
 from quintain.routes import INVOKE
 from quintain.rpc.server import request_id_of, truncate_echo
 from quintain.topology import REPLY, target_queue
-from quintain_worker.admissions import admission_attributes
+from quintain_worker.admissions import GateVisit, admission_attributes
 from quintain_worker.attempt import Attempt, AttemptResult, CallTries
 from quintain_worker.completion import CallTiming, OnSettled, Reply, compress_reply, no_action, response_of
 from quintain_worker.context import WorkerContext
@@ -38,8 +38,8 @@ from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.conversation import ignoring_unsupported
 from quintain_worker.providers.provider import CallHolder, Delta
 from quintain_worker.request import IncomingRequest, parse_request
+from quintain_worker.returns import return_copy
 from quintain_worker.session_waits import MessageHold
-from quintain_worker.slots import GateVisit
 from quintain_worker.streaming import InterimAttempt, interim_messages
 from quintain_worker.target import GIVEN_BACK, OK, REPLAYED, PauseState, WorkerTarget
 
@@ -74,8 +74,6 @@ class DeliveryHandler:
         #: Before this time of the loop no admission is asked for.
         self._ask_at = 0.0
         self._is_traced = False
-        #: Milliseconds from the publish of the request to the start of its call; 0 where its publisher gave no time.
-        self._queued_ms = 0
 
     async def run(self) -> None:
         """Run the call, and answer it."""
@@ -89,7 +87,6 @@ class DeliveryHandler:
             echo = str(truncate_echo(request_id_of(delivery)))
             await self._context.completion.finish(Reply(delivery, fault, echo, delivery.ack))
             return
-        self._queued_ms = self._request.age_ms(self._context.clock.now_ms())
         await in_span(self._span_start, self._process, parent=delivery.headers.get(TRACEPARENT_HEADER))
 
     def _span_start(self) -> SpanStart:
@@ -112,7 +109,8 @@ class DeliveryHandler:
         """Join the same call if it is in flight here, or else admit and run it; then reply and acknowledge."""
         self._is_traced = process_span is not None
         if self._is_traced:
-            record_finished_span(QUEUE_WAIT, duration_seconds=self._queued_ms / 1000)
+            queued_ms = self._request.age_ms(self._context.clock.now_ms())
+            record_finished_span(QUEUE_WAIT, duration_seconds=queued_ms / 1000)
         context, identity = self._context, self._request.identity
         try:
             while (other := context.inflight.find(identity)) is not None:
@@ -250,7 +248,7 @@ class DeliveryHandler:
     async def _run_attempt(self, call: InflightCall, grant: Admission) -> float | None:
         """Run an attempt, and end its call unless that asks for another one, after so many seconds."""
         target = self._target
-        self._queued_ms = self._request.age_ms(self._context.clock.now_ms())
+        queued_ms = self._request.age_ms(self._context.clock.now_ms())
         started_at = time.perf_counter()
         configured = target.fingerprint if target.read_fingerprint is None else target.read_fingerprint()
         attempt_result = await self._ask_provider(call, grant)
@@ -264,10 +262,10 @@ class DeliveryHandler:
             await self._return_to_queue(call, attempt_result)
             return None
         if self._request.published_at is not None:
-            self._context.metrics.queue_seconds(target.name).observe(self._queued_ms / 1000)
+            self._context.metrics.queue_seconds(target.name).observe(queued_ms / 1000)
         if target.read_fingerprint is not None or target.hosts is not None:
             configured = target.answer_fingerprint(configured, attempt_result.answer)
-        timing = CallTiming(target.name, duration_ms, self._queued_ms, configured, target.price)
+        timing = CallTiming(target.name, duration_ms, queued_ms, configured, target.price)
         report = attempt_result.report
         answer, outcome, wire = response_of(
             attempt_result._replace(tries=self._tries.count + attempt_result.tries), grant, timing
@@ -316,7 +314,8 @@ class DeliveryHandler:
         """Return the message to its queue, or to its target's backlog."""
         seconds = self._ends_at - asyncio.get_running_loop().time()
         if self._hold is None or not await self._hold.move_to_backlog(seconds, call or self._delivery):
-            await self._context.requeue_copy(self._delivery, self._target.name, remaining_seconds=seconds, call=call)
+            bus, target = self._context.bus, self._target.name
+            await return_copy(bus, self._delivery, target, remaining_seconds=seconds, holder=call)
 
     async def _return_to_queue(self, call: InflightCall, result: AttemptResult) -> None:
         """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""

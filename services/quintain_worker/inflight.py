@@ -17,13 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.headers import COPY_HEADER
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import CallKey
 from quintain.errors import BusError, Expired, Overloaded
 from quintain.routes import INVOKE
-from quintain.rpc.server import copyable_headers
+from quintain_worker.returns import copy_of
 
 log = logging.getLogger(__name__)
 
@@ -292,22 +292,6 @@ class InflightCalls:
             call.held = None
             await held.ack()
             call.release()
-
-
-def copy_of(delivery: Delivery, remaining_seconds: float | None, attempt_id: str | None = None) -> Envelope:
-    """Return a delivery as a new message that expires after ``remaining_seconds``, or as late as the delivery.
-
-    ``attempt_id`` is the attempt that runs the call: it marks the message as a copy, and nobody else knows it.
-    """
-    mark = {} if attempt_id is None else {COPY_HEADER: attempt_id}
-    return Envelope(
-        body=delivery.body,
-        type=delivery.type,
-        correlation_id=delivery.correlation_id,
-        reply_to=delivery.reply_to,
-        headers={**copyable_headers(delivery.headers), **mark},
-        expiration_ms=delivery.expiration_ms if remaining_seconds is None else max(1, int(remaining_seconds * 1000)),
-    )
 
 
 def copied_attempt(delivery: Delivery) -> str | None:

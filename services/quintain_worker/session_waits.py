@@ -20,7 +20,8 @@ from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.errors import BusError
 from quintain.topology import BACKLOG
-from quintain_worker.inflight import InflightCall, copied_attempt, copy_of
+from quintain_worker.inflight import copied_attempt
+from quintain_worker.returns import MessageHolder, copy_of
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class SessionWaits:
         self,
         delivery: Delivery,
         remaining_seconds: float | None = None,
-        holder: Delivery | InflightCall | None = None,
+        holder: MessageHolder | None = None,
     ) -> bool:
         """Put a message, which may be a group, at the end of the target's backlog, and acknowledge it at its holder.
 
@@ -114,7 +115,7 @@ class MessageHold:
             self._is_waiting = True
             self._waits.begin(session)
 
-    async def move_to_backlog(self, remaining_seconds: float, holder: Delivery | InflightCall) -> bool:
+    async def move_to_backlog(self, remaining_seconds: float, holder: MessageHolder) -> bool:
         """Move the call if it is beyond its session's share, and acknowledge it; returns whether it was moved."""
         return self._is_beyond_share and await self._waits.move_to_backlog(self._delivery, remaining_seconds, holder)
 

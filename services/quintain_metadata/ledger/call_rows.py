@@ -6,7 +6,7 @@ billed. A row has an attempt that another one followed, one that was proven unbi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -193,16 +193,22 @@ def lock_calls(
             "target": list(zip(sorted(targets), strict=True)),
         }
     )
-    sessions = yield from lock_sessions({*reservations, *map(itemgetter(0), keys)})
-    rows = Rows(sessions, (yield from read_calls(list(keys))))
-    yield from read_throttled(rows, rows.calls)
+    rows = Rows((yield from lock_sessions({*reservations, *map(itemgetter(0), keys)})), {})
+    rows.calls = yield from read_calls(rows, list(keys))
     return rows
 
 
-def read_calls(keys: Sequence[CallKey]) -> SqlProgram[dict[CallKey, CallRow]]:
-    """Return those of these calls that the ledger has."""
-    rows = yield Lookup(_CALLS_SQL, keys)
-    return {(row[0], row[1]): call_from_row(row) for row in rows}
+def read_calls(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[dict[CallKey, CallRow]]:
+    """Return those of these calls that the ledger has, and read the attempts at those that were throttled."""
+    calls, throttled = dict[CallKey, CallRow](), list[CallKey]()
+    for row in (yield Lookup(_CALLS_SQL, keys)):
+        call, key = call_from_row(row), (row[0], row[1])
+        calls[key] = call
+        if call.state is CallState.RESERVED and call.attempt_id is not None:
+            throttled.append(key)
+    if throttled:
+        yield from read_attempts(rows, throttled)
+    return calls
 
 
 def read_attempts(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[None]:
@@ -210,13 +216,6 @@ def read_attempts(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[None]:
     for session_id, request_id, attempt_id, state, cost in (yield Lookup(_ATTEMPTS_SQL, keys)):
         rows.attempts.setdefault((session_id, request_id), {})[attempt_id] = state
         rows.attempt_costs[attempt_id] = cost
-
-
-def read_throttled(rows: Rows, calls: Mapping[CallKey, CallRow]) -> SqlProgram[None]:
-    """Read the attempts at those of these calls that were throttled: how they end depends on these."""
-    throttled = [key for key, call in calls.items() if call.state is CallState.RESERVED and call.attempt_id is not None]
-    if throttled:
-        yield from read_attempts(rows, throttled)
 
 
 def read_workers(moment: Moment, rows: Rows, incarnations: Iterable[str | None]) -> SqlProgram[None]:

@@ -28,7 +28,6 @@ from quintain_metadata.ledger.call_rows import (
     read_calls,
     read_capacities,
     read_owners,
-    read_throttled,
     read_workers,
 )
 from quintain_metadata.ledger.changes import Changes
@@ -306,8 +305,7 @@ def end_family(moment: Moment, session_ids: Sequence[str]) -> SqlProgram[int]:
         f" WHERE call.state = 'reserved' AND {IS_NOT_COMMITTED}",
         [(session_id,) for session_id in sorted(family)],
     )
-    reserved = yield from read_calls(sorted({(row[0], row[1]) for row in found}))
-    yield from read_throttled(rows, reserved)
+    reserved = yield from read_calls(rows, sorted({(row[0], row[1]) for row in found}))
     yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
     changes = Changes(moment, rows)
     for call in rows.calls.values():

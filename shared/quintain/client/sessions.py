@@ -113,9 +113,7 @@ class CallGroups:
 
     def __init__(self, rpc_client: RpcClient) -> None:
         self._rpc_client = rpc_client
-        self._batches = BatchSender[_GroupKey, GroupedRequest](
-            self._send, full_at_once=True, count=_count_requests, wanted=GroupedRequest.is_awaited
-        )
+        self._batches = BatchSender[_GroupKey, GroupedRequest](self._send, full_at_once=True, count=_count_requests)
         #: Target → the slots of one of its workers.
         self._slots: dict[str, int] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -180,15 +178,16 @@ class CallGroups:
         on_refused = partial(self._slots.pop, request.key, None)
         self._batches.add(key, GroupedRequest(request, correlation_id, reply, on_refused), max_batch=max_calls)
 
-    async def _send(self, _: _GroupKey, requests: list[GroupedRequest]) -> None:
+    async def _send(self, _: _GroupKey, gathered: list[GroupedRequest]) -> None:
+        requests = [each for each in gathered if not each.reply.done()]
         try:
-            if len(requests) == 1:
-                await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
-            else:
+            if len(requests) > 1:
                 await self._rpc_client.publish_group(requests)
+            elif requests:
+                await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
         except Exception as error:
             for request in requests:
-                if request.is_awaited():
+                if not request.reply.done():
                     request.reply.set_exception(error)
 
 

@@ -363,10 +363,6 @@ class GroupedRequest:
     on_refused: Callable[[], object]
     _item: bytes = b""
 
-    def is_awaited(self) -> bool:
-        """Return whether the caller still waits for the reply."""
-        return not self.reply.done()
-
     @property
     def item(self) -> bytes:
         """The request as an item of a group."""

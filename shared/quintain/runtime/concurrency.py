@@ -31,8 +31,7 @@ class BatchSender(Generic[Key, Item]):
     ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of a key
     are sent at a time; with ``full_at_once``, as many items as a batch may have are sent whatever is under way, because
     a full batch gains nothing by waiting. ``count`` may let a batch end earlier: it gets the items that wait, and
-    returns how many of them go together, at least one. Items that are not ``wanted`` any more when their batch is put
-    together are dropped.
+    returns how many of them go together, at least one.
     """
 
     def __init__(
@@ -42,10 +41,9 @@ class BatchSender(Generic[Key, Item]):
         max_concurrent: int = 1,
         full_at_once: bool = False,
         count: Callable[[list[Item]], int] = len,
-        wanted: Callable[[Item], bool] | None = None,
     ) -> None:
         self._send, self._max_concurrent, self._full_at_once = send, max_concurrent, full_at_once
-        self._count, self._wanted = count, wanted
+        self._count = count
         self._lines: dict[Key, _KeyedItems[Item]] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -93,14 +91,13 @@ class BatchSender(Generic[Key, Item]):
             if not at_once:
                 await asyncio.sleep(0)  # Items that are added until then share the batch.
             line.is_due = False
-            waiting = line.waiting if self._wanted is None else list(filter(self._wanted, line.waiting))
-            batch = waiting[: line.max_batch]
+            batch = line.waiting[: line.max_batch]
             if len(batch) > 1:
                 batch = batch[: self._count(batch)]
-            line.waiting = waiting[len(batch) :]
+            line.waiting = line.waiting[len(batch) :]
             if line.waiting and (self._full_at_once or line.under_way < self._max_concurrent):
                 self._start(key, line, at_once=True)
-            if batch:
+            if batch:  # none where `close` gave up what waited
                 await self._send(key, batch)
         finally:
             line.under_way -= 1

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.ledger import Admission, Admit
-from quintain_worker.slots import CallGate, GateVisit
+from quintain_worker.admissions import CallGate, GateVisit
 from support.fake_ledger_service import FakeEvaluator, fake_ledger_service, grant, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker
