@@ -248,10 +248,6 @@ _DEFAULT_REPORTS = {
 
 def attempt_ended(item: Settle, call: CallRow | None) -> AttemptEnded:
     """Return what a settle shows of its attempt, whose call was as given before it; None is an unknown one."""
-    report = item.report or _DEFAULT_REPORTS[item.outcome]
-    usage = item.token_usage
-    if usage is not None and report.tokens is None:
-        report = report.with_fields(tokens=float(max(0, usage.input) + max(0, usage.output)))
     was_running = call is not None and call.state is CallState.RUNNING
     return AttemptEnded.unchecked(
         session_id=item.session_id,
@@ -261,7 +257,7 @@ def attempt_ended(item: Settle, call: CallRow | None) -> AttemptEnded:
         was_running=was_running,
         was_holder=was_running and call is not None and call.attempt_id == item.attempt_id,
         gave_up=item.outcome is AttemptOutcome.NEVER_SENT,
-        report=report,
+        report=item.report or _DEFAULT_REPORTS[item.outcome],
     )
 
 

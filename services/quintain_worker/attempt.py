@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from quintain.contracts.quota import TryOutcome, TryReport
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
 from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
 from quintain.observe.spans import Span, span, tracer
+from quintain.runtime.concurrency import TimeLimits
 from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.target import OK, PauseState, WorkerMetrics, WorkerTarget
 
@@ -96,6 +97,7 @@ class Attempt:
     policy: RetryPolicy
     pause: PauseState
     on_text: Callable[[int, Delta], None] | None = None
+    limits: TimeLimits = field(default_factory=TimeLimits)
     #: When the target's own limit ends it, in the loop's seconds.
     _timeout_ends_at: float = math.inf
     _tries: int = 0
@@ -194,7 +196,7 @@ class Attempt:
         on_text = None if self.on_text is None else partial(self.on_text, self._tries)
         try:
             # The provider applies the timeout itself; this limit is for one that does not.
-            async with asyncio.timeout(remaining_seconds):
+            with self.limits.until(asyncio.get_running_loop().time() + remaining_seconds):
                 # An `ApiRequest` comes with a provider that takes it.
                 request: Any = self.request
                 return await self.provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quintain.bus.base import Bus
 from quintain.rpc.server import ReplyGroups
-from quintain.runtime.concurrency import ByteBudget, RandomIds
+from quintain.runtime.concurrency import ByteBudget, RandomIds, TimeLimits
 from quintain.timings import Clock, Timings
 from quintain_worker.admissions import AdmissionClient, CallGate
 from quintain_worker.completion import Completion
@@ -42,7 +42,7 @@ class WorkerContext:
         #: For how long a message is held at most, in seconds.
         self.held_seconds = consumer_timeout_seconds * HELD_PART
         self.inflight, self.gate = InflightCalls(bus, slots, self.held_seconds), CallGate(timings.held_call_seconds)
-        self.incarnation = incarnation
+        self.incarnation, self.time_limits = incarnation, TimeLimits()
         self.completion = Completion(bus, incarnation, timings)
         self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
         self.large_replies = ByteBudget(LARGE_REPLIES_BYTES)

@@ -102,8 +102,8 @@ class DeliveryHandler:
         if request.deadline is not None and request.problem is None:
             seconds = max(0.0, min(self._context.clock.seconds_until(request.deadline), seconds))
         self._ends_at = asyncio.get_running_loop().time() + seconds
-        ids = {"requestId": request.request_id, "sessionId": request.credential.id}
-        logs.log_ids.set({**ids, "target": self._target.name})
+        target = self._target.name
+        logs.log_ids.set({"requestId": request.request_id, "sessionId": request.credential.id, "target": target})
 
     async def _process(self, process_span: Span | None) -> None:
         """Join the same call if it is in flight here, or else admit and run it; then reply and acknowledge."""
@@ -299,7 +299,8 @@ class DeliveryHandler:
             number = InterimAttempt(grant.attempt, self._tries.count, target.progress_seconds)
             interim = interim_messages(context.bus, context.chunk_groups, self._delivery, request, number)
         async with interim as on_text:
-            attempt = Attempt(provider, asked, self._tries.policy(target, grant, ends_at), self._pause, on_text)
+            policy = self._tries.policy(target, grant, ends_at)
+            attempt = Attempt(provider, asked, policy, self._pause, on_text, context.time_limits)
             call.task, call.ends_at, call.copy_at = asyncio.current_task(), ends_at, self._return_at
             try:
                 return await attempt.run()

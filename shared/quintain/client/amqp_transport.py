@@ -240,11 +240,12 @@ class AmqpTransport:
         loop, pause_seconds = asyncio.get_running_loop(), FIRST_PAUSE_SECONDS
         while True:
             remaining_seconds = ends_at - loop.time()
-            sent = request._replace(
-                headers={**request.headers, PUBLISHED_AT_HEADER: self.clock.now_ms()},
-                deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
+            sent = RpcRequest(
+                *request[:4],  # its address, type and body
+                {**request.headers, PUBLISHED_AT_HEADER: self.clock.now_ms()},
+                remaining_seconds + REPLY_GRACE_SECONDS,
                 # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
-                expires_seconds=remaining_seconds,
+                remaining_seconds,
             )
             try:
                 result = await in_span(

@@ -175,14 +175,13 @@ class CallGroups:
         deadline = request.headers.get(DEADLINE_HEADER)
         interval = deadline // MAX_DEADLINE_SPREAD_MS if isinstance(deadline, int) else 0
         key = (request.headers.get(TOKEN_HEADER), request.headers.get(ACCEPT_HEADER), request.key, interval)
-        on_refused = partial(self._slots.pop, request.key, None)
-        self._batches.add(key, GroupedRequest(request, correlation_id, reply, on_refused), max_batch=max_calls)
+        self._batches.add(key, GroupedRequest(request, correlation_id, reply), max_batch=max_calls)
 
     async def _send(self, _: _GroupKey, gathered: list[GroupedRequest]) -> None:
         requests = [each for each in gathered if not each.reply.done()]
         try:
             if len(requests) > 1:
-                await self._rpc_client.publish_group(requests)
+                await self._rpc_client.publish_group(requests, partial(self._slots.pop, requests[0].request.key, None))
             elif requests:
                 await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
         except Exception as error:

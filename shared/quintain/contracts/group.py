@@ -122,8 +122,7 @@ def _item(number: int, head: bytes, body: bytes) -> GroupItem:
         fields = _read_head_slowly(number, head)
     if not isinstance(fields, dict):
         raise BadRequest(f"group: the head of item {number} is not an object")
-    unknown = fields.keys() - _KNOWN_KEYS
-    if unknown:
+    if not fields.keys() <= _KNOWN_KEYS:
         # A property of a later version may change what the item means.
         raise BadRequest(f"group: the head of item {number} has unknown keys")
     correlation_id, item_type, headers = fields.get("correlationId"), fields.get("type"), fields.get("headers")
@@ -136,7 +135,9 @@ def _item(number: int, head: bytes, body: bytes) -> GroupItem:
         name = shorten(replace_surrogates(unfit[0]))
         problem = f"{name}: it holds what no AMQP header can: half of a surrogate pair, or more than 64 bits"
         headers = {name: value for name, value in headers.items() if name not in unfit}
-    short = correlation_id.encode(errors="replace")[:MAX_SHORT_STRING_BYTES].decode(errors="ignore")
+    short = correlation_id
+    if not correlation_id.isascii() or len(correlation_id) > MAX_SHORT_STRING_BYTES:
+        short = correlation_id.encode(errors="replace")[:MAX_SHORT_STRING_BYTES].decode(errors="ignore")
     if short != correlation_id:
         problem = f"correlationId: at most {MAX_SHORT_STRING_BYTES} bytes of UTF-8, without half of a surrogate pair"
     return GroupItem(short, body, headers, item_type or "", problem)

@@ -32,7 +32,7 @@ from quintain.observe.spans import current_traceparent
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.groups import split_replies
 from quintain.rpc.private_queues import ReplyQueue
-from quintain.runtime.concurrency import RandomIds
+from quintain.runtime.concurrency import RandomIds, TimeLimits
 from quintain.topology import Exchange
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class RpcClient:
         self._reply_queue = ReplyQueue(bus, self._on_reply, self._on_queue_replaced, exclusive=exclusive)
         self._pending: dict[str, PendingCall] = {}
         self._resend_tasks: set[asyncio.Task[None]] = set()
+        self._limits = TimeLimits()
         #: For request ids and correlation ids.
         self.random_ids = RandomIds()
         self.unmatched_replies = 0
@@ -113,14 +114,14 @@ class RpcClient:
         )
         await self._bus.publish(request.exchange, request.key, envelope, timeout_seconds=request.deadline_seconds)
 
-    async def publish_group(self, requests: Sequence[GroupedRequest]) -> None:
+    async def publish_group(self, requests: Sequence[GroupedRequest], on_refused: Callable[[], object]) -> None:
         """Publish several requests of one session to one target in one message; each has its own correlation id.
 
         If the group is answered as a whole, nobody has looked at its requests: ``on_refused`` is called, and each is
         published again alone. Raises what `Bus.publish` raises.
         """
         first = requests[0].request
-        group = SentGroup(self.random_ids.next(), requests[0].on_refused)
+        group = SentGroup(self.random_ids.next(), on_refused)
         now = asyncio.get_running_loop().time()
         for each in requests:
             if (pending := self._pending.get(each.correlation_id)) is not None:
@@ -158,7 +159,7 @@ class RpcClient:
         correlation_id = self.random_ids.next()
         self._pending[correlation_id] = PendingCall(on_partial, reply)
         try:
-            async with asyncio.timeout(request.deadline_seconds):
+            with self._limits.until(loop.time() + request.deadline_seconds):
                 if publish_later is None:
                     await self.publish(request, correlation_id)
                 else:
@@ -355,12 +356,11 @@ class PendingCall:
 
 @dataclass(slots=True, eq=False)
 class GroupedRequest:
-    """A request that waits for its message, its reply, and whom to tell if nobody can read the group."""
+    """A request that waits for its message, and its reply."""
 
     request: RpcRequest
     correlation_id: str
     reply: asyncio.Future[Delivery]
-    on_refused: Callable[[], object]
     _item: bytes = b""
 
     @property

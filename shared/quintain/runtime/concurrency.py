@@ -1,13 +1,15 @@
-"""Batches, budgets of bytes, limits of silence and random ids, for many calls at a time in one event loop."""
+"""Batches, budgets of bytes, limits of time and random ids, for many calls at a time in one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
+import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -224,6 +226,76 @@ class RandomIds:
             block = os.urandom(BLOCK_BYTES)
             self._unused = [block[offset : offset + NAME_BYTES] for offset in range(0, BLOCK_BYTES, NAME_BYTES)]
         return self._unused.pop().hex()
+
+
+#: How much later than its time a `TimeLimit` ends its block at most, in seconds.
+LATENESS_SECONDS = 0.01
+
+
+class TimeLimits:
+    """Limits of time for many blocks at once: `asyncio.timeout_at` with one timer for all, which costs a fifth of it.
+
+    Example::
+
+        with limits.until(loop.time() + 30):
+            answer = await reply
+    """
+
+    def __init__(self) -> None:
+        #: Those whose blocks run, in the order in which they began.
+        self.running: dict[TimeLimit, None] = {}
+        self.checked_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def until(self, ends_at: float) -> TimeLimit:
+        """Return the limit of a block, in the loop's seconds: it ends with `TimeoutError` then."""
+        return TimeLimit(self, ends_at)
+
+    def check_at(self, at: float) -> None:
+        """Look at this time of the loop which blocks are to end, and not before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.checked_at, self._timer = at, asyncio.get_running_loop().call_at(at, self._check)
+
+    def _check(self) -> None:
+        now, self.checked_at = asyncio.get_running_loop().time(), math.inf
+        for limit in [each for each in self.running if each.ends_at <= now]:
+            limit.end()
+        if (next_at := min((each.ends_at for each in self.running), default=math.inf)) < math.inf:
+            self.check_at(max(next_at, now + LATENESS_SECONDS))
+
+
+class TimeLimit:
+    """The limit of one block, as `TimeLimits.until` gives it: it cancels the block's task, like `asyncio.timeout`."""
+
+    __slots__ = ("_cancelling", "_is_over", "_limits", "_task", "ends_at")
+
+    def __init__(self, limits: TimeLimits, ends_at: float) -> None:
+        self._limits, self.ends_at, self._is_over = limits, ends_at, False
+
+    def __enter__(self) -> None:
+        """Begin."""
+        task = asyncio.current_task()
+        assert task is not None, "only a task can be cancelled"
+        self._task, self._cancelling = task, task.cancelling()
+        self._limits.running[self] = None
+        if self.ends_at < self._limits.checked_at:
+            self._limits.check_at(self.ends_at)
+
+    def end(self) -> None:
+        """End the block."""
+        self._is_over = True
+        del self._limits.running[self]
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End. Raises `TimeoutError` where it was this limit that cancelled the task."""
+        if not self._is_over:
+            del self._limits.running[self]
+        elif self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
 
 
 class IdleLimit:
