@@ -67,3 +67,5 @@ def test_a_program_that_changes_beneath_its_worker_is_asked_again_and_another_wo
     warnings = told["warnings"]
     assert isinstance(warnings, list)
     assert (told["exitCode"], told["problems"], len(warnings)) == (0, [], 1)
+    services = [line["says"] for line in shell.run("doctor", "--json").json["lines"] if line["what"] == "services"]  # type: ignore[attr-defined]
+    assert ["different configurations" in says for says in services] == [True]

@@ -1,13 +1,9 @@
-"""Every kind of grader and of dataset, as a user writes them; in memory, and on a fleet whose run is killed."""
+"""Every kind of grader and of dataset, as a user writes them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
-from support.command_line import CommandLine, command_line
-from support.evaluations import rows_by_trial, rows_of, totals_of, write_files
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine
+from support.evaluations import rows_of, totals_of, write_files
 
 #: A grader in five lines.
 JUDGES = """
@@ -48,15 +44,12 @@ targets:
   sage: {provider: python, callable: "sage:judge"}
 """
 
-#: Judges the answer as its words say; counts what it was asked.
+#: Judges the answer as its words say.
 SAGE = r"""
 import json, re
-from pathlib import Path
 
 def judge(request):
     (output,) = re.findall(r"<data-\w+ output>\n(.*?)\n</", request.question, re.DOTALL)
-    with (Path(__file__).parent / "judged.txt").open("a") as judged:
-        judged.write(output + "\n")
     if output == "q3":
         return "I would rather not say"
     return json.dumps({"pass": output != "q2", "reason": f"it says {output}"})
@@ -67,7 +60,7 @@ dataset: cases.jsonl
 targets: [bot]
 graders:
   - {name: same, builtin: exact}
-  - {name: numbered, builtin: numeric}
+  - {name: numbered, builtin: contains}
   - {name: short, builtin: regex, pattern: "^q[0-9]+$"}
   - {name: polite, function: "judges:polite"}
   - {name: asks, function: "judges:asks", target: {max_calls: 1}}
@@ -77,21 +70,17 @@ graders:
 """
 
 
-def write(folder: Path, *, cases: int = 4, evaluation: str = EVALUATION) -> None:
+def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
     write_files(
-        folder,
-        cases=cases,
+        shell.folder,
+        cases=4,
         judges_py=JUDGES,
         lines_py=LINES,
         sage_py=SAGE,
         judge_md="Is it right?",
         quintain_yaml=CONFIG,
-        eval_yaml=evaluation.replace("numbered, builtin: numeric", "numbered, builtin: contains"),
+        eval_yaml=EVALUATION,
     )
-
-
-def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
-    write(shell.folder)
     ended = shell.run("run", "eval.yaml", code=1)
     rows = {str(row["caseId"]): row for row in rows_of(shell.folder / "runs" / "eval")}
     first = rows["case-1"]["graders"]
@@ -106,27 +95,3 @@ def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
     assert (rows["case-3"]["status"], rows["case-3"]["score"]) == ("error", None)
     assert "error: case-3 · bot: grader judged: The judge gave no verdict" in ended.stderr
     assert totals_of(shell.folder / "runs" / "eval")["calls"] == 4 * 6
-
-
-def test_a_judge_is_asked_once_per_row_also_when_the_run_is_killed(broker_url: str) -> None:
-    evaluation = "dataset: cases.jsonl\ntargets: [bot]\ngraders:" + EVALUATION.rpartition("graders:")[2]
-    with process_fleet(broker_url, CONFIG, targets=["bot", "judge", "sage"]) as fleet:
-        write(fleet.folder, cases=12, evaluation=evaluation)
-        fleet.start_service("metadata")
-        fleet.start_service("worker")
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            output = shell.folder / "runs" / "eval"
-            words = ("run", "eval.yaml", "--concurrency", "3", "--graders", "2")
-            running = shell.start(*words)
-            running.wait_for(lambda _: len(rows_of(output)) >= 2, seconds=60)
-            running.kill()
-            kept = {str(row["caseId"]) for row in rows_of(output)}
-            assert len(kept) < 12
-            shell.run(*words, code=1)
-            rows = rows_by_trial(output)
-            assert len(rows) == 12
-            judged = Counter((shell.folder / "judged.txt").read_text().split())
-            # What was judged and not yet written is answered from the ledger.
-            assert {answer: times for answer, times in judged.items() if times > 1 and answer != "q3"} == {}
-            assert rows["case-2", "bot"]["score"] == 7 / 8

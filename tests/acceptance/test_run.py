@@ -114,23 +114,6 @@ def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_
     assert totals_of(output)["calls"] == totals_of(undisturbed[1])["calls"]
 
 
-def test_a_run_killed_in_the_middle_resumes_and_asks_no_kept_row_again(shell: CommandLine) -> None:
-    output = shell.folder / "runs" / "eval"
-    running = start_slow_run(shell)
-    running.kill()
-    kept = [row["caseId"] for row in rows_of(output)]
-    assert 4 <= len(kept) < 12
-    ended = shell.run(*running.args)
-    assert f"plan     {len(kept)} rows kept" in ended.stderr
-    asked = Counter((shell.folder / "asked.txt").read_text().split())
-    assert len(asked) == 12
-    assert {case: asked[str(case)] for case in kept} == dict.fromkeys(kept, 1)
-    # What was in flight may have reached the provider twice, and is charged once.
-    assert sum(asked.values()) <= 12 + 2
-    assert [row["score"] for row in rows_of(output)] == [1.0] * 12
-    assert totals_of(output)["calls"] == 12
-
-
 def test_a_run_that_its_user_interrupts_says_how_to_go_on_and_then_asks_nothing_twice(shell: CommandLine) -> None:
     output = shell.folder / "runs" / "eval"
     running = start_slow_run(shell)
@@ -171,40 +154,3 @@ def test_a_fleets_results_are_those_of_a_laptop(broker_url: str, undisturbed: tu
             ended = shell.run("run", "eval.yaml", "--json")
             assert rows_by_trial(shell.folder / "runs" / "eval") == rows_by_trial(undisturbed[1])
             assert ended.json["totals"] == totals_of(undisturbed[1])
-
-
-#: Writes down what it is asked, and hangs on what the file ``hangs`` names.
-HANGING_BOT = """
-import asyncio
-from pathlib import Path
-
-HERE = Path(__file__).parent
-
-async def answer(request):
-    with (HERE / "asked.txt").open("a") as asked:
-        asked.write(request.eval_case_id + "\\n")
-    if request.eval_case_id == (HERE / "hangs").read_text():
-        await asyncio.sleep(60)
-    return request.question
-"""
-
-
-def test_a_case_in_doubt_is_kept_until_it_is_to_be_asked_once_more(shell: CommandLine) -> None:
-    output, asked = shell.folder / "runs" / "eval", shell.folder / "asked.txt"
-    write_files(
-        shell.folder,
-        cases=3,
-        bot_py=HANGING_BOT,
-        quintain_yaml='targets: {bot: {provider: python, callable: "bot:answer", timeout_seconds: 1}}\n',
-        eval_yaml="dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n",
-    )
-    (shell.folder / "hangs").write_text("case-2")
-    shell.run("run", "eval.yaml", code=1)
-    (shell.folder / "hangs").write_text("")
-    kept = shell.run("run", "eval.yaml", code=1)
-    assert Counter(asked.read_text().split()) == {"case-1": 1, "case-2": 1, "case-3": 1}
-    shell.run(*kept.stdout.splitlines()[-1].partition("quintain ")[2].split())
-    assert Counter(asked.read_text().split()) == {"case-1": 1, "case-2": 2, "case-3": 1}
-    row = rows_by_trial(output)["case-2", "bot"]
-    # Charged twice: for the call in doubt, and for the one after it.
-    assert (row["status"], row["tries"], row["calls"], totals_of(output)["calls"]) == ("graded", 2, 2, 4)

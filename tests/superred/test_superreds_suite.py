@@ -125,11 +125,16 @@ def test_those_that_read_the_targets_object_pass_with_a_host_on_a_thread(
     assert verdict.failed.keys() <= {NEEDS_QUICK_LEASES}, verdict.failed
 
 
-def test_our_own_suite_holds_in_superreds_vocabulary_and_under_its_controller(
-    superred_environment: SuperredEnvironment, broker_url: str
-) -> None:
+@pytest.mark.parametrize(
+    "suite",
+    [
+        pytest.param("tests/conformance/test_targets.py", marks=pytest.mark.long, id="in superred's vocabulary"),
+        pytest.param("tests/superred/controllers", id="under its controller"),
+    ],
+)
+def test_our_own_suite_holds(superred_environment: SuperredEnvironment, broker_url: str, suite: str) -> None:
     done = superred_environment.pytest(
-        ["-q", "-k", "superred", "tests/conformance/test_targets.py", "tests/superred/controllers"],
+        ["-q", "-k", "superred", suite],
         HERE.parents[1],
         env={"QUINTAIN_TEST_BROKER_URL": broker_url},
         seconds=600,

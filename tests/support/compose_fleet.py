@@ -95,20 +95,29 @@ def compose_fleet() -> Iterator[ComposeFleet]:
     """The fleet, up from nothing with one command; at the end nothing of it is left but the images."""
     ports = {f"QUINTAIN_{name}_PORT": str(free_port()) for name in ("AMQP", "MANAGEMENT", "GATEWAY")}
     project = f"quintain-test-{secrets.token_hex(3)}"
-    env = {**clean_environment(), **_builder_environment(), **ports, "COMPOSE_PROJECT_NAME": project}
+    env = {**builder_environment(), **ports, "COMPOSE_PROJECT_NAME": project}
     fleet = ComposeFleet(project, env)
     try:
-        # Images of an older checkout may be here; the profile's own is not among what `up` builds.
-        fleet.docker("compose", "--profile", "run", "build", seconds=540)
+        build_images(fleet)
         fleet.docker("compose", "up", "--detach")
         yield fleet
     finally:
         fleet.docker("compose", "--profile", "run", "down", "--volumes", "--timeout", "2", code=None)
 
 
-def _builder_environment() -> dict[str, str]:
-    """How this machine builds images: where the engine has no buildx, by its older builder, which keeps no two builds
-    from doing the same work at once, and reaches the packages over the machine's own network."""
+def build_images(fleet: ComposeFleet) -> None:
+    """Build the images of this checkout: those of an older one may be here, and `up` builds none of a profile."""
+    fleet.docker("compose", "--profile", "run", "build", seconds=540)
+
+
+def builder_environment() -> dict[str, str]:
+    """The environment in which this machine builds images: where the engine has no buildx, by its older builder, which
+    keeps no two builds from doing the same work at once, and reaches the packages over the machine's own network."""
+    env = clean_environment()
     if subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0:
-        return {}
-    return {"DOCKER_BUILDKIT": "0", "COMPOSE_PARALLEL_LIMIT": "1", "QUINTAIN_BUILD_NETWORK": "host"}
+        return env
+    return {**env, "DOCKER_BUILDKIT": "0", "COMPOSE_PARALLEL_LIMIT": "1", "QUINTAIN_BUILD_NETWORK": "host"}
+
+
+if __name__ == "__main__":
+    build_images(ComposeFleet("quintain", builder_environment()))

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from quintain.settings import MEMORY_URL
+from quintain_gateway.settings import GatewayLimits
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet, model_fleet
 
@@ -21,8 +22,9 @@ def bus_url(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(bus_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelFleet]:
-    """A fleet with a gateway, behind which a scripted model answers."""
-    async with model_fleet(tmp_path_factory.mktemp("fleet"), broker_url=bus_url) as fleet:
+    """A fleet with a gateway, behind which a scripted model answers; what a client leaves goes on for half a second."""
+    limits = GatewayLimits(retry_window_seconds=0.5)
+    async with model_fleet(tmp_path_factory.mktemp("fleet"), broker_url=bus_url, limits=limits) as fleet:
         yield fleet
 
 
