@@ -15,6 +15,7 @@ from quintain.contracts.fleet import ListQuotas, QuotaList
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import CallKey, CancelBroadcast, OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
+from quintain.contracts.money import picodollars, to_dollars
 from quintain.contracts.session import (
     AmendSession,
     CallsCancelled,
@@ -342,11 +343,13 @@ def open_child(moment: Moment, request: OpenChild, token: SessionToken) -> SqlPr
     if parent is None or not parent.is_usable(moment.now) or remaining_seconds <= 0:
         raise Unauthorized
     yield from _close_earlier(moment, request)
+    max_cost = None if request.max_cost_usd is None else parent.narrowed_cost(picodollars(request.max_cost_usd))
     terms = OpenSession(
         default_target=request.targets[0],
         allowed_targets=request.targets,
         # A limit above the parent's would be refused, and a parent with a small budget is no error.
         max_calls=min(request.max_calls, parent.max_calls),
+        max_cost_usd=None if max_cost is None else to_dollars(max_cost),
         expires_in_seconds=min(request.expires_in_seconds or remaining_seconds, remaining_seconds),
     )
     opened = yield from sessions.open_session(moment.now, terms, token, parent)

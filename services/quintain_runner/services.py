@@ -88,9 +88,10 @@ async def run_worker(
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
     provider_context = ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
-    cards = [card_of(name, target, config.quotas) for name, target in resolved.targets.items()]
     trace_content = read_trace_settings(env).include_content
     prices = {name: target_price(target) for name, target in resolved.targets.items()}
+    rules = {name: CostRule.of_target(name, target, prices[name]) for name, target in resolved.targets.items()}
+    cards = [card_of(name, one, config.quotas, rules[name].terms()) for name, one in resolved.targets.items()]
     served_targets = {
         name: WorkerTarget(
             name=name,
@@ -102,7 +103,7 @@ async def run_worker(
             fingerprint=fingerprints[name].first,
             read_fingerprint=fingerprints[name].read,
             price=prices[name],
-            cost_rule=CostRule.of_target(name, target, prices[name]),
+            cost_rule=rules[name],
         )
         for name, target in resolved.targets.items()
     }

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from quintain.config.prices import Price
-from quintain.config.targets import ModelTarget, PydanticAITarget, TargetConfig
+from quintain.config.prices import Price, PriceTier
+from quintain.config.targets import ModelTarget, PydanticAITarget, TargetConfig, TargetTarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
-from quintain.contracts.money import picodollars
+from quintain.contracts.money import CostTerms, CostTier, picodollars, to_dollars
 
 #: What a vendor adds to a question: to any, and to one with tools.
 ADDED_TOKENS, ADDED_TOKENS_WITH_TOOLS = 200, 1_200
@@ -147,7 +147,7 @@ class CostRule:
 
     ``max_input_tokens`` is what the model reads at most, None where that is not known. ``defaults`` are the settings of
     calls that set none themselves, which have so many bytes. ``fixed`` is the bound of any call, where it is the same
-    for all.
+    for all. ``child_usd`` is the limit of the session for the call's own calls, which reserve for themselves.
     """
 
     name: str
@@ -156,10 +156,15 @@ class CostRule:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     default_bytes: int = 0
     fixed: CostBound | None = None
+    child_usd: float | None = None
 
     @classmethod
     def of_target(cls, name: str, target: TargetConfig, price: Price | None) -> CostRule:
         """Return the rule of a configured target."""
+        child = target.child_session if isinstance(target, TargetTarget) else None
+        if price is None and child is not None:
+            # What it costs are the calls of its own session.
+            price = Price()
         if price is None:
             return cls(name=name, fixed=CostBound(None, f"its price is not known; set targets.{name}.price"))
         if not isinstance(target, ModelTarget):
@@ -167,7 +172,7 @@ class CostRule:
             if price.input_per_million or price.output_per_million:
                 problem = "the tokens of what is no model are not counted"
                 fixed = CostBound(None, f"{problem}; set targets.{name}.price.per_call alone")
-            return cls(name=name, fixed=fixed)
+            return cls(name=name, fixed=fixed, child_usd=None if child is None else child.max_cost_usd)
         repeats = isinstance(target, PydanticAITarget) and not _REPEATING_VENDORS.isdisjoint(
             target.model.partition(":")[0].split("/")
         )
@@ -178,6 +183,32 @@ class CostRule:
             defaults=_fields_of(target.default_settings),
             default_bytes=len(target.default_settings.to_wire()),
             fixed=CostBound(None, f"the client of {target.model} repeats requests by itself") if repeats else None,
+        )
+
+    def terms(self) -> CostTerms:
+        """Return what its calls can cost at most, for those who have to know before they ask."""
+        if self.fixed is not None:
+            amount, problem = self.fixed
+            return CostTerms(per_call_usd=to_dollars(amount or 0), child_usd=self.child_usd, problem=problem)
+        added = ADDED_TOKENS_WITH_TOOLS if self.defaults.get("tools") else ADDED_TOKENS
+        limits = [
+            self.defaults.get("max_tokens"),
+            *_pop_limits(dict(self.defaults.get("extra_body") or {}), _ALL_LIMITS),
+        ]
+        known = [limit for limit in limits if type(limit) is int and limit > 0]
+        return CostTerms(
+            per_call_usd=float(self.price.per_call),
+            tiers=[
+                CostTier(
+                    above_input_tokens=tier.above_input_tokens if isinstance(tier, PriceTier) else 0,
+                    input_usd=float(tier.dearest_input(for_an_hour=False)),
+                    output_usd=float(tier.output_per_million),
+                )
+                for tier in (self.price, *self.price.tiers)
+            ],
+            added_tokens=added + self.default_bytes,
+            max_tokens=max(known, default=None) if limits[0] is not None else None,
+            max_input_tokens=self.max_input_tokens,
         )
 
     def bound(self, request: InvokeRequest | ApiRequest | None, body_bytes: int) -> CostBound:

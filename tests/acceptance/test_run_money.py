@@ -85,18 +85,36 @@ async def test_a_run_stops_at_its_limit_and_a_higher_one_finishes_the_rest(shell
     assert (len(rows), {row["status"] for row in rows.values()}) == (40, {"graded"})
 
 
-@pytest.mark.timeout(120)
-async def test_a_run_without_failures_uses_its_limit_and_nothing_is_paid_twice(shell: CommandLine) -> None:
-    provider = PricedProvider(output=1 / 3, answer=ANSWER)
+#: What a row really costs, of a target and of one that costs a quarter of it: `ANSWER` and its judgement.
+ROW_USD, CASES = 0.0037, 560
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("targets", [["small"], ["small", "cheap"]], ids=["one", "two"])
+async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: CommandLine, targets: list[str]) -> None:
+    provider = PricedProvider(output=1 / 3, answer=ANSWER, is_exact=True, cheaper={"cheap": 4})
     async with serving(provider) as url:
-        write_priced_evaluation(shell.folder, url, cases=250)
-        await run_within(shell, 0.4, code=4)
+        write_priced_evaluation(shell.folder, url, cases=CASES)
+        cheap = {name: price / 4 for name, price in PRICE.items()}
+        config = shell.folder / "quintain.yaml"
+        config.write_text(
+            f'{config.read_text()}  cheap: {{provider: openai, model: cheap, base_url: "{url}/v1", max_tokens: 300,'
+            f" price: {json.dumps(cheap)}}}\n"
+        )
+        evaluation = shell.folder / "eval.yaml"
+        evaluation.write_text(evaluation.read_text().replace("[small]", json.dumps(targets)))
+        limit = 500 * ROW_USD * (1 if len(targets) == 1 else 0.625)
+        await run_within(shell, limit, code=4)
         spent = amounts(shell)
-        assert 0.97 * 0.4 * DOLLAR <= spent["spent"] <= 0.4 * DOLLAR
+        assert 0.97 * limit * DOLLAR <= spent["spent"] <= limit * DOLLAR
         assert (spent["held"], spent["reserved"], spent["spent"]) == (0, 0, provider.bill)
+        rows = rows_of(shell.folder / OUTPUT)
+        assert {row["status"] for row in rows} == {"graded"}
+        # Nothing was paid for that is in no row.
+        assert provider.requests == 2 * len(rows)
         await run_within(shell, 5, code=0)
     assert {row["status"] for row in final_rows(shell).values()} == {"graded"}
-    assert (provider.requests, amounts(shell)["spent"]) == (500, provider.bill)
+    assert (provider.requests, amounts(shell)["spent"]) == (2 * CASES * len(targets), provider.bill)
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "nan", "1e400", "25$", "1000001"])

@@ -109,6 +109,24 @@ async def test_a_report_beyond_what_was_reserved_is_recorded_outside_the_limit(
     assert await told(ledger_driver, session, "r2", 3 * CENT) == "budget_exhausted"
 
 
+async def test_a_session_is_told_what_is_left_to_it_and_to_those_above_it(ledger_driver: ClockedLedgerDriver) -> None:
+    async def left(session: SessionOpened) -> tuple[int, int] | None:
+        cost = (await ledger_driver.info(session)).cost
+        if cost is None or cost.left_usd is None or cost.free_usd is None:
+            return None
+        return picodollars(cost.left_usd) // CENT, picodollars(cost.free_usd) // CENT
+
+    parent = await ledger_driver.open_session(max_cost_usd=0.10)
+    child = await ledger_driver.open_session(parent=parent, max_cost_usd=0.08)
+    sibling = await ledger_driver.open_session(parent=parent)
+    assert [await left(each) for each in (parent, child, sibling)] == [(10, 10), (8, 8), (10, 10)]
+    attempt = await told(ledger_driver, sibling, "r1", 5 * CENT)
+    assert [await left(each) for each in (parent, child, sibling)] == [(10, 5), (8, 5), (10, 5)]
+    await settle(ledger_driver, settle_with(sibling, "r1", str(attempt), AttemptOutcome.RESULT, 3 * CENT))
+    assert [await left(each) for each in (parent, child, sibling)] == [(7, 7), (7, 7), (7, 7)]
+    assert await left(await ledger_driver.open_session()) is None
+
+
 async def test_a_lost_attempt_keeps_its_money_until_it_reports(ledger_driver: ClockedLedgerDriver) -> None:
     session = await ledger_driver.open_session(max_cost_usd=0.05)
     lost = await told(ledger_driver, session, "r1")

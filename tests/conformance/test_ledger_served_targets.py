@@ -6,6 +6,7 @@ from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import DrainState, Heartbeat, Register, TargetCard
+from quintain.contracts.money import CostTerms
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger import leases, targets
 
@@ -67,6 +68,18 @@ async def test_the_time_limit_that_a_target_was_registered_with_last_is_known(
         await ledger_driver.ledger.transact(lambda moment, ask=request: leases.register_worker(moment.now, ask))
         timeouts = (await ledger_driver.info(session)).target_timeouts
         assert timeouts == (None if seconds is None else {"a": 7200.5})
+
+
+async def test_what_the_calls_of_a_target_can_cost_is_told_as_it_was_registered_last(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    session = await ledger_driver.open_session()
+    for usd in (None, 0.5, 0.25):
+        cost = None if usd is None else CostTerms(per_call_usd=usd)
+        card = TargetCard(name="a", provider="mock", max_concurrency=64, cost=cost)
+        request = Register(worker_id="w", incarnation="w", targets=[card], protocol=PROTOCOL_VERSION)
+        await ledger_driver.ledger.transact(lambda moment, ask=request: leases.register_worker(moment.now, ask))
+        assert (await ledger_driver.info(session)).target_costs == (None if cost is None else {"a": cost})
 
 
 async def test_workers_that_restart_do_not_begin_a_new_difference(ledger_driver: ClockedLedgerDriver) -> None:

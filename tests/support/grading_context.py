@@ -33,14 +33,20 @@ def grading_context(client: FakeClient, *graders: GraderRunner) -> GradingContex
 
 
 def script_grader(
-    folder: Path, source: str, *, name: str = "judge", max_calls: int = 50, judge_target: str | None = None
+    folder: Path,
+    source: str,
+    *,
+    name: str = "judge",
+    max_calls: int = 50,
+    max_cost_usd: float | None = None,
+    judge_target: str | None = None,
 ) -> ProgramGraderRunner:
     """A grader that is this Python script."""
     spec = CommandGrader(
         name=name,
         command=write_script(folder, f"{name}.py", source),
         judge_target=judge_target,
-        target=GraderCalls(max_calls=max_calls),
+        target=GraderCalls(max_calls=max_calls, max_cost_usd=max_cost_usd),
         timeout_seconds=30,
     )
     command = GraderCommand(argv=tuple(spec.command), folder=folder, env={}, timeout_seconds=spec.timeout_seconds)

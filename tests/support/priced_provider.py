@@ -40,13 +40,16 @@ class PricedProvider:
 
     ``failing`` is the part of requests that end otherwise than answered: 500 after they were billed, a connection that
     is closed in the middle, an answer without usage, 429. ``output`` is the part of ``max_tokens`` that answers have at
-    most, ``answer`` their text.
+    most, ``answer`` their text. ``is_exact``: answers have that part, and questions a token per four bytes.
+    ``cheaper`` divides the prices of models, by name.
     """
 
     failing: float = 0.0
     output: float = 1.0
     seconds: float = 0.02
     answer: str = "Paris"
+    is_exact: bool = False
+    cheaper: dict[str, int] = field(default_factory=dict)
     seed: int = 1
     bill: int = 0
     requests: int = 0
@@ -75,10 +78,12 @@ class PricedProvider:
         if how == "429":
             return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"retry-after": "0"})
         limit = asked.get("max_completion_tokens") or asked["max_tokens"]
-        tokens_in = self.random.randint(1, len(body))
-        tokens_out = self.random.randint(1, max(1, round(limit * self.output)))
-        cached = self.random.randint(0, tokens_in) if self.random.random() < 0.3 else 0
-        self.bill += (tokens_in - cached) * INPUT + cached * CACHED + tokens_out * OUTPUT
+        tokens_in, tokens_out, cached = len(body) // 4, max(1, round(limit * self.output)), 0
+        if not self.is_exact:
+            tokens_in, tokens_out = self.random.randint(1, len(body)), self.random.randint(1, tokens_out)
+            cached = self.random.randint(0, tokens_in) if self.random.random() < 0.3 else 0
+        billed = (tokens_in - cached) * INPUT + cached * CACHED + tokens_out * OUTPUT
+        self.bill += billed // self.cheaper.get(asked["model"], 1)
         await asyncio.sleep(self.seconds)
         if how == "500":
             return web.json_response({"error": {"message": "broken"}}, status=500)

@@ -221,5 +221,6 @@ def test_a_card_says_what_the_fleet_may_know(file: Path) -> None:
         "fingerprint": None,
         "timeout_seconds": None,
         "quota": None,
+        "cost": None,
     }
     assert card_of("local", config.targets["local"]).model is None

@@ -87,6 +87,21 @@ class SessionRow:
         """Whether it or an ancestor has a limit in money."""
         return self.max_cost is not None or any(payer.max_cost is not None for payer in self.ancestors)
 
+    @property
+    def money_left(self) -> tuple[int, int] | None:
+        """What is neither spent nor held of its limit and of its ancestors', and what of that is not reserved: the
+        least of each, in picodollars. None where nothing limits its calls.
+        """
+        limited = [each for each in (self, *self.ancestors) if each.max_cost is not None]
+        left = [(each.max_cost or 0) - each.cost_spent - each.cost_held - each.cost_excess for each in limited]
+        free = [each - payer.cost_reserved for each, payer in zip(left, limited, strict=True)]
+        return (max(0, min(left)), max(0, min(free))) if limited else None
+
+    def narrowed_cost(self, max_cost: int) -> int:
+        """Return a limit in picodollars, or that of the session or an ancestor where that is lower."""
+        limits = [each.max_cost for each in (self, *self.ancestors) if each.max_cost is not None]
+        return min([max_cost, *limits])
+
     def allows(self, target: str) -> bool:
         """Whether the session may call this target."""
         return self.allowed_targets is None or target in json.loads(self.allowed_targets)

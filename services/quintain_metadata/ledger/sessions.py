@@ -34,6 +34,7 @@ from quintain_metadata.ledger.targets import (
     group_slots,
     live_served_targets,
     quota_names,
+    target_costs,
     target_timeouts,
 )
 from quintain_metadata.ledger.usage import cost_usage, count_calls
@@ -249,6 +250,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     timeouts = yield from target_timeouts()
     slots = {name: slots for name, slots in (yield from group_slots(now)).items() if name in available}
     quotas = {name: quota for name, quota in (yield from quota_names(now)).items() if name in available}
+    costs = {name: terms for name, terms in (yield from target_costs(now)).items() if name in available}
     return Info(
         session_id=session.id,
         target_name=session.default_target,
@@ -281,6 +283,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         max_body_bytes=session.max_body_bytes,
         group_slots=slots or None,
         target_timeouts={name: seconds for name, seconds in timeouts.items() if name in available} or None,
+        target_costs=costs or None,
         quotas=quotas or None,
         weight=session.weight,
         priority=session.priority,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from quintain.contracts.fleet import RegisteredTarget, TargetList
 from quintain.contracts.ledger import DrainState, Register
+from quintain.contracts.money import CostTerms
 from quintain.contracts.session import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
 from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
@@ -137,14 +138,15 @@ def record_served_targets(now: int, registration: Register) -> SqlProgram[None]:
         quota = card.quota
         yield from execute(
             "INSERT INTO served_target (incarnation, target, fingerprint, since, group_slots, quota_id, quota_name,"
-            " quota_terms) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            " quota_terms, cost_terms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (incarnation, target) DO UPDATE SET fingerprint = excluded.fingerprint,"
             " group_slots = excluded.group_slots, quota_id = excluded.quota_id, quota_name = excluded.quota_name,"
-            " quota_terms = excluded.quota_terms,"
+            " quota_terms = excluded.quota_terms, cost_terms = excluded.cost_terms,"
             " since = CASE WHEN COALESCE(served_target.fingerprint, '') = COALESCE(excluded.fingerprint, '')"
             " THEN served_target.since ELSE excluded.since END",
             *(registration.incarnation, card.name, card.fingerprint, now, card.slots),
             *((None, None, None) if quota is None else (quota.id, quota.name, quota.terms.to_wire().decode())),
+            None if card.cost is None else card.cost.to_wire().decode(),
         )
 
 
@@ -166,6 +168,16 @@ def quota_names(now: int) -> SqlProgram[dict[str, str]]:
         now,
     )
     return {row[0]: row[1] for row in rows}
+
+
+def target_costs(now: int) -> SqlProgram[dict[str, CostTerms]]:
+    """Return what calls of the targets that live workers serve can cost at most, as the latest one says."""
+    rows = yield from execute(
+        "SELECT target, cost_terms FROM served_target JOIN worker USING (incarnation)"
+        " WHERE lease_until > ? AND cost_terms IS NOT NULL ORDER BY since",
+        now,
+    )
+    return {row[0]: CostTerms.from_wire(row[1].encode()) for row in rows}
 
 
 def target_timeouts() -> SqlProgram[dict[str, float]]:

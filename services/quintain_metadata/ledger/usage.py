@@ -33,9 +33,8 @@ FAMILY_CTE = (
 
 def cost_usage(session: SessionRow) -> CostUsage | None:
     """Return what a session cost; None where that is nothing, and nothing limits it."""
-    if session.max_cost is None and not (
-        session.cost_spent or session.cost_held or session.cost_reserved or session.cost_unknown
-    ):
+    left = session.money_left
+    if left is None and not (session.cost_spent or session.cost_held or session.cost_reserved or session.cost_unknown):
         return None
     return CostUsage(
         spent_usd=to_dollars(session.cost_spent),
@@ -43,6 +42,8 @@ def cost_usage(session: SessionRow) -> CostUsage | None:
         reserved_usd=to_dollars(session.cost_reserved),
         excess_usd=to_dollars(session.cost_excess),
         unknown=session.cost_unknown,
+        left_usd=None if left is None else to_dollars(left[0]),
+        free_usd=None if left is None else to_dollars(left[1]),
     )
 
 

@@ -138,7 +138,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             timeout_ms bigint
         )""",
         # With which fingerprint a worker serves a target, since when, and how many of its calls it runs at a time. The
-        # quota that it registers for the target, with its terms as JSON; null where it has none.
+        # quota that it registers for the target, with its terms as JSON; null where it has none. What the target's
+        # calls can cost at most, as JSON.
         """CREATE TABLE served_target (
             incarnation text NOT NULL,
             target text NOT NULL,
@@ -148,6 +149,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             quota_id text,
             quota_name text,
             quota_terms text,
+            cost_terms text,
             PRIMARY KEY (incarnation, target)
         )""",
         # What an administrator set of a quota, as JSON.

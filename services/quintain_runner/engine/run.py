@@ -18,6 +18,7 @@ from quintain.errors import BusError, Fault
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain_runner.engine.backend import Backend
+from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan
 from quintain_runner.engine.run_settings import RunSettings
@@ -159,9 +160,9 @@ class _Execution:
             quotas = self._quota_watch()
             # Known before the first call: deadlines allow the wait for a quota.
             await quotas.refresh()
-            scheduler = TrialScheduler(
-                run, self._trial_budget(info, quotas), self.results, self.progress_state, error_limit
-            )
+            budget = self._trial_budget(info, quotas)
+            cost_gate = CostGate(budget, info, self.session.client.get_info)
+            scheduler = TrialScheduler(run, budget, cost_gate, self.results, self.progress_state, error_limit)
             async with self._displayed_progress(record), self._watched_quotas(quotas, scheduler):
                 is_budget_spent = await scheduler.run(self.plan)
         update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
@@ -243,6 +244,8 @@ class _Execution:
             fingerprints=self.fingerprints,
             scoring=Scoring.of(run.evaluation.spec),
             timeouts=info.target_timeouts or {},
+            costs=info.target_costs or {},
+            max_cost_usd=info.max_cost_usd or (None if info.cost is None else info.cost.left_usd or None),
             waits=quotas,
         )
         return TrialBudget(

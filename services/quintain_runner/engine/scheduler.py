@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from quintain.errors import Fault, ProviderFailed, TargetUnavailable
+from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run_settings import ErrorPolicy, RunSettings
 from quintain_runner.engine.trial import TrialBudget, TrialOutcome, run_trial
@@ -153,20 +154,23 @@ class TrialScheduler:
 
     ``error_limit`` records how each trial ended, and decides whether another trial of its target may begin; errors of
     an outage that is waited out do not count. ``budget`` reserves the calls of a trial, and has the context of its
-    graders.
+    graders. A target whose next trial is not paid for begins no more; others, which may cost less, go on.
     """
 
     def __init__(
         self,
         settings: RunSettings,
         budget: TrialBudget,
+        cost_gate: CostGate,
         results: ResultFile,
         progress_state: ProgressState,
         error_limit: ErrorLimit,
     ) -> None:
         self._settings, self._budget, self._context = settings, budget, budget.context
         self._results, self._progress_state, self._error_limit = results, progress_state, error_limit
-        self._budget_spent = asyncio.Event()
+        self._cost_gate = cost_gate
+        #: The targets of which no trial begins any more, because the budget is spent.
+        self._spent_targets = set[str]()
         #: The tasks of the trials that wait for answers, by target.
         self._calling: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
 
@@ -182,7 +186,7 @@ class TrialScheduler:
                     task_group.create_task(self._run_target(plan, target))
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
-        return self._budget_spent.is_set()
+        return bool(self._spent_targets)
 
     def give_up(self, target: str, parked: ParkedTarget) -> None:
         """Begin no more trials of a target, and end those that wait for an answer, without a row.
@@ -213,27 +217,36 @@ class TrialScheduler:
                     for trial in prefetched:
                         await slots.acquire()
                         await gate.enter()
-                        if self._budget_spent.is_set() or not self._error_limit.may_begin(target):
+                        cost = self._cost_gate.most_cost(trial)
+                        if not await self._cost_gate.enter(cost):
+                            self._spent_targets.add(target)
                             return
-                        task_group.create_task(self._run_trial(trial, slots, gate, plan.policy))
+                        if target in self._spent_targets or not self._error_limit.may_begin(target):
+                            self._cost_gate.leave(cost)
+                            return
+                        task_group.create_task(self._run_trial(trial, slots, gate, plan.policy, cost))
 
-    async def _run_trial(self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy) -> None:
-        """Execute one trial, store its row, and release its slot."""
+    async def _run_trial(
+        self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy, cost: int
+    ) -> None:
+        """Execute one trial, which can cost so much, store its row, and release its slot."""
         self._progress_state.trial_started(trial.key, time.monotonic())
         is_changed = False
         try:
             outcome = await self._call(trial)
             if outcome.row is not None:
                 self._budget.add_row(outcome.row)
+                self._cost_gate.add_row(outcome.row)
                 is_changed = await self._record_outcome(trial, outcome.row, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
                 self._progress_state.add_row(outcome.row, trial.previous)
                 self._count_calls_left(trial, outcome.row, policy)
             if outcome.budget_spent:
-                self._budget_spent.set()
+                self._spent_targets.add(trial.target)
         finally:
             self._progress_state.trial_ended(trial.key)
             gate.leave(is_changed=is_changed)
+            self._cost_gate.leave(cost)
             slots.release()
 
     async def _call(self, trial: Trial) -> TrialOutcome:

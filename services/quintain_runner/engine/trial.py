@@ -70,7 +70,7 @@ class TrialBudget:
         Waits while other trials have reserved calls that they may not use. Raises `BudgetExhausted` if the calls are
         not there, and any other `Fault` of reserving them.
         """
-        planned = self._planned_calls(trial) if self.is_scarce else {}
+        planned = self.planned_calls(trial) if self.is_scarce else {}
         if not planned:
             yield self.context
             return
@@ -87,7 +87,7 @@ class TrialBudget:
             self._reserving_count -= 1
             self._released.set()
 
-    def _planned_calls(self, trial: Trial) -> dict[str, PlannedCalls]:
+    def planned_calls(self, trial: Trial) -> dict[str, PlannedCalls]:
         """The calls of the graders that have to run, by their names."""
         fingerprints = self.context.fingerprints
         planned = {

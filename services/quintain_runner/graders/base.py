@@ -12,6 +12,7 @@ from quintain.client.client import Client
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
+from quintain.contracts.money import CostTerms
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import (
@@ -127,10 +128,23 @@ SESSION_LEAD_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class PlannedCalls:
-    """The calls that a grader will make: the one of ``request_id``, or those of a session that is opened for it."""
+    """The calls that a grader will make: the one of ``request_id``, or those of a session that is opened for it.
+
+    The one is a call of ``target``, whose request has ``body_bytes`` beside the answer.
+    """
 
     request_id: str | None = None
     session: OpenSession | None = None
+    target: str = ""
+    body_bytes: int = 0
+
+    @property
+    def reserved_calls(self) -> int:
+        """How many calls of its session are reserved before the trial begins."""
+        if self.session is None:
+            return 0
+        reserve = self.session.reserve
+        return (self.session.max_calls if reserve is True else reserve) or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +158,7 @@ class ReservedSession:
     @classmethod
     def of(cls, opened: SessionOpened, request: OpenSession) -> ReservedSession:
         """The session that was opened now."""
-        calls = (request.max_calls if request.reserve is True else request.reserve) or 0
+        calls = PlannedCalls(session=request).reserved_calls
         return cls(opened, calls, asyncio.get_running_loop().time() + SESSION_LEAD_SECONDS)
 
 
@@ -159,7 +173,8 @@ class GradingContext:
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
     ``scoring`` makes rows of verdicts. ``waits`` is how calls wait for quotas. ``sessions`` are those that were opened
     for this trial's graders before it began, by the grader's name. ``timeouts`` are the time limits of the targets that
-    have one, in seconds.
+    have one, in seconds. ``costs`` are what calls of the targets can cost at most, and ``max_cost_usd`` is the run's
+    limit, which no grader's limit exceeds; None where it has none.
     """
 
     run_name: str
@@ -177,6 +192,8 @@ class GradingContext:
     waits: CallWaits = field(default_factory=CallWaits)
     sessions: Mapping[str, ReservedSession] = field(default_factory=dict)
     timeouts: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, CostTerms] = field(default_factory=dict)
+    max_cost_usd: float | None = None
 
     def deadline_seconds(self, target: str) -> float:
         """How long a call of this target may take from now, its time in queues included: a limit of less than the

@@ -146,7 +146,12 @@ class JudgeGraderRunner:
 
     def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls:
         """Implements `GraderRunner.planned_calls`: one, under its own request id."""
-        return PlannedCalls(request_id=self._request_id(trial, context))
+        request = self._request(trial, "", context)
+        return PlannedCalls(
+            request_id=self._request_id(trial, context),
+            target=request.target or trial.target,
+            body_bytes=len(request.to_wire()),
+        )
 
     def _request(self, trial: Trial, answer: str, context: GradingContext) -> InvokeRequest:
         return build_judge_request(

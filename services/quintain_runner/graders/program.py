@@ -147,10 +147,12 @@ class ProgramGraderRunner:
         )
 
     def _session_request(self, trial: Trial, context: GradingContext) -> OpenSession:
-        """The child session of one execution, with the grader's limit of calls."""
+        """The child session of one execution, with the grader's limits."""
+        limits = [each for each in (self.spec.target.max_cost_usd, context.max_cost_usd) if each is not None]
         return OpenSession(
             default_target=judge_target_of(self.spec, trial.target, context.judge_targets),
             max_calls=min(self.spec.target.max_calls, context.max_calls),
+            max_cost_usd=None if self.spec.target.max_cost_usd is None else min(limits),
             expires_in_seconds=self.spec.timeout_seconds + SESSION_GRACE_SECONDS,
             label=f"{context.run_name}/{trial.case.id}/{self.name}"[:_LABEL_LENGTH],
         )

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from quintain.contracts.message import Message
+from quintain.contracts.money import MaxCostUsd
 from quintain.contracts.session import DEFAULT_MAX_CALLS
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, TargetName
 from quintain.programs.sandbox import SandboxOption
@@ -74,6 +75,8 @@ class GraderCalls(SpecModel):
 
     max_calls: Count = DEFAULT_MAX_CALLS
     """The most calls that one execution may make; they are charged to the run's budget."""
+    max_cost_usd: MaxCostUsd | None = None
+    """The most that they may cost, in US dollars. Under a limit in money a row begins when so much is left for it."""
 
 
 def _calls_of_true(value: object) -> object:

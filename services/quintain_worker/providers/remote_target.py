@@ -230,6 +230,7 @@ class AgentSession:
             **self._holder._asdict(),
             targets=list(self._terms.targets),
             max_calls=self._terms.max_calls,
+            max_cost_usd=self._terms.max_cost_usd,
             expires_in_seconds=expires_in_seconds,
         )
         return await self._rpc_client.call_route(OPEN_CHILD, request, {}, timeout_seconds=OPEN_SECONDS)

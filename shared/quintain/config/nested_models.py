@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from quintain.contracts.invoke import InvokeSettings
+from quintain.contracts.money import MaxCostUsd
 from quintain.contracts.session import AGENT_MAX_CALLS
 from quintain.contracts.values import NumberModel, TargetName
 from quintain.programs.sandbox import Sandbox
@@ -72,6 +73,8 @@ class TargetChildSession(StrictModel):
     """The targets that the agent may call, the default one first."""
     max_calls: Positive = AGENT_MAX_CALLS
     """How many calls it may make for one call of its own."""
+    max_cost_usd: MaxCostUsd | None = None
+    """The most that they may cost, in US dollars. If absent, what the caller's session has."""
 
 
 #: The models of nested maps in a target, by their key.

@@ -13,6 +13,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from quintain.config.nested_models import StrictModel
 from quintain.config.targets import AnthropicTarget, ModelTarget, OpenAITarget, PydanticAITarget, TargetConfig
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.money import CostTerms
 from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE, QuotaCard, QuotaTerms
 
 PerMinute = Annotated[FiniteFloat, Field(gt=0, le=MAX_PER_MINUTE)]
@@ -80,7 +81,12 @@ def quota_of(target: TargetConfig, quotas: Mapping[str, QuotaConfig]) -> QuotaCa
     return QuotaCard(id=f"key:{digest}", name=name, terms=QuotaTerms())
 
 
-def card_of(name: str, target: TargetConfig, quotas: Mapping[str, QuotaConfig] | None = None) -> TargetCard:
+def card_of(
+    name: str,
+    target: TargetConfig,
+    quotas: Mapping[str, QuotaConfig] | None = None,
+    cost: CostTerms | None = None,
+) -> TargetCard:
     """Return a resolved target's public description, which never contains a key; without ``quotas`` it has no quota."""
     return TargetCard(
         name=name,
@@ -91,4 +97,5 @@ def card_of(name: str, target: TargetConfig, quotas: Mapping[str, QuotaConfig] |
         worker_concurrency=target.worker_concurrency,
         timeout_seconds=target.timeout_seconds,
         quota=None if quotas is None else quota_of(target, quotas),
+        cost=cost,
     )

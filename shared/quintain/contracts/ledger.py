@@ -21,7 +21,7 @@ from pydantic_core import to_json
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.money import Picodollars
+from quintain.contracts.money import CostTerms, MaxCostUsd, Picodollars
 from quintain.contracts.quota import QuotaCard, TryReport
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Id, Number, RequestId, TargetName, Text, Whole
 
@@ -41,7 +41,8 @@ class TargetCard(Message):
     ``fingerprint`` is a hash of everything in the target's configuration that can change an answer, or None.
     ``worker_concurrency`` is how many of its calls one worker runs at a time; None is ``max_concurrency``.
     ``timeout_seconds`` is how long its calls may take, or None where it has no limit of its own. ``quota`` is what it
-    shares with the other targets of its key; None where nothing limits it but ``max_concurrency``.
+    shares with the other targets of its key; None where nothing limits it but ``max_concurrency``. ``cost`` is the most
+    that its calls cost.
     """
 
     name: TargetName
@@ -53,6 +54,7 @@ class TargetCard(Message):
     fingerprint: Text | None = None
     timeout_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
     quota: QuotaCard | None = None
+    cost: CostTerms | None = None
 
     @property
     def slots(self) -> int:
@@ -253,7 +255,7 @@ class AdmitReply(Message):
 class OpenChild(Message):
     """Open the child session of a call, for the target's agent; only the attempt that runs the call may.
 
-    ``targets`` and ``max_calls`` are those of the target's configuration, the first target is the default. The session
+    ``targets`` and the limits are those of the target's configuration, the first target is the default. The session
     ends with the call's deadline, or after ``expires_in_seconds``. A child that was opened for the call before is
     closed.
     """
@@ -264,6 +266,7 @@ class OpenChild(Message):
     incarnation: Id
     targets: Annotated[list[TargetName], Field(min_length=1)]
     max_calls: Annotated[int, Field(ge=0)]
+    max_cost_usd: MaxCostUsd | None = None
     expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
-from quintain.contracts.money import MaxCostUsd
+from quintain.contracts.money import CostTerms, MaxCostUsd
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
@@ -68,6 +68,8 @@ class CostUsage(Message):
 
     ``held`` is reserved for tries whose bill is unknown, ``reserved`` for tries that run. ``excess`` is what providers
     reported beyond what was reserved. ``unknown`` charged tries are in none of these: their price is not known.
+    ``left_usd`` is what is neither spent nor held of the limits of the session and of its ancestors, the least of them,
+    and ``free_usd`` what of that is not reserved; None where nothing limits its calls.
     """
 
     spent_usd: float = 0.0
@@ -75,6 +77,8 @@ class CostUsage(Message):
     reserved_usd: float = 0.0
     excess_usd: float = 0.0
     unknown: int = 0
+    left_usd: float | None = None
+    free_usd: float | None = None
 
 
 class TargetUsage(Message):
@@ -102,7 +106,8 @@ class Info(Message):
     ``different_since`` are the times since when the live workers of some of them have reported different ones.
     ``unsupported`` is set if it is ``ignore``, and ``max_body_bytes`` if the session was opened with it.
     ``group_slots`` are the targets with a live worker, each with the slots that one of its workers has.
-    ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds.
+    ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds. ``target_costs`` are
+    what calls of the targets that workers serve can cost at most.
     ``max_cost_usd`` is the session's own limit in money; None where it has none.
     ``quotas`` are the targets with a quota, each with its name.
     ``weight`` and ``priority`` are those in force: a child has at most its parent's.
@@ -134,6 +139,7 @@ class Info(Message):
     max_body_bytes: int | None = None
     group_slots: dict[str, Count] | None = None
     target_timeouts: dict[str, float] | None = None
+    target_costs: dict[str, CostTerms] | None = None
     quotas: dict[str, str] | None = None
     weight: int = DEFAULT_WEIGHT
     priority: Priority = Priority.NORMAL

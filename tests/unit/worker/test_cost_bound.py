@@ -267,3 +267,29 @@ def test_no_usage_within_the_bounds_costs_more(data: st.DataObject, texts: list[
     assert cost is not None
     assert most is not None
     assert picodollars(cost) <= most
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"max_tokens": 300},
+        {"max_tokens": 300, "max_input_tokens": 900, "settings": {"extra_body": {"max_completion_tokens": 400}}},
+        {"max_tokens": 300, "price": {**PRICE, "cache_write_per_million": 1.25, "per_call": 0.01}},
+        {"model": "claude-sonnet-4-5", "provider": "anthropic", "base_url": None, "price": None, "max_tokens": 9},
+        {"max_tokens": None},
+        {"price": None, "max_tokens": 300},
+        {"provider": "mock", "model": None, "base_url": None, "price": {"per_call": 0.5}},
+        {"provider": "target", "model": None, "base_url": None, "price": None, "child_session": {"targets": ["a"]}},
+    ],
+)
+@pytest.mark.parametrize("size", [100, 10**6])
+def test_what_is_told_of_a_target_gives_the_same_bound(target: dict[str, Any], size: int) -> None:
+    found = rule(**target)
+    assert found.terms().bound(size) == found.bound(InvokeRequest(question="hi"), size).amount
+
+
+def test_what_a_call_of_an_agent_can_cost_is_told_with_its_own_calls() -> None:
+    child = {"targets": ["a"], "max_cost_usd": 0.25}
+    hosted = rule(provider="target", model=None, base_url=None, child_session=child, price={"per_call": 0.5})
+    assert hosted.bound(InvokeRequest(question="hi"), 100).amount == picodollars(0.5)
+    assert hosted.terms().bound(100) == picodollars(0.75)

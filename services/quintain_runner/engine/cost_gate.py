@@ -1,0 +1,136 @@
+"""Lets a trial begin only when money is left for its answer and its graders: a limit in money buys whole rows.
+
+The ledger holds the limit by each try; here the calls that a row takes are counted together, before the first of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from quintain.contracts.money import picodollars
+from quintain.contracts.session import Info
+from quintain.errors import Fault
+from quintain_runner.engine.trial import TrialBudget
+from quintain_runner.graders.base import PlannedCalls, call_with_retry
+from quintain_runner.plan.trials import Trial
+from quintain_runner.results.row import Row
+
+#: How many bytes of a judge's request a token of an answer is taken to have at most: words have about 4, and what JSON
+#: escapes has more.
+BYTES_PER_TOKEN = 8
+
+#: How long the answers of a target without ``max_tokens`` are taken to be before there is one, in bytes.
+FIRST_ANSWER_BYTES = 4_000
+
+#: How often the money that others have reserved is read again, in seconds.
+POLL_SECONDS = 0.5
+
+
+class CostGate:
+    """Counts the most that the trials in progress can cost, and lets one begin when that fits with its own.
+
+    What is left of the limit was read last with ``read_info``, and is read again when it would not be enough. Until
+    then a trial that has ended counts with all that it could cost.
+    """
+
+    def __init__(self, budget: TrialBudget, info: Info, read_info: Callable[[], Awaitable[Info]]) -> None:
+        self._budget, self._read_info = budget, read_info
+        self._left = self._free = 0
+        #: What the trials in progress can cost, and those that have ended since the amounts were read.
+        self._running = self._ended = 0
+        self._answer_bytes: Counter[str] = Counter()
+        self._queue = asyncio.Lock()
+        self._changed = asyncio.Event()
+        #: The most that the last trial can cost that did not begin for lack of money, in picodollars.
+        self.refused: int | None = None
+        self.is_limited = self._note(info)
+
+    def most_cost(self, trial: Trial) -> int:
+        """Return the most that a trial can cost, in picodollars: its answer, unless it has one, and its graders."""
+        if not self.is_limited:
+            return 0
+        cost, request = 0, trial.request
+        costs = self._budget.context.costs
+        body_bytes, terms = len(request.to_wire()), costs.get(trial.target)
+        max_tokens = None if request.settings is None else request.settings.max_tokens
+        if trial.kept is not None:
+            answer_bytes = len((trial.kept.output or "").encode())
+        else:
+            cost += 0 if terms is None else terms.bound(body_bytes, max_tokens) or 0
+            limit = max_tokens or (None if terms is None else terms.max_tokens)
+            answer_bytes = self._answer_bytes[trial.target] or FIRST_ANSWER_BYTES
+            answer_bytes = answer_bytes if limit is None else limit * BYTES_PER_TOKEN
+        return cost + sum(
+            self._most_of_grader(planned, body_bytes, answer_bytes)
+            for planned in self._budget.planned_calls(trial).values()
+        )
+
+    def _most_of_grader(self, planned: PlannedCalls, body_bytes: int, answer_bytes: int) -> int:
+        session, costs = planned.session, self._budget.context.costs
+        if session is None:
+            terms = costs.get(planned.target)
+            return 0 if terms is None else terms.bound(planned.body_bytes + answer_bytes) or 0
+        if session.max_cost_usd is not None:
+            return picodollars(session.max_cost_usd)
+        # What a program shows its judge is not known: the question and the answer, as a rule.
+        terms = costs.get(session.default_target)
+        return 0 if terms is None else planned.reserved_calls * (terms.bound(body_bytes + answer_bytes) or 0)
+
+    def add_row(self, row: Row) -> None:
+        """Note how long an answer was."""
+        size = len((row.output or "").encode())
+        self._answer_bytes[row.target] = max(self._answer_bytes[row.target], size)
+
+    async def enter(self, cost: int) -> bool:
+        """Wait until so much is left beside the trials in progress, and count it; returns False if it never will be.
+
+        One trial waits at a time, so that a dear one is not passed by cheaper ones until nothing is left for it.
+        """
+        if not cost:
+            return True
+        async with self._queue:
+            while not self._fits(cost):
+                self._changed.clear()
+                if not await self._read():
+                    # The ledger decides alone.
+                    break
+                if self._fits(cost):
+                    break
+                if cost > self._left:
+                    self.refused = cost
+                    return False
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+            self._running += cost
+            self._free -= cost
+        return True
+
+    def leave(self, cost: int) -> None:
+        """Count out a trial that has ended."""
+        self._running -= cost
+        self._ended += cost
+        self._changed.set()
+
+    def _fits(self, cost: int) -> bool:
+        """Whether it fits beside the trials in progress, and beside what was reserved, also by others."""
+        return self._running + self._ended + cost <= self._left and cost <= self._free
+
+    async def _read(self) -> bool:
+        """Read what is left. Returns False where the metadata service does not tell."""
+        # Trials that end from now on may be in what is read, or not.
+        ended, self._ended = self._ended, 0
+        try:
+            return self._note(await call_with_retry(self._read_info))
+        except Fault:
+            self._ended += ended
+            return False
+
+    def _note(self, info: Info) -> bool:
+        cost = info.cost
+        if cost is None or cost.left_usd is None or cost.free_usd is None:
+            return False
+        self._left, self._free = picodollars(cost.left_usd), picodollars(cost.free_usd)
+        return True
