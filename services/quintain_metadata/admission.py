@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from quintain.contracts.credentials import public_id
-from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptEnded
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
-from quintain.observe import logs
-from quintain.observe.semconv import ledger_admit_span
-from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
+from quintain_metadata.admit_answers import decision_of, record_span, refusal_of, with_deadline
 from quintain_metadata.ledger.call_rows import CallKey, read_capacities
 from quintain_metadata.ledger.calls import CallOperations, NotOwner
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from quintain_metadata.metrics import MetadataMetrics
+from quintain_metadata.money_line import MoneyLine
 from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.quota_admission import QuotaAdmission
 from quintain_metadata.store.base import Ledger, Operation, Returned
@@ -70,6 +68,8 @@ class AdmissionQueue:
         #: Whether the ledger took the last operation of this queue.
         self._is_ledger_available = True
         self._fill_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._arrivals = itertools.count()
+        self.money = MoneyLine(self._waiting, self._read, self._retry)
 
     @property
     def waiting_count(self) -> int:
@@ -88,16 +88,14 @@ class AdmissionQueue:
             renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
             admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
             awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
-        decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets)
-        answers, waits_for_money = list[Admission](), False
+        awaited_payers = [self._waiting.awaited_payers()] * len(admits)
+        decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets, awaited_payers)
+        answers: list[Admission] = []
         waiting_ids = renewed_ids if self._is_ledger_available else []
         for admit, decision in zip(admits, decisions, strict=True):
             if isinstance(decision, Deferred):
-                waiting = WaitingAdmit(
-                    _with_deadline(admit, decision), batch.incarnation, send_answer, decision, last_requested_at=now
-                )
-                waits_for_money = waits_for_money or decision.reason is DeferReason.MONEY
-                refusal = self._add_waiting(waiting)
+                deferred = (with_deadline(admit, decision), batch.incarnation, send_answer, decision)
+                refusal = self._add_waiting(WaitingAdmit(*deferred, now, next(self._arrivals)))
                 answers += refusal
                 waiting_ids += [] if refusal else [admit.attempt_id]
             elif decision is not None:
@@ -105,9 +103,11 @@ class AdmissionQueue:
                     self._waiting.remove(admit.attempt_id)
                 answers.append(decision)
         await send_answer(answers, waiting_ids)
-        for target in (*awaited_targets, *(self._waiting.money_lines() if waits_for_money else ())):
-            # Its capacity may have become free while these were decided to wait behind others.
+        # Capacity and money may have become free while these were decided to wait behind others.
+        for target in awaited_targets:
             await self.fill(target)
+        if any(isinstance(each, Deferred) and each.reason is DeferReason.MONEY for each in decisions):
+            await self.money.fill()
 
     def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
         """Note that the worker still waits for this admit, and where; returns whether it goes on waiting here.
@@ -134,8 +134,9 @@ class AdmissionQueue:
                 if each.gave_up:
                     self._waiting.remove(each.attempt_id)
             await self.retry_calls({(each.session_id, each.request_id) for each in ended})
-            for target in (*targets, *self._waiting.money_lines()):
+            for target in targets:
                 await self.fill(target)
+            await self.money.fill()
         # What is awaited here still has no capacity left for others, and a quota has one owner.
         self._ledger.announce_capacity(
             target for target in targets if not (self._waiting.is_awaited(target) or self.quotas.has_quota(target))
@@ -162,10 +163,16 @@ class AdmissionQueue:
         await self._retry(self._waiting.ready(ready))
         for target in self._waiting.targets():
             await self.fill(target)
+        await self.money.fill()
 
     async def retry_calls(self, call_keys: Iterable[CallKey]) -> None:
         """Decide again the waiting admits of these calls, given by session id and request id."""
         await self._retry(self._waiting.of_calls(call_keys))
+
+    async def fill_freed(self, target: str) -> None:
+        """Grant what a call at this target has freed by its end, which another service applied."""
+        await self.fill(target)
+        await self.money.fill()
 
     async def fill(self, target: str) -> None:
         """Grant the target's free capacity to the admits that wait for it."""
@@ -222,7 +229,10 @@ class AdmissionQueue:
                 self.quotas.give_back(place.attempt_id)
             else:
                 chosen.append((place, waiting))
-        decisions = await self._retry([waiting for _, waiting in chosen])
+        # Who waits for money longer has it first.
+        first = self._waiting.awaited_payers()
+        behind = [{payer for payer, number in first.items() if number < each.number} for _, each in chosen]
+        decisions = await self._retry([waiting for _, waiting in chosen], behind)
         for (place, _), decision in zip(chosen, decisions, strict=True):
             if decision is None:
                 self.quotas.wait_again(place)
@@ -260,12 +270,16 @@ class AdmissionQueue:
         """Return the time before which an admit counts as no longer resent, in the loop's seconds."""
         return asyncio.get_running_loop().time() - self._timings.held_admit_seconds
 
-    async def _retry(self, admits: Sequence[WaitingAdmit]) -> list[Admission | Deferred | None]:
+    async def _retry(
+        self, admits: Sequence[WaitingAdmit], awaited_payers: Sequence[Collection[str]] = ()
+    ) -> list[Admission | Deferred | None]:
         """Decide waiting admits again, and answer those that are decided; returns the decisions."""
         all_decisions = list[Admission | Deferred | None]()
         for start in range(0, len(admits), MAX_DECISIONS):
             page = admits[start : start + MAX_DECISIONS]
-            decisions = await self._decide([each.admit for each in page], [each.incarnation for each in page])
+            payers = awaited_payers[start : start + MAX_DECISIONS]
+            workers = [each.incarnation for each in page]
+            decisions = await self._decide([each.admit for each in page], workers, awaited_payers=payers)
             all_decisions += decisions
             decided: dict[SendAnswer, list[Admission]] = {}
             for waiting, decision in zip(page, decisions, strict=True):
@@ -295,17 +309,22 @@ class AdmissionQueue:
                     retry_after_ms=1000,
                     charge_unknown=True,
                 )
-                return [_refusal(waiting.admit, refusal)]
+                return [refusal_of(waiting.admit, refusal)]
         self._waiting.put(waiting)
         return []
 
     async def _decide(
-        self, admits: Sequence[Admit], incarnations: Sequence[str], awaited_targets: Collection[str] = ()
+        self,
+        admits: Sequence[Admit],
+        incarnations: Sequence[str],
+        awaited_targets: Collection[str] = (),
+        awaited_payers: Sequence[Collection[str]] = (),
     ) -> list[Admission | Deferred | None]:
         """Return the ledger's decision on each admit; None while the ledger is out of reach, or where another service
         owns the quota by now: its worker repeats the admit.
 
-        A new call of one of the ``awaited_targets`` waits behind others. A final decision is recorded as a span of the
+        A new call of one of the ``awaited_targets`` waits behind others; so does one for the money of the sessions in
+        its ``awaited_payers``. A final decision is recorded as a span of the
         call's trace; a deferral is not, because it is decided many times.
         """
         if not admits:
@@ -319,7 +338,8 @@ class AdmissionQueue:
                 has_quota = admit.target in self.quotas.quota_of
                 after_quota = has_quota and not self.quotas.offer(admit.attempt_id, admit.target)
                 owned = self.quotas.owned(admit.target) if has_quota else None
-                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, owned))
+                payers = awaited_payers[number] if awaited_payers else ()
+                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, owned, payers))
             except Fault as unauthorized:  # the format of its credential is wrong
                 refused[number] = unauthorized
         outcomes = await self.operations.run(operations)
@@ -329,14 +349,14 @@ class AdmissionQueue:
             outcome = refused.get(number) or next(remaining)
             if isinstance(outcome, NotOwner):
                 self.quotas.disown(admit.target)
-            decision = _decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
+            decision = decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
             has_quota = admit.target in self.quotas.quota_of
             decision = self.quotas.decided(admit, decision) if has_quota else decision
             decisions.append(decision)
             if isinstance(decision, Admission):
                 self._metrics.count_admission(admit.target, decision)
                 if admit.traceparent is not None:
-                    _record_span(admit, decision, seconds=seconds)
+                    record_span(admit, decision, seconds=seconds)
         return decisions
 
 
@@ -351,42 +371,5 @@ async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
 
 
 def _is_blocked(decision: Admission | Deferred) -> bool:
-    """Whether the decision is that the target has no capacity left, or the session no money."""
-    return isinstance(decision, Deferred) and decision.reason in {DeferReason.TARGET, DeferReason.MONEY}
-
-
-def _decision_of(admit: Admit, error: Exception) -> Admission | None:
-    if isinstance(error, BudgetUnavailable | NotOwner):
-        return None
-    if isinstance(error, Fault):
-        return _refusal(admit, error)
-    # A defect in one admit must not affect the others of its batch.
-    with logs.log_context(
-        request_id=admit.request_id, session_id=admit.session_id or public_id(admit.token), target=admit.target
-    ):
-        return _refusal(admit, log_defect(error, f"admitting call {admit.request_id!r}"))
-
-
-def _with_deadline(admit: Admit, deferred: Deferred) -> Admit:
-    """Return the admit with its deadline; one that names none gets the deadline computed at its first decision."""
-    return admit if admit.deadline is not None else admit.model_copy(update={"deadline": deferred.deadline})
-
-
-def _refusal(admit: Admit, fault: Fault) -> Admission:
-    return Admission(attempt_id=admit.attempt_id, fault=FaultReply.from_fault(fault))
-
-
-def _record_span(admit: Admit, decision: Admission, *, seconds: float) -> None:
-    """Record the decision as a span of the call's trace, if the call has one."""
-    traceparent = valid_traceparent(admit.traceparent)
-    if traceparent is None:
-        return
-    fault_code = None if decision.fault is None else decision.fault.code
-    is_undecided = not (decision.is_replay or decision.is_grant)
-    outcome = fault_code or ("asked_again" if is_undecided else "replayed" if decision.is_replay else "granted")
-    record_finished_span(
-        ledger_admit_span(admit.request_id, outcome),
-        duration_seconds=seconds,
-        parent=traceparent,
-        error_type=fault_code,
-    )
+    """Whether the decision is that the target has no capacity left."""
+    return isinstance(decision, Deferred) and decision.reason is DeferReason.TARGET

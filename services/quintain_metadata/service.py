@@ -207,8 +207,8 @@ class MetadataService:
         return self._own_admits.tell(renewed)
 
     def _on_capacity(self, target: str) -> None:
-        """Fill a target's capacity that another service announced."""
-        work = result_or_fault(self._admission_queue.fill(target), f"filling target {target!r}")
+        """Fill a target's capacity that another service announced: a call has ended, which may have freed money too."""
+        work = result_or_fault(self._admission_queue.fill_freed(target), f"filling target {target!r}")
         task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
         self._fill_tasks.add(task)
         task.add_done_callback(self._fill_tasks.discard)

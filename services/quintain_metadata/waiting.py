@@ -137,6 +137,8 @@ class WaitingAdmit:
     deferred: Deferred
     #: When its worker last sent the admit, in the loop's seconds.
     last_requested_at: float
+    #: Those that came earlier have smaller numbers.
+    number: int = 0
 
     @property
     def call_key(self) -> CallKey:
@@ -152,11 +154,11 @@ class WaitingAdmit:
     def line(self) -> tuple[str, bool] | None:
         """The line in which it waits: for what, and whether it is a new call; None where in none.
 
-        It waits for its target, or for the money of the session at the root of its own.
+        It waits for its target, or for the money of a session.
         """
         deferred = self.deferred
-        if deferred.reason is DeferReason.MONEY:
-            return f"{MONEY_PREFIX}{deferred.share.root_id}", True  # a take-over never waits for money
+        if deferred.payer is not None:
+            return f"{MONEY_PREFIX}{deferred.payer}", not deferred.is_takeover
         return (deferred.target, not deferred.is_takeover) if deferred.reason is DeferReason.TARGET else None
 
     def is_ready(self, ready: Ready) -> bool:
@@ -218,12 +220,23 @@ class WaitingAdmits:
         return sum(waiting.joins_for_caller and waiting.admit.attempt_id != but for waiting in self.of_calls([key]))
 
     def targets(self) -> list[str]:
-        """Return the targets for whose capacity admits wait, and the sessions for whose money, with `MONEY_PREFIX`."""
-        return list(dict.fromkeys(target for target, _ in self._lines))
+        """Return the targets for whose capacity admits wait."""
+        return [name for name in dict.fromkeys(name for name, _ in self._lines) if not name.startswith(MONEY_PREFIX)]
 
-    def money_lines(self) -> list[str]:
-        """Return the sessions for whose money admits wait, with `MONEY_PREFIX`."""
-        return [name for name in self.targets() if name.startswith(MONEY_PREFIX)]
+    def for_money(self) -> list[WaitingAdmit]:
+        """Return those that wait for money: take-overs, then new calls in the order in which they came."""
+        lines = [members for (name, _), members in self._lines.items() if name.startswith(MONEY_PREFIX)]
+        found = [self.admits[attempt_id] for members in lines for attempt_id in members]
+        return sorted(found, key=lambda waiting: (not waiting.deferred.is_takeover, waiting.number))
+
+    def awaited_payers(self) -> dict[str, int]:
+        """Return the sessions for whose money admits wait, each with the number of the first of them."""
+        first = dict[str, int]()
+        for (name, _), members in self._lines.items():
+            if name.startswith(MONEY_PREFIX):
+                payer, number = name.removeprefix(MONEY_PREFIX), min(self.admits[each].number for each in members)
+                first[payer] = min(number, first.get(payer, number))
+        return first
 
     def is_awaited(self, target: str) -> bool:
         """Whether an admit waits for this target's capacity."""

@@ -155,6 +155,44 @@ async def test_a_take_over_that_cannot_be_paid_ends_its_call_in_doubt(ledger_dri
     assert await ledger_driver.audit_findings() == ()
 
 
+async def test_a_take_over_waits_for_what_running_calls_of_its_family_reserve(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    parent = await ledger_driver.open_session(max_cost_usd=0.03)
+    lost, other = [await ledger_driver.open_session(parent=parent) for _ in range(2)]
+    await told(ledger_driver, lost, "r1")
+    ledger_driver.clock_ahead_ms += 20_000
+    await ledger_driver.register("w2")
+    running = await ledger_driver.admit_granted(other, "r2", by="w2", max_cost=2 * CENT)
+    taking_over = await ledger_driver.admit(lost, "r1", by="w2", max_cost=CENT)
+    assert isinstance(taking_over, Deferred)
+    assert (taking_over.reason, taking_over.is_takeover) == (DeferReason.MONEY, True)
+    assert taking_over.payer == parent.session_id
+    await settle(ledger_driver, settle_with(other, "r2", running.attempt_id, AttemptOutcome.RESULT, CENT))
+    await ledger_driver.admit_granted(lost, "r1", by="w2", max_cost=CENT)
+    assert await amounts(ledger_driver, parent) == {"spent": CENT, "held": CENT, "reserved": CENT}
+    assert await ledger_driver.audit_findings() == ()
+
+
+async def test_what_lost_calls_reserve_is_held_once_their_session_is_closed(ledger_driver: ClockedLedgerDriver) -> None:
+    """Also where their workers were lost just before it, and their deadlines are far."""
+    parent = await ledger_driver.open_session(max_cost_usd=0.03)
+    child, open_one = [await ledger_driver.open_session(parent=parent) for _ in range(2)]
+    await told(ledger_driver, child, "lost")
+    await told(ledger_driver, open_one, "lost too")
+    await ledger_driver.ledger.transact(
+        lambda moment: sessions.amend_session(moment.now, AmendSession(session_id=child.session_id, state="closed"))
+    )
+    await ledger_driver.sweep()
+    assert await amounts(ledger_driver, parent) == {"reserved": 2 * CENT}
+    ledger_driver.clock_ahead_ms += 20_000
+    await ledger_driver.sweep()
+    assert await amounts(ledger_driver, child) == {"held": CENT}
+    # Nobody may take over the one; the other waits for another worker.
+    assert await amounts(ledger_driver, parent) == {"held": CENT, "reserved": CENT}
+    assert await ledger_driver.audit_findings() == ()
+
+
 async def test_the_calls_of_children_count_for_their_parents_too(ledger_driver: ClockedLedgerDriver) -> None:
     parent = await ledger_driver.open_session(max_cost_usd=0.02)
     with pytest.raises(BadRequest):

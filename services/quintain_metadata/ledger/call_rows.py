@@ -57,13 +57,17 @@ class WorkerRow(NamedTuple):
     lost_calls: int
 
 
+_GONE = WorkerRow(is_alive=False, lost_calls=0)
+
+
 @dataclass(slots=True)
 class Rows:
     """What operations are decided by.
 
     ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, throttled (and unproven),
     proven (unbilled) or void (never to run, or to run again). ``attempt_costs`` are what is held for those of unknown
-    cost, in picodollars. ``capacities`` are how many more calls may run, of targets with a limit.
+    cost, in picodollars. ``capacities`` are how many more calls may run, of targets with a limit. ``lost_costs`` are
+    what sessions with a limit in money reserve for lost attempts, where there are take-overs.
     """
 
     sessions: dict[str, SessionRow]
@@ -72,6 +76,11 @@ class Rows:
     workers: dict[str, WorkerRow] = field(default_factory=dict)
     capacities: dict[str, int] = field(default_factory=dict)
     attempt_costs: dict[str, int] = field(default_factory=dict)
+    lost_costs: dict[str, int] = field(default_factory=dict)
+
+    def holder(self, call: CallRow) -> WorkerRow:
+        """Return the worker that holds this call, or held it last."""
+        return self.workers.get(call.incarnation or "", _GONE)
 
 
 _CALL_COLUMNS = ", ".join(CallRow._fields)

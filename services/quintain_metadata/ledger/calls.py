@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from quintain.contracts.ledger import AttemptOutcome, Settle
+from quintain.contracts.session import SessionState
 from quintain.errors import BudgetExhausted, BudgetUnavailable, Fault, TimedOut
 from quintain.runtime.concurrency import BatchSender
 from quintain_metadata.ledger import decisions, leases, replies, settles
@@ -33,6 +34,7 @@ from quintain_metadata.ledger.call_rows import (
 from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.decisions import AdmitOperation, Replay
 from quintain_metadata.ledger.lifecycle import CallState, TransitionEffect
+from quintain_metadata.ledger.money import read_lost_costs
 from quintain_metadata.ledger.session_rows import SessionRow
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Ledger, Lookup, Moment, SqlProgram, execute
@@ -167,7 +169,18 @@ def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgra
     if wanted_targets:
         yield from read_workers(moment, rows, incarnations)
         rows.capacities = yield from read_capacities(moment, wanted_targets)
+        rows.lost_costs = yield from read_lost_costs(moment, _sessions_of_lost(rows))
     return rows
+
+
+def _sessions_of_lost(rows: Rows) -> list[SessionRow]:
+    """Return the sessions of calls with a reservation that another attempt may take over."""
+    lost = {
+        call.session_id
+        for call in rows.calls.values()
+        if call.cost and call.state is CallState.RUNNING and not rows.holder(call).is_alive
+    }
+    return [rows.sessions[each] for each in lost]
 
 
 def reserve(moment: Moment, session: SessionRow, request_ids: Collection[str], deadline: int) -> SqlProgram[int]:
@@ -236,8 +249,9 @@ def sweep(moment: Moment) -> SqlProgram[int]:
 
     A reservation past its deadline is released: it provably reached no provider. One that was throttled, and may have,
     is in doubt. A running call past its deadline becomes in doubt once its holder's lease has lapsed, or after
-    `LOST_SETTLE_MS`: a call that may have reached a provider is never refunded by a timeout. What an expired child
-    session reserved is given back to its parent.
+    `LOST_SETTLE_MS`: a call that may have reached a provider is never refunded by a timeout. So does one whose holder's
+    lease lapsed after its session was closed or had expired: nobody may take it over. What an expired child session
+    reserved is given back to its parent.
     """
     expired = yield from execute(
         "SELECT id FROM session WHERE reserved > 0 AND expires_at <= ? ORDER BY id LIMIT ?",
@@ -250,11 +264,30 @@ def sweep(moment: Moment) -> SqlProgram[int]:
         " ORDER BY call.state LIMIT ?",
         *(moment.now, moment.now - LOST_SETTLE_MS, moment.lease_cutoff, MAX_ENDED_CALLS),
     )
-    if expired or overdue:
-        yield from _end_overdue(moment, [row[0] for row in expired], [(row[0], row[1]) for row in overdue])
+    gone = yield from execute(
+        "SELECT DISTINCT incarnation FROM running_calls JOIN worker USING (incarnation)"
+        " WHERE running > 0 AND lease_until <= ?",
+        moment.lease_cutoff,
+    )
+    stranded = yield Lookup(_STRANDED_SQL, [(row[0],) for row in gone], (moment.now, MAX_ENDED_CALLS))
+    if expired or overdue or stranded:
+        keys = {(row[0], row[1]) for row in (*overdue, *stranded)}
+        yield from _end_overdue(moment, [row[0] for row in expired], sorted(keys))
     yield from replies.delete_expired(moment.now)
     yield from leases.delete_forgotten(moment.now)
     return len(overdue)
+
+
+#: The calls of workers that are gone whose session, or an ancestor of it, is not open any more.
+_STRANDED_SQL = (
+    ", lost (session_id, request_id) AS (SELECT session_id, request_id FROM wanted JOIN call"
+    " ON call.incarnation = wanted.key1 WHERE call.state IN ('reserved', 'running') AND call.state = 'running'),"
+    " lineage (id, member) AS (SELECT session_id, session_id FROM lost UNION SELECT lineage.id, session.parent_id"
+    " FROM lineage JOIN session ON session.id = lineage.member WHERE session.parent_id IS NOT NULL)"
+    " SELECT session_id, request_id FROM lost WHERE session_id IN (SELECT lineage.id FROM lineage JOIN session"
+    f" ON session.id = lineage.member WHERE session.state = '{SessionState.CLOSED}' OR session.expires_at <= ?)"
+    " LIMIT ?"
+)
 
 
 def _end_overdue(moment: Moment, children: list[str], keys: list[CallKey]) -> SqlProgram[None]:
@@ -263,12 +296,12 @@ def _end_overdue(moment: Moment, children: list[str], keys: list[CallKey]) -> Sq
     changes = Changes(moment, rows)
     for call in rows.calls.values():
         # The call may have changed since the query.
-        if call.deadline > moment.now:
+        if call.deadline > moment.now and rows.sessions[call.session_id].is_usable(moment.now):
             continue
         if call.state is CallState.RESERVED:
             changes.release(call)
         elif call.state is CallState.RUNNING and (
-            not changes.holder(call).is_alive or call.deadline <= moment.now - LOST_SETTLE_MS
+            not changes.rows.holder(call).is_alive or call.deadline <= moment.now - LOST_SETTLE_MS
         ):
             changes.end_lost(call)
     for session_id in children:
@@ -309,7 +342,7 @@ def end_family(moment: Moment, session_ids: Sequence[str]) -> SqlProgram[int]:
     yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
     changes = Changes(moment, rows)
     for call in rows.calls.values():
-        if call.state is CallState.RUNNING and not changes.holder(call).is_alive:
+        if call.state is CallState.RUNNING and not changes.rows.holder(call).is_alive:
             changes.end_lost(call)
     for call in reserved.values():
         changes.release(call)
@@ -333,7 +366,7 @@ def end_dead_letter(
         return None, None
     yield from read_workers(moment, rows, [call.incarnation])
     changes, fault = Changes(moment, rows), None
-    if call.state is CallState.RUNNING and not changes.holder(call).is_alive:
+    if call.state is CallState.RUNNING and not changes.rows.holder(call).is_alive:
         fault = changes.end_lost(call)
     if changes.release(call).to is CallState.IN_DOUBT and call.state is CallState.RESERVED:
         fault = TimedOut()

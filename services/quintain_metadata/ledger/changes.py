@@ -12,7 +12,7 @@ from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata.ledger import call_rows
-from quintain_metadata.ledger.call_rows import CallKey, CallRow, Rows, WorkerRow
+from quintain_metadata.ledger.call_rows import CallKey, CallRow, Rows
 from quintain_metadata.ledger.lifecycle import (
     MAX_ATTEMPTS,
     MAX_UNCOUNTED_ATTEMPTS,
@@ -26,8 +26,6 @@ from quintain_metadata.ledger.lifecycle import (
 )
 from quintain_metadata.ledger.session_rows import CostChange, Counters, clamp_token_counts
 from quintain_metadata.store.base import ForEach, Moment, SqlProgram, SqlValue
-
-_GONE = WorkerRow(is_alive=False, lost_calls=0)
 
 
 class Changes:
@@ -117,7 +115,7 @@ class Changes:
 
         Returns its fault.
         """
-        holder = self.holder(call)
+        holder = self.rows.holder(call)
         fault: Fault = TimedOut()
         if call.is_cancelled:
             fault = Cancelled(charged=True)
@@ -129,10 +127,6 @@ class Changes:
         change = TRANSITIONS[call.state, LifecycleEvent.LOST]
         self.apply(call, change, FaultReply.from_fault(fault).to_wire().decode())
         return fault
-
-    def holder(self, call: CallRow) -> WorkerRow:
-        """Return the worker that holds this call, or held it last."""
-        return self.rows.workers.get(call.incarnation or "", _GONE)
 
     def apply(
         self,
@@ -163,7 +157,7 @@ class Changes:
 
         ``is_new``: the settlement changes the call, so that it is not the repetition of one.
         """
-        session, is_holder = self.rows.sessions[call.session_id], call.attempt_id == settlement.attempt_id
+        is_holder = call.attempt_id == settlement.attempt_id
         amount = call.cost if is_holder else self.rows.attempt_costs.get(settlement.attempt_id, 0)
         is_reserved = is_holder and call.state is CallState.RUNNING
         if not (amount or is_new):
@@ -171,12 +165,11 @@ class Changes:
         billed = billed_cost(settlement)
         if billed is None:
             if is_reserved:
-                change = CostChange(held=amount, reserved=-amount, unknown=not amount)
-                self.counters.add_cost(session, change)
+                self._add_cost(call, CostChange(held=amount, reserved=-amount, unknown=not amount))
             return
         spent = billed if not amount else min(billed, amount)
         freed = CostChange(reserved=-amount) if is_reserved else CostChange(held=-amount)
-        self.counters.add_cost(session, freed._replace(spent=spent, excess=billed - spent))
+        self._add_cost(call, freed._replace(spent=spent, excess=billed - spent))
         if not is_holder:
             self.add(call_rows.RESOLVE_ATTEMPT_COST_SQL, settlement.attempt_id)
         elif not is_reserved:
@@ -185,14 +178,21 @@ class Changes:
     def _hold_cost(self, call: CallRow) -> None:
         """Hold what was reserved for an attempt that runs no more, and whose bill is unknown."""
         if call.cost:
-            change = CostChange(held=call.cost, reserved=-call.cost)
-            self.counters.add_cost(self.rows.sessions[call.session_id], change)
+            self._add_cost(call, CostChange(held=call.cost, reserved=-call.cost))
+
+    def _add_cost(self, call: CallRow, change: CostChange) -> None:
+        """Add what the end of an attempt changes: as if it was a lost one, so that take-overs rather wait than end."""
+        session, lost = self.rows.sessions[call.session_id], self.rows.lost_costs
+        self.counters.add_cost(session, change)
+        for payer in (session, *session.ancestors):
+            if payer.id in lost:
+                lost[payer.id] += change.reserved
 
     def _replace_attempt(self, call: CallRow) -> None:
         """Give the attempt that held this call a row, before another attempt holds it; one that runs is lost."""
         if call.state is CallState.RUNNING:
             assert call.incarnation is not None, "a running call is held by an attempt"
-            self.add(call_rows.RECORD_LOSS_SQL, self.holder(call).lost_calls, call.incarnation)
+            self.add(call_rows.RECORD_LOSS_SQL, self.rows.holder(call).lost_calls, call.incarnation)
             self._running[call.target, call.incarnation] -= 1
             self._hold_cost(call)
         if call.attempt_id is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -57,7 +58,7 @@ class DeferReason(Enum):
 class Deferred:
     """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch.
 
-    ``share`` is what it has of its quota.
+    ``share`` is what it has of its quota. ``payer`` is the session for whose money it waits.
     """
 
     session_id: str
@@ -68,6 +69,7 @@ class Deferred:
     share: Share
     #: Whether it takes over a call that is charged already; it is granted before new calls.
     is_takeover: bool = False
+    payer: str | None = None
 
     @property
     def is_duplicate(self) -> bool:
@@ -94,7 +96,8 @@ class AdmitOperation:
 
     ``after_others``: other admits wait for the target, so that a new call waits too; a take-over does not.
     ``after_quota``: the quota of its target has no place for it, so that it waits if it is not refused. ``owned``: the
-    quota, and the key of the service that decides by it, where another one may own it by now.
+    quota, and the key of the service that decides by it, where another one may own it by now. ``awaited_payers``: the
+    sessions for whose money others wait, so that a new call waits too.
     """
 
     request: Admit
@@ -103,6 +106,7 @@ class AdmitOperation:
     after_others: bool = False
     after_quota: bool = False
     owned: tuple[str, str] | None = None
+    awaited_payers: Collection[str] = ()
 
 
 def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred | Replay:
@@ -161,7 +165,7 @@ def _may_end(changes: Changes, call: CallRow, request: Admit) -> bool:
 def _admit_known(
     changes: Changes, operation: AdmitOperation, session: SessionRow, call: CallRow
 ) -> Admission | Deferred | Replay:
-    request, holder = operation.request, changes.holder(call)
+    request, holder = operation.request, changes.rows.holder(call)
     is_lost = call.state is CallState.RUNNING and not holder.is_alive
     lost = with_loss(call, holder.lost_calls) if is_lost else call
     event = admit_event(
@@ -225,14 +229,15 @@ def _start_attempt(
     if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
         return Admission(attempt_id=request.attempt_id, must_be_alone=True)
     # Before the call is charged: what is refused for its cost changes nothing.
-    _require_cost(changes, request, session)
+    _require_cost(changes, request, session, is_running=is_running)
     if change.used:
         changes.counters.charge(session)
-    reason = DeferReason.QUOTA if operation.after_quota else _reserve_cost(changes, request, session, call)
-    if reason is not None:
+    payer = None if operation.after_quota else _reserve_cost(changes, operation, session, is_running=is_running)
+    if operation.after_quota or payer is not None:
         if change.used:
             changes.counters.refund(session)
-        return Deferred(*key, request.target, reason, deadline, session.share, is_running)
+        reason = DeferReason.QUOTA if payer is None else DeferReason.MONEY
+        return Deferred(*key, request.target, reason, deadline, session.share, is_running, payer)
     started = CallRow(
         *key,
         request.body_sha256,
@@ -251,27 +256,25 @@ def _start_attempt(
     return _grant(changes, session, started)
 
 
-def _require_cost(changes: Changes, request: Admit, session: SessionRow) -> None:
-    """Raise `BudgetExhausted` where no money will be left for an attempt, `BadRequest` where its cost is not known."""
+def _require_cost(changes: Changes, request: Admit, session: SessionRow, *, is_running: bool) -> None:
+    """Raise `BudgetExhausted` where no money will be left for an attempt, `BadRequest` where its cost is not known.
+
+    A take-over (``is_running``) does not wait for what lost attempts reserve: take-overs would wait for each other.
+    """
     if not session.has_cost_limit:
         return
     if request.max_cost is None:
         problem = request.cost_problem or f"{request.target} has no known price"
         raise BadRequest(f"This session has a limit in money, and what the call may cost is not known: {problem}")
-    changes.counters.require_cost(session, request.max_cost)
+    changes.counters.require_cost(session, request.max_cost, changes.rows.lost_costs if is_running else {})
 
 
-def _reserve_cost(changes: Changes, request: Admit, session: SessionRow, call: CallRow | None) -> DeferReason | None:
-    """Reserve what the attempt may cost; returns why it must wait instead.
-
-    Raises `BudgetExhausted` where it takes over a call: lost attempts have money reserved until their calls end, so
-    that take-overs that waited for it would wait for each other.
-    """
-    if not request.max_cost or changes.counters.reserve_cost(session, request.max_cost):
+def _reserve_cost(changes: Changes, operation: AdmitOperation, session: SessionRow, *, is_running: bool) -> str | None:
+    """Reserve what the attempt may cost; returns the session for whose money it must wait, None where it need not."""
+    if not operation.request.max_cost:
         return None
-    if call is not None and call.state is CallState.RUNNING:
-        raise BudgetExhausted("No money is left for another attempt")
-    return DeferReason.MONEY
+    awaited = () if is_running else operation.awaited_payers
+    return changes.counters.reserve_cost(session, operation.request.max_cost, awaited)
 
 
 def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:

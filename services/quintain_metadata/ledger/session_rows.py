@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from quintain.contracts.credentials import CallProof, SessionToken
@@ -150,8 +151,13 @@ _LINEAGES_SQL = (
 
 def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
     """Return a session with its ancestors, or None."""
-    rows = yield Lookup(_LINEAGES_SQL, [(session_id,)])
-    return _with_ancestors(rows).get(session_id)
+    return (yield from load_sessions([session_id])).get(session_id)
+
+
+def load_sessions(session_ids: Collection[str]) -> SqlProgram[dict[str, SessionRow]]:
+    """Return those of these sessions that there are, and their ancestors, by id."""
+    rows = yield Lookup(_LINEAGES_SQL, list(zip(session_ids, strict=True)))
+    return _with_ancestors(rows)
 
 
 def lock_sessions(session_ids: Collection[str]) -> SqlProgram[dict[str, SessionRow]]:
@@ -237,6 +243,8 @@ class CostChange(NamedTuple):
     unknown: int = 0
 
 
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
 #: What was added to the counters of a session: its calls, its tokens of each kind, and a `CostChange`.
 _ZEROS = [0] * 11
 _COST_PLACE = 6
@@ -295,23 +303,29 @@ class Counters:
             for place, count in enumerate(counted, start=1):
                 counts[place] += count
 
-    def require_cost(self, session: SessionRow, amount: int) -> None:
-        """Raise `BudgetExhausted` where so many picodollars would not fit even with nothing in flight."""
+    def require_cost(self, session: SessionRow, amount: int, lost: Mapping[str, int] = _NOTHING) -> None:
+        """Raise `BudgetExhausted` where so many picodollars would not fit even with nothing in flight.
+
+        ``lost`` is what is reserved for lost attempts, by session: a take-over does not wait for it.
+        """
         for payer in (session, *session.ancestors):
-            if payer.max_cost is not None and self._final_cost(payer) + amount > payer.max_cost:
-                raise cost_limit_reached(payer.max_cost, self._final_cost(payer), amount)
+            final = self._final_cost(payer) + lost.get(payer.id, 0)
+            if payer.max_cost is not None and final + amount > payer.max_cost:
+                raise cost_limit_reached(payer.max_cost, final, amount)
 
-    def reserve_cost(self, session: SessionRow, amount: int) -> bool:
-        """Reserve an amount of picodollars in the session and its ancestors; returns whether it fits now.
+    def reserve_cost(self, session: SessionRow, amount: int, awaited: Collection[str] = ()) -> str | None:
+        """Reserve an amount of picodollars in the session and its ancestors, where it fits now.
 
-        Nothing is reserved where it fits only once other tries have ended.
+        Returns the id of the one whose money it must wait for, and reserves nothing then; also if it is ``awaited``.
         """
         for payer in (session, *session.ancestors):
             reserved = payer.cost_reserved + self._added[payer.id][_RESERVED_PLACE]
-            if payer.max_cost is not None and self._final_cost(payer) + reserved + amount > payer.max_cost:
-                return False
+            if payer.max_cost is not None and (
+                payer.id in awaited or self._final_cost(payer) + reserved + amount > payer.max_cost
+            ):
+                return payer.id
         self.add_cost(session, CostChange(reserved=amount))
-        return True
+        return None
 
     def _final_cost(self, payer: SessionRow) -> int:
         """Return what of a session's money is spent or held, in picodollars, also beyond what was reserved."""

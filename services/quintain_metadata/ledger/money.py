@@ -1,0 +1,65 @@
+"""Reads what calls that wait for money are decided by: what lost attempts reserve, and which can be paid by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from quintain.errors import BudgetExhausted
+from quintain_metadata.ledger.session_rows import Counters, SessionRow, load_sessions
+from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
+from quintain_metadata.store.base import Lookup, Moment, SqlProgram
+
+#: What is reserved for the calls of sessions and their descendants whose workers are gone.
+_LOST_COSTS_SQL = (
+    ", member (root, id) AS (SELECT key1, key1 FROM wanted UNION SELECT member.root, session.id FROM member"
+    " JOIN session ON session.parent_id = member.id)"
+    " SELECT member.root, CAST(sum(call.cost) AS bigint) FROM member JOIN call ON call.session_id = member.id"
+    f" LEFT JOIN worker USING (incarnation) WHERE call.state = 'running' AND {IS_NOT_COMMITTED}"
+    " AND (worker.lease_until IS NULL OR worker.lease_until <= ?) GROUP BY member.root"
+)
+
+
+class Waiting(NamedTuple):
+    """An attempt that waits for money, and the most that it can cost, in picodollars."""
+
+    attempt_id: str
+    session_id: str
+    cost: int
+    is_takeover: bool
+
+
+def read_lost_costs(moment: Moment, sessions: Iterable[SessionRow]) -> SqlProgram[dict[str, int]]:
+    """Return what is reserved for lost attempts, in picodollars, of each limit in money that these sessions have."""
+    payers = {payer.id for session in sessions for payer in (session, *session.ancestors) if payer.max_cost is not None}
+    rows = yield Lookup(_LOST_COSTS_SQL, [(each,) for each in sorted(payers)], (moment.lease_cutoff,))
+    return {row[0]: row[1] for row in rows}
+
+
+def read_payable(moment: Moment, waiting: Sequence[Waiting]) -> SqlProgram[list[str]]:
+    """Return the attempts that need not wait any longer: those that fit in this order, and those that never will.
+
+    Those behind one that does not fit wait for the money of the same session too, however little they need.
+    """
+    sessions = yield from load_sessions({each.session_id for each in waiting})
+    takeovers = {each.session_id for each in waiting if each.is_takeover}
+    lost = yield from read_lost_costs(moment, [sessions[each] for each in takeovers & sessions.keys()])
+    return payable(waiting, sessions, lost)
+
+
+def payable(waiting: Sequence[Waiting], sessions: Mapping[str, SessionRow], lost: Mapping[str, int]) -> list[str]:
+    """Do the same by these rows. No I/O."""
+    counters, awaited, found = Counters(sessions), set[str](), list[str]()
+    for each in waiting:
+        session, payer = sessions.get(each.session_id), None
+        if session is not None:
+            try:
+                counters.require_cost(session, each.cost, lost if each.is_takeover else {})
+                payer = counters.reserve_cost(session, each.cost, awaited)
+            except BudgetExhausted:
+                pass  # it is refused
+        if payer is None:
+            found.append(each.attempt_id)
+        else:
+            awaited.add(payer)
+    return found
