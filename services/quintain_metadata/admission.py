@@ -90,7 +90,7 @@ class AdmissionQueue:
             awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
         awaited_payers = [self._waiting.awaited_payers()] * len(admits)
         decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets, awaited_payers)
-        answers: list[Admission] = []
+        answers, first_number = list[Admission](), next(self._arrivals)
         waiting_ids = renewed_ids if self._is_ledger_available else []
         for admit, decision in zip(admits, decisions, strict=True):
             if isinstance(decision, Deferred):
@@ -106,7 +106,7 @@ class AdmissionQueue:
         # Capacity and money may have become free while these were decided to wait behind others.
         for target in awaited_targets:
             await self.fill(target)
-        if any(isinstance(each, Deferred) and each.reason is DeferReason.MONEY for each in decisions):
+        if any(number >= first_number for number in self._waiting.awaited_payers().values()):
             await self.money.fill()
 
     def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:

@@ -36,7 +36,13 @@ from quintain_metadata.ledger.lifecycle import (
     TransitionEffect,
     admit_event,
 )
-from quintain_metadata.ledger.session_rows import SessionRow, Share, require_authorized, require_authorized_for
+from quintain_metadata.ledger.session_rows import (
+    SessionRow,
+    Share,
+    cost_limit_reached,
+    require_authorized,
+    require_authorized_for,
+)
 
 
 class DeferReason(Enum):
@@ -266,7 +272,9 @@ def _require_cost(changes: Changes, request: Admit, session: SessionRow, *, is_r
     if request.max_cost is None:
         problem = request.cost_problem or f"{request.target} has no known price"
         raise BadRequest(f"This session has a limit in money, and what the call may cost is not known: {problem}")
-    changes.counters.require_cost(session, request.max_cost, changes.rows.lost_costs if is_running else {})
+    left, limit = changes.counters.cost_left(session, changes.rows.lost_costs if is_running else {})
+    if request.max_cost > left:
+        raise cost_limit_reached(limit, left, request.max_cost)
 
 
 def _reserve_cost(changes: Changes, operation: AdmitOperation, session: SessionRow, *, is_running: bool) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quintain.errors import BudgetExhausted
 from quintain_metadata.ledger.session_rows import Counters, SessionRow, load_sessions
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Lookup, Moment, SqlProgram
@@ -50,16 +49,18 @@ def read_payable(moment: Moment, waiting: Sequence[Waiting]) -> SqlProgram[list[
 def payable(waiting: Sequence[Waiting], sessions: Mapping[str, SessionRow], lost: Mapping[str, int]) -> list[str]:
     """Do the same by these rows. No I/O."""
     counters, awaited, found = Counters(sessions), set[str](), list[str]()
+    left, waits = dict[tuple[str, bool], int](), set[str]()
     for each in waiting:
-        session, payer = sessions.get(each.session_id), None
-        if session is not None:
-            try:
-                counters.require_cost(session, each.cost, lost if each.is_takeover else {})
-                payer = counters.reserve_cost(session, each.cost, awaited)
-            except BudgetExhausted:
-                pass  # it is refused
-        if payer is None:
-            found.append(each.attempt_id)
-        else:
-            awaited.add(payer)
+        session, key = sessions.get(each.session_id), (each.session_id, each.is_takeover)
+        if session is not None and key not in left:
+            left[key], _ = counters.cost_left(session, lost if each.is_takeover else {})
+        if session is None or each.cost > left[key]:
+            found.append(each.attempt_id)  # it is refused
+        elif each.session_id not in waits:
+            payer = counters.reserve_cost(session, each.cost, awaited)
+            if payer is None:
+                found.append(each.attempt_id)
+            else:
+                awaited.add(payer)
+                waits.add(each.session_id)
     return found

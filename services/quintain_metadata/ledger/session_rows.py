@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 from quintain.contracts.credentials import CallProof, SessionToken
@@ -212,10 +212,10 @@ def budget_exhausted(session: SessionRow) -> BudgetExhausted:
     return BudgetExhausted(f"Max calls exceeded (limit: {session.max_calls})")
 
 
-def cost_limit_reached(limit: int, final: int, amount: int) -> BudgetExhausted:
-    """Return the fault of a try for which no money is left: ``final`` of the limit is spent or held, in picodollars."""
+def cost_limit_reached(limit: int, left: int, amount: int) -> BudgetExhausted:
+    """Return the fault of a try for which no money is left: ``left`` of the limit is, in picodollars."""
     return BudgetExhausted(
-        f"The limit of {dollars_text(limit)} leaves {dollars_text(max(0, limit - final))}, and this call may cost"
+        f"The limit of {dollars_text(limit)} leaves {dollars_text(max(0, left))}, and this call may cost"
         f" {dollars_text(amount)}"
     )
 
@@ -242,8 +242,6 @@ class CostChange(NamedTuple):
     excess: int = 0
     unknown: int = 0
 
-
-_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 #: What was added to the counters of a session: its calls, its tokens of each kind, and a `CostChange`.
 _ZEROS = [0] * 11
@@ -303,15 +301,17 @@ class Counters:
             for place, count in enumerate(counted, start=1):
                 counts[place] += count
 
-    def require_cost(self, session: SessionRow, amount: int, lost: Mapping[str, int] = _NOTHING) -> None:
-        """Raise `BudgetExhausted` where so many picodollars would not fit even with nothing in flight.
+    def cost_left(self, session: SessionRow, lost: Mapping[str, int]) -> tuple[int, int]:
+        """Return how many picodollars an attempt may cost at most with nothing in flight, and the limit that says so.
 
-        ``lost`` is what is reserved for lost attempts, by session: a take-over does not wait for it.
+        ``lost`` is what is reserved for lost attempts, by session: it counts as spent.
         """
+        left, limit = sys.maxsize, sys.maxsize
         for payer in (session, *session.ancestors):
-            final = self._final_cost(payer) + lost.get(payer.id, 0)
-            if payer.max_cost is not None and final + amount > payer.max_cost:
-                raise cost_limit_reached(payer.max_cost, final, amount)
+            if payer.max_cost is not None:
+                of_payer = payer.max_cost - self._final_cost(payer) - lost.get(payer.id, 0)
+                left, limit = min((left, limit), (of_payer, payer.max_cost))
+        return left, limit
 
     def reserve_cost(self, session: SessionRow, amount: int, awaited: Collection[str] = ()) -> str | None:
         """Reserve an amount of picodollars in the session and its ancestors, where it fits now.
