@@ -13,7 +13,7 @@ from functools import partial
 
 from quintain.contracts.ledger import Admission
 from quintain_metadata.ledger.decisions import Deferred
-from quintain_metadata.ledger.money import Waiting, read_payable
+from quintain_metadata.ledger.money import MoneyAsk, read_payable
 from quintain_metadata.store.base import Operation
 from quintain_metadata.waiting import WaitingAdmit, WaitingAdmits
 
@@ -44,7 +44,7 @@ class MoneyLine:
     async def _fill_once(self) -> bool:
         """Return whether money may be left that was meant for one of these."""
         waiting = [
-            Waiting(each.admit.attempt_id, each.deferred.session_id, each.admit.max_cost, each.deferred.is_takeover)
+            MoneyAsk(each.admit.attempt_id, each.deferred.session_id, each.admit.max_cost, each.deferred.is_takeover)
             for each in self._waiting.for_money()
             if each.admit.max_cost is not None
         ]

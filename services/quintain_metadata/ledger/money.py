@@ -19,7 +19,7 @@ _LOST_COSTS_SQL = (
 )
 
 
-class Waiting(NamedTuple):
+class MoneyAsk(NamedTuple):
     """An attempt that waits for money, and the most that it can cost, in picodollars."""
 
     attempt_id: str
@@ -35,7 +35,7 @@ def read_lost_costs(moment: Moment, sessions: Iterable[SessionRow]) -> SqlProgra
     return {row[0]: row[1] for row in rows}
 
 
-def read_payable(moment: Moment, waiting: Sequence[Waiting]) -> SqlProgram[list[str]]:
+def read_payable(moment: Moment, waiting: Sequence[MoneyAsk]) -> SqlProgram[list[str]]:
     """Return the attempts that need not wait any longer: those that fit in this order, and those that never will.
 
     Those behind one that does not fit wait for the money of the same session too, however little they need.
@@ -46,7 +46,7 @@ def read_payable(moment: Moment, waiting: Sequence[Waiting]) -> SqlProgram[list[
     return payable(waiting, sessions, lost)
 
 
-def payable(waiting: Sequence[Waiting], sessions: Mapping[str, SessionRow], lost: Mapping[str, int]) -> list[str]:
+def payable(waiting: Sequence[MoneyAsk], sessions: Mapping[str, SessionRow], lost: Mapping[str, int]) -> list[str]:
     """Do the same by these rows. No I/O."""
     counters, awaited, found = Counters(sessions), set[str](), list[str]()
     left, waits = dict[tuple[str, bool], int](), set[str]()

@@ -19,7 +19,7 @@ from quintain_metadata.ledger.call_rows import CallKey, CallRow, Rows, WorkerRow
 from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger.money import Waiting, payable
+from quintain_metadata.ledger.money import MoneyAsk, payable
 from quintain_metadata.ledger.session_rows import SessionRow
 from quintain_metadata.store.base import ForEach, Moment, SqlValue
 
@@ -273,11 +273,11 @@ class Rounds:
 
     def retry_waiting(self) -> None:
         """What fits is granted or refused: none of it waits for money again."""
-        rows, line = self.family.rows(), list[Waiting]()
+        rows, line = self.family.rows(), list[MoneyAsk]()
         for attempt_id, operation in self.waiting.items():
             key, cost = (operation.credential.id, operation.request.request_id), operation.request.max_cost
             call = self.family.calls.get(key)
-            line.append(Waiting(attempt_id, key[0], cost or 0, call is not None and call.state is CallState.RUNNING))
+            line.append(MoneyAsk(attempt_id, key[0], cost or 0, call is not None and call.state is CallState.RUNNING))
         for attempt_id in payable(sorted(line, key=lambda each: not each.is_takeover), rows.sessions, rows.lost_costs):
             self.ask(self.waiting[attempt_id])
 
