@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable
 
-from quintain.bus.base import Bus, Delivery
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.credentials import public_id
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
 from quintain.contracts.headers import TOKEN_HEADER
-from quintain.errors import BusError
+from quintain.runtime.concurrency import BatchSender
 from quintain.topology import BACKLOG
 from quintain_worker.inflight import copied_attempt
 from quintain_worker.returns import MessageHolder, copy_of
@@ -31,6 +32,8 @@ WAITING_PLACES = 128
 #: So many calls of a session may wait although no place is free.
 MIN_WAITING = 4
 
+#: How many messages are moved at a time: all that wait for the confirms of those before.
+MAX_MOVED, MAX_MOVED_BYTES = 512, 4 * 1024 * 1024
 
 #: How long nothing is moved once the backlog took no call, in seconds.
 BACKLOG_RETRY_SECONDS = 10.0
@@ -42,6 +45,7 @@ class SessionWaits:
     def __init__(self, bus: Bus, target: str, free_places: Callable[[], int]) -> None:
         self._bus, self._target, self._free_places = bus, target, free_places
         self._waiting: Counter[str] = Counter()
+        self._moves = BatchSender[None, tuple[Envelope, asyncio.Future[bool]]](self._publish_moved, count=_count_moves)
         #: How many calls are on their way to the backlog: their places are as good as free.
         self._leaving = 0
         #: Until then, on the loop's clock, nothing is moved.
@@ -83,14 +87,34 @@ class SessionWaits:
         copy = copy_of(delivery, remaining_seconds)
         if delivery.type == INVOKE_GROUP_TYPE:
             copy = dataclasses.replace(copy, content_type=GROUP_CONTENT_TYPE)
-        try:
-            await self._bus.publish(BACKLOG, self._target, copy)
-        except BusError as error:
-            log.warning("A call could not be moved to the backlog of %s: %s", self._target, error.message)
-            self._stays_until = asyncio.get_running_loop().time() + BACKLOG_RETRY_SECONDS
+        is_moved: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._moves.add(None, (copy, is_moved), max_batch=MAX_MOVED)
+        if not await is_moved:
             return False
         await (holder or delivery).ack()
         return True
+
+    async def _publish_moved(self, _key: None, moves: list[tuple[Envelope, asyncio.Future[bool]]]) -> None:
+        """Publish a batch of messages to the backlog, and tell for each whether it is there."""
+        try:
+            outcomes = await self._bus.publish_all(BACKLOG, self._target, [copy for copy, _ in moves])
+        except Exception as defect:
+            for _, is_moved in moves:
+                if not is_moved.done():
+                    is_moved.set_exception(defect)
+            return
+        if error := next(filter(None, outcomes), None):
+            log.warning("Calls could not be moved to the backlog of %s: %s", self._target, error.message)
+            self._stays_until = asyncio.get_running_loop().time() + BACKLOG_RETRY_SECONDS
+        for (_, is_moved), outcome in zip(moves, outcomes, strict=True):
+            if not is_moved.done():  # of a handler that was cancelled
+                is_moved.set_result(outcome is None)
+
+
+def _count_moves(moves: list[tuple[Envelope, asyncio.Future[bool]]]) -> int:
+    """Return how many of these are moved together: as many as `MAX_MOVED_BYTES` takes, and one in any case."""
+    sizes = itertools.accumulate(len(copy.body) for copy, _ in moves)
+    return max(1, sum(size <= MAX_MOVED_BYTES for size in sizes))
 
 
 class MessageHold:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -242,6 +243,35 @@ async def test_what_was_not_settled_when_the_connection_went_comes_again(bound_q
     third = await inbox.next()
     assert earlier_deliveries(third) == 2
     await third.ack()
+
+
+async def test_messages_are_published_together_in_their_order(bound_queue: BoundQueue) -> None:
+    bodies = [b"", *(b"%d" % number for number in range(200)), b"x" * 300_000]
+    envelopes = [Envelope(body=body, type="test", headers={"n": 1}) for body in bodies]
+    outcomes = await bound_queue.bus.publish_all(bound_queue.exchange, bound_queue.queue.name, envelopes)
+    assert outcomes == [None] * len(bodies)
+    inbox = Inbox()
+    await bound_queue.bus.consume(bound_queue.queue, inbox, prefetch=10)
+    assert [(await inbox.next()).body for _ in bodies] == bodies
+    # What is published alone later is confirmed as before.
+    await bound_queue.publish(b"after")
+    assert (await inbox.next()).body == b"after"
+
+
+async def test_each_of_messages_that_are_published_together_has_its_own_error(transport: Transport) -> None:
+    ground = await bound_queue_factory(max_length=2, dead_letter_exchange=None)(transport)
+    envelopes = [Envelope(body=b"%d" % number, type="test") for number in range(20)]
+    publish_twenty = partial(ground.bus.publish_all, ground.exchange, ground.queue.name, envelopes)
+    outcomes = await ground.bus.publish_all(ground.exchange, "nobody", envelopes)
+    assert [type(outcome) for outcome in outcomes] == [Unroutable] * 20
+    confirmed = 0
+    async with asyncio.timeout(15):
+        # A quorum queue takes some over its limit before it refuses.
+        while not isinstance((outcomes := await publish_twenty())[-1], QueueFull):
+            confirmed += outcomes.count(None)
+            await asyncio.sleep(0.05)
+    confirmed += outcomes.count(None)
+    assert (await ground.bus.count([ground.queue]))[ground.queue.name].messages == confirmed >= 2
 
 
 async def test_publishing_goes_on_after_the_connection_was_lost(bound_queue: BoundQueue) -> None:

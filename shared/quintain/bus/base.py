@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from quintain.contracts.headers import DELIVERY_COUNT_HEADERS
-from quintain.errors import BrokerUnavailable
+from quintain.errors import BrokerUnavailable, BusError
 from quintain.topology import DELIVERY_LIMIT, Exchange, Queue, Topology
 
 HeaderValue = str | int | float | bool | None
@@ -182,6 +182,19 @@ class Bus(Protocol):
         """Publish with ``mandatory``, and wait for the broker's confirm.
 
         Raises `Unroutable`, `QueueFull`, and `BrokerUnavailable` after the timeout.
+        """
+
+    async def publish_all(
+        self,
+        exchange: Exchange,
+        key: str,
+        envelopes: Sequence[Envelope],
+        *,
+        timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS,
+    ) -> list[BusError | None]:
+        """Publish messages to one place, and wait for all confirms; returns for each the error that `publish` raises.
+
+        It costs a part of publishing each. A publish whose connection is lost is not repeated: it may have arrived.
         """
 
     async def consume(

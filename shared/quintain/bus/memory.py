@@ -159,6 +159,25 @@ class MemoryBus:
         await asyncio.sleep(0)
         self._broker.publish(exchange.name, key, envelope)
 
+    async def publish_all(
+        self,
+        exchange: Exchange,
+        key: str,
+        envelopes: Sequence[Envelope],
+        *,
+        timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS,
+    ) -> list[BusError | None]:
+        """Implements `Bus.publish_all`."""
+        outcomes = list[BusError | None]()
+        for envelope in envelopes:
+            try:
+                await self.publish(exchange, key, envelope, timeout_seconds=timeout_seconds)
+            except BusError as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return outcomes
+
     async def consume(
         self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
     ) -> Consumer:

@@ -12,10 +12,14 @@ import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import aiormq
 from aio_pika.abc import AbstractChannel
+from aiormq.abc import ChannelFrame
+from pamqp.body import ContentBody
 from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from quintain.bus.base import (
     DELETE_TIMEOUT_SECONDS,
@@ -33,11 +37,12 @@ from quintain.bus.rabbit_connection import (
     TRANSLATED_ERRORS,
     OutageLog,
     RabbitConnection,
+    to_bus_error,
     translated,
 )
 from quintain.bus.rabbit_consumer import RabbitConsumer, install_tolerant_decoders
 from quintain.bus.rabbit_declarations import Declarations
-from quintain.errors import BrokerUnavailable, QueueFull, Unroutable
+from quintain.errors import BrokerUnavailable, BusError, QueueFull, Unroutable
 from quintain.settings import url_user, without_password
 from quintain.topology import Exchange, Queue, Topology
 
@@ -153,6 +158,39 @@ class RabbitBus:
                 f"publishing to {exchange.name} for {key!r}: not confirmed within {timeout_seconds:.1f} s"
             ) from None
 
+    async def publish_all(
+        self,
+        exchange: Exchange,
+        key: str,
+        envelopes: Sequence[Envelope],
+        *,
+        timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS,
+    ) -> list[BusError | None]:
+        """Implements `Bus.publish_all`."""
+        action = f"publishing to {exchange.name} for {key!r}"
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                channel = await self._usable_channel(timeout_seconds)
+                channel.unconfirmed += len(envelopes)
+                try:
+                    confirms = await _send_together(channel.underlay, exchange, key, envelopes)
+                    results = await asyncio.gather(*confirms, return_exceptions=True)
+                finally:
+                    channel.unconfirmed -= len(envelopes)
+                    if channel is not self._channel:
+                        await self._close_if_unused(channel)
+        except TimeoutError:
+            unconfirmed = BrokerUnavailable(f"{action}: not confirmed within {timeout_seconds:.1f} s")
+            return [unconfirmed] * len(envelopes)
+        except (BusError, *TRANSLATED_ERRORS) as error:
+            failure = error if isinstance(error, BusError) else translated(error, action)
+            if not isinstance(failure, BusError):
+                raise failure from None
+            return [failure] * len(envelopes)
+        outcomes = [to_bus_error(each, action) if isinstance(each, BaseException) else None for each in results]
+        channel.nacks += sum(isinstance(outcome, QueueFull) for outcome in outcomes)
+        return outcomes
+
     async def consume(
         self, queue: Queue, handler: Handler, *, prefetch: int, on_queue_lost: OnQueueLost | None = None
     ) -> Consumer:
@@ -188,18 +226,7 @@ class RabbitBus:
                 envelope.body,
                 exchange=exchange.name,
                 routing_key=key,
-                properties=Basic.Properties(
-                    content_type=envelope.content_type,
-                    delivery_mode=2 if envelope.persistent else 1,
-                    # New for each publish: aiormq matches returned messages by it, so that a repeated id would confirm
-                    # the wrong one.
-                    message_id=secrets.token_hex(16),
-                    message_type=envelope.type,
-                    correlation_id=envelope.correlation_id,
-                    reply_to=envelope.reply_to,
-                    headers=dict(envelope.headers),
-                    expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
-                ),
+                properties=_properties(envelope),
                 mandatory=True,
                 wait=False,
             )
@@ -236,3 +263,49 @@ class RabbitBus:
             return
         with contextlib.suppress(*CONNECTION_ERRORS):
             await self._publish_connection.close_channel(channel.pika_channel)
+
+
+async def _send_together(
+    channel: aiormq.Channel, exchange: Exchange, key: str, envelopes: Sequence[Envelope]
+) -> list[asyncio.Future[object]]:
+    """Send messages with one write, and return the futures of their confirms.
+
+    aiormq writes each message by itself, which takes longer than everything else that a message costs.
+    """
+    frames, message_ids = list[Basic.Publish | ContentHeader | ContentBody](), list[str]()
+    for envelope in envelopes:
+        properties, body, size = _properties(envelope), envelope.body, channel.max_content_size
+        message_ids.append(str(properties.message_id))
+        frames.append(Basic.Publish(exchange=exchange.name, routing_key=key, mandatory=True))
+        frames.append(ContentHeader(properties=properties, body_size=len(body)))
+        frames += [ContentBody(body[start : start + size]) for start in range(0, len(body), size)]
+    confirms = list[asyncio.Future[object]]()
+    async with channel.lock:
+        await channel.write_queue.put(ChannelFrame.marshall(frames=frames, channel_number=channel.number))
+        # Nothing else runs before these are known, so that no confirm comes earlier.
+        for message_id in message_ids:
+            channel.delivery_tag += 1
+            confirm = channel.confirmations[channel.delivery_tag] = channel.create_future()
+            channel.message_id_delivery_tag[message_id] = channel.delivery_tag
+            confirm.add_done_callback(partial(_forget, channel.message_id_delivery_tag, message_id))
+            confirms.append(confirm)
+    return confirms
+
+
+def _forget(tags: dict[str, int], message_id: str, _: object) -> None:
+    tags.pop(message_id, None)
+
+
+def _properties(envelope: Envelope) -> Basic.Properties:
+    return Basic.Properties(
+        content_type=envelope.content_type,
+        delivery_mode=2 if envelope.persistent else 1,
+        # New for each publish: aiormq matches returned messages by it, so that a repeated id would confirm the wrong
+        # one.
+        message_id=secrets.token_hex(16),
+        message_type=envelope.type,
+        correlation_id=envelope.correlation_id,
+        reply_to=envelope.reply_to,
+        headers=dict(envelope.headers),
+        expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
+    )
