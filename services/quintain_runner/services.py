@@ -1,128 +1,26 @@
-"""Finds the configuration, and starts services from it in this process; each is an async context manager."""
+"""Starts all services of a fleet in this process, by one plan."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect_admin
-from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config
-from quintain.config.prices import target_price
-from quintain.config.quotas import card_of
 from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.errors import BudgetUnavailable
-from quintain.fleet.announce import announce
-from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL, read_trace_settings, without_variables
+from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_gateway.server import run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.service import running_metadata
-from quintain_metadata.store.base import Ledger
-from quintain_metadata.store.opening import open_ledger
-from quintain_worker.cost_bound import CostRule
-from quintain_worker.providers.factory import build_provider
-from quintain_worker.providers.provider import ProviderContext
-from quintain_worker.target import WorkerMetrics, WorkerTarget
-from quintain_worker.worker import Worker
-
-#: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
-INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
-
-
-@contextlib.asynccontextmanager
-async def open_ledger_or_wait(url: str, *, on_waiting: Callable[[str], None] | None = None) -> AsyncIterator[Ledger]:
-    """Open the ledger at this URL.
-
-    With ``on_waiting``, an unavailable ledger is tried again until it can be opened; the function is called once with
-    the reason. Raises `ConfigError` if the URL or the ledger cannot be used, and `BudgetUnavailable` if it is
-    unavailable and there is no ``on_waiting``.
-    """
-    ledger = await (open_ledger(url) if on_waiting is None else _open_ledger_with_retry(url, on_waiting))
-    try:
-        yield ledger
-    finally:
-        await ledger.close()
-
-
-async def _open_ledger_with_retry(url: str, on_waiting: Callable[[str], None]) -> Ledger:
-    delay_seconds = INITIAL_RETRY_SECONDS
-    while True:
-        try:
-            return await open_ledger(url)
-        except BudgetUnavailable as error:
-            if delay_seconds == INITIAL_RETRY_SECONDS:
-                on_waiting(error.message)
-        await asyncio.sleep(delay_seconds)
-        delay_seconds = min(2 * delay_seconds, MAX_RETRY_SECONDS)
-
-
-@contextlib.asynccontextmanager
-async def run_worker(
-    bus: Bus,
-    config: Config,
-    env: Mapping[str, str],
-    *,
-    grace_seconds: float = 30.0,
-    metrics: WorkerMetrics | None = None,
-    sole_id: str | None = None,
-    drain: Callable[[], object] | None = None,
-    timings: Timings = DEFAULT_TIMINGS,
-    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
-) -> AsyncIterator[Worker]:
-    """Run a worker for the targets of a configuration.
-
-    ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
-    ``consumer_timeout_seconds`` are passed to `Worker`.
-    Raises `ConfigError`.
-    """
-    resolved = config.resolve(env)
-    # Commands of the configuration get the worker's environment, without what gives access to the ledger.
-    command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
-    provider_context = ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
-    fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
-    trace_content = read_trace_settings(env).include_content
-    prices = {name: target_price(target) for name, target in resolved.targets.items()}
-    rules = {name: CostRule.of_target(name, target, prices[name]) for name, target in resolved.targets.items()}
-    cards = [card_of(name, one, config.quotas, rules[name].terms()) for name, one in resolved.targets.items()]
-    served_targets = {
-        name: WorkerTarget(
-            name=name,
-            provider=build_provider(name, target, provider_context),
-            max_tries=target.max_tries,
-            timeout_seconds=target.timeout_seconds,
-            trace_content=trace_content,
-            ignore_unsupported=target.unsupported == "ignore",
-            fingerprint=fingerprints[name].first,
-            read_fingerprint=fingerprints[name].read,
-            price=prices[name],
-            cost_rule=rules[name],
-        )
-        for name, target in resolved.targets.items()
-    }
-    worker = Worker(
-        bus,
-        served_targets,
-        cards,
-        metrics,
-        sole_id=sole_id,
-        on_drain=drain,
-        timings=timings,
-        consumer_timeout_seconds=consumer_timeout_seconds,
-    )
-    try:
-        await worker.start()
-        async with announce(bus, worker.card):
-            yield worker
-    finally:
-        await worker.stop(grace_seconds)
+from quintain_metadata.store.opening import open_ledger_or_wait
+from quintain_worker.worker import Worker, run_worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 
 from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.config.fingerprint import target_fingerprints
+from quintain.config.loader import Config
+from quintain.config.prices import target_price
+from quintain.config.quotas import card_of
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
 from quintain.errors import Fault
-from quintain.fleet.announce import ServiceIdentity
+from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.rpc.requests import RpcClient
-from quintain.settings import CONSUMER_TIMEOUT_SECONDS
+from quintain.settings import CONSUMER_TIMEOUT_SECONDS, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.attempt import InstrumentedProvider
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
+from quintain_worker.cost_bound import CostRule
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.lease import WorkerLease
+from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import (
     MAX_RETRY_AFTER_SECONDS,
     ApiProvider,
     CallHolder,
     HostedProvider,
+    ProviderContext,
     SessionScopedProvider,
 )
 from quintain_worker.target import WorkerMetrics, WorkerTarget
@@ -239,6 +247,67 @@ def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: Worker
         api_provider=provider if isinstance(provider, ApiProvider) else None,
         has_quota=card.quota is not None,
     )
+
+
+@contextlib.asynccontextmanager
+async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that says
+    bus: Bus,
+    config: Config,
+    env: Mapping[str, str],
+    *,
+    grace_seconds: float = 30.0,
+    metrics: WorkerMetrics | None = None,
+    sole_id: str | None = None,
+    drain: Callable[[], object] | None = None,
+    timings: Timings = DEFAULT_TIMINGS,
+    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
+) -> AsyncIterator[Worker]:
+    """Run a worker for the targets of a configuration.
+
+    ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
+    ``consumer_timeout_seconds`` are passed to `Worker`.
+    Raises `ConfigError`.
+    """
+    resolved = config.resolve(env)
+    # Commands of the configuration get the worker's environment, without what gives access to the ledger.
+    command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
+    provider_context = ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
+    fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
+    trace_content = read_trace_settings(env).include_content
+    prices = {name: target_price(target) for name, target in resolved.targets.items()}
+    rules = {name: CostRule.of_target(name, target, prices[name]) for name, target in resolved.targets.items()}
+    cards = [card_of(name, one, config.quotas, rules[name].terms()) for name, one in resolved.targets.items()]
+    served_targets = {
+        name: WorkerTarget(
+            name=name,
+            provider=build_provider(name, target, provider_context),
+            max_tries=target.max_tries,
+            timeout_seconds=target.timeout_seconds,
+            trace_content=trace_content,
+            ignore_unsupported=target.unsupported == "ignore",
+            fingerprint=fingerprints[name].first,
+            read_fingerprint=fingerprints[name].read,
+            price=prices[name],
+            cost_rule=rules[name],
+        )
+        for name, target in resolved.targets.items()
+    }
+    worker = Worker(
+        bus,
+        served_targets,
+        cards,
+        metrics,
+        sole_id=sole_id,
+        on_drain=drain,
+        timings=timings,
+        consumer_timeout_seconds=consumer_timeout_seconds,
+    )
+    try:
+        await worker.start()
+        async with announce(bus, worker.card):
+            yield worker
+    finally:
+        await worker.stop(grace_seconds)
 
 
 PREFETCH = 16

@@ -42,7 +42,8 @@ from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_host.host import Host
 from quintain_host.instances import load_factory
 from quintain_metadata.service import running_metadata
-from quintain_runner import services
+from quintain_metadata.store.opening import open_ledger_or_wait
+from quintain_worker.worker import run_worker
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, broker_users
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -209,9 +210,9 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         host = Host(buses["host"], "desk", load_factory("desk:Desk", TARGETS), 1)
         stack.push_async_callback(host.stop, 0)
         hosting = asyncio.create_task(host.start())
-        serving = services.run_worker(buses["worker"], config, environment(), grace_seconds=1)
+        serving = run_worker(buses["worker"], config, environment(), grace_seconds=1)
         working = asyncio.create_task(stack.enter_async_context(serving))
-        ledger = await stack.enter_async_context(services.open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
+        ledger = await stack.enter_async_context(open_ledger_or_wait(f"sqlite://{folder / 'ledger.sqlite3'}"))
         await stack.enter_async_context(running_metadata(buses["metadata"], ledger, ADMIN_TOKEN))
         await asyncio.gather(hosting, working)
         yield await stack.enter_async_context(run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))

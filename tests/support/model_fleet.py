@@ -14,7 +14,7 @@ import yaml
 from quintain.bus.connect import open_bus
 from quintain.config.loader import load_config
 from quintain_gateway.settings import GatewayLimits
-from quintain_runner.services import run_worker
+from quintain_worker.worker import run_worker
 from support.memory_fleet import MemoryFleet, memory_fleet
 from support.model_server import ModelServer, model_server
 from support.process_fleet import delete_protocol_queues

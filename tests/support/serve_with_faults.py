@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator
 from quintain.bus.base import Bus
 from quintain.config.loader import load_configuration
 from quintain.settings import environment, read_settings
-from quintain_cli.commands.serve import connect_when_available, print_ready, print_waiting
 from quintain_cli.console import handle_stop_signals
 from quintain_cli.running_fleet import ledger_url
+from quintain_cli.serving import connect_when_available, print_ready, print_waiting
 from quintain_metadata.service import running_metadata
-from quintain_runner import services
+from quintain_metadata.store.opening import open_ledger_or_wait
+from quintain_worker.worker import run_worker
 from support.crashing_bus import CRASH_VARIABLE, CrashingBus, CrashPoint
 
 #: By how many seconds this process's clock is ahead.
@@ -40,7 +41,7 @@ async def metadata() -> None:
     settings = read_settings(environment())
     async with (
         handle_stop_signals() as stop,
-        services.open_ledger_or_wait(ledger_url(settings)) as ledger,
+        open_ledger_or_wait(ledger_url(settings)) as ledger,
         open_bus("metadata") as bus,
         running_metadata(bus, ledger, settings.admin_token, timings=settings.timings),
     ):
@@ -54,7 +55,7 @@ async def worker() -> None:
     async with (
         handle_stop_signals() as stop,
         open_bus("worker") as bus,
-        services.run_worker(bus, load_configuration(settings, None), env, timings=settings.timings),
+        run_worker(bus, load_configuration(settings, None), env, timings=settings.timings),
     ):
         print_ready("worker", {}, as_json=False)
         await stop.wait()

@@ -25,7 +25,8 @@ from quintain.observe.health import OpsEndpoints
 from quintain.programs.processes import ProcessMark, adopt_orphans, reap_orphans
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, environment, read_settings
-from quintain_cli.commands.serve import (
+from quintain_cli.console import StopSignal, handle_stop_signals, run_command, set_up_logging
+from quintain_cli.serving import (
     AsJson,
     OpsHost,
     OpsOptions,
@@ -36,7 +37,6 @@ from quintain_cli.commands.serve import (
     print_ready,
     print_waiting,
 )
-from quintain_cli.console import StopSignal, handle_stop_signals, run_command, set_up_logging
 from quintain_host.counters import READY, HostCounters, HostMetrics, IpcWriter
 from quintain_host.host import Host, Leftovers, host_card
 from quintain_host.instances import InstanceFactory, factory_fingerprint, load_factory, probe_factory

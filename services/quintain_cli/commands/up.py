@@ -10,7 +10,7 @@ import typer
 from quintain.config.loader import Config, load_configuration
 from quintain.contracts.session import OpenSession, Priority, SessionOpened
 from quintain.settings import MEMORY_URL, environment, read_settings, without_password
-from quintain_cli.commands.serve import DEFAULT_PORT, AllowedHosts
+from quintain_cli.commands.serve_gateway import DEFAULT_PORT, AllowedHosts
 from quintain_cli.console import (
     handle_stop_signals,
     print_json,

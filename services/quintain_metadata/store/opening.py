@@ -59,6 +59,37 @@ Returned = TypeVar("Returned")
 Query = Callable[[Statement], Awaitable[list[Row]]]
 
 
+#: The delay before an unavailable ledger is tried again; it doubles from the first to the second, in seconds.
+INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
+
+
+@contextlib.asynccontextmanager
+async def open_ledger_or_wait(url: str, *, on_waiting: Callable[[str], None] | None = None) -> AsyncIterator[Ledger]:
+    """Open the ledger at this URL.
+
+    With ``on_waiting``, an unavailable ledger is tried again until it can be opened; the function is called once with
+    the reason. Raises `ConfigError` if the URL or the ledger cannot be used, and `BudgetUnavailable` if it is
+    unavailable and there is no ``on_waiting``.
+    """
+    ledger = await (open_ledger(url) if on_waiting is None else _open_ledger_with_retry(url, on_waiting))
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+async def _open_ledger_with_retry(url: str, on_waiting: Callable[[str], None]) -> Ledger:
+    delay_seconds = INITIAL_RETRY_SECONDS
+    while True:
+        try:
+            return await open_ledger(url)
+        except BudgetUnavailable as error:
+            if delay_seconds == INITIAL_RETRY_SECONDS:
+                on_waiting(error.message)
+        await asyncio.sleep(delay_seconds)
+        delay_seconds = min(2 * delay_seconds, MAX_RETRY_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseServer:
     """A PostgreSQL server: its clock in seconds since the epoch, and its settings that decide what a crash can lose."""

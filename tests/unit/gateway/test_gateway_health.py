@@ -26,8 +26,7 @@ from quintain_gateway.server import serve_app
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.metrics import OUTAGE_MESSAGE
 from quintain_metadata.service import MetadataService, running_metadata
-from quintain_metadata.store.opening import open_ledger
-from quintain_runner import services
+from quintain_metadata.store.opening import open_ledger, open_ledger_or_wait
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
@@ -64,7 +63,7 @@ async def gateway(memory: MemoryBroker, clock: Clock | None = None) -> AsyncIter
 @contextlib.asynccontextmanager
 async def metadata(memory: MemoryBroker) -> AsyncIterator[MetadataService]:
     async with (
-        services.open_ledger_or_wait("sqlite://") as ledger,
+        open_ledger_or_wait("sqlite://") as ledger,
         running_metadata(memory.connect(), ledger, ADMIN_TOKEN) as service,
     ):
         yield service

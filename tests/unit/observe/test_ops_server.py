@@ -28,7 +28,8 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain.rpc.broker_probe import BrokerProbe, report_ready
 from quintain_host.host import Host
 from quintain_metadata.service import running_metadata
-from quintain_runner import services
+from quintain_metadata.store.opening import open_ledger_or_wait
+from quintain_worker.worker import run_worker
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.memory_fleet import ADMIN_TOKEN
 
@@ -159,9 +160,9 @@ async def test_services_say_what_keeps_them(memory: MemoryBroker, tmp_path: Path
     path.write_text(CONFIG)
     metadata_bus, worker_bus = memory.connect(), memory.connect()
     async with (
-        services.open_ledger_or_wait("sqlite://") as ledger,
+        open_ledger_or_wait("sqlite://") as ledger,
         running_metadata(metadata_bus, ledger, ADMIN_TOKEN) as metadata,
-        services.run_worker(worker_bus, load_config(path), {}) as worker,
+        run_worker(worker_bus, load_config(path), {}) as worker,
     ):
         assert (await metadata.check(), await worker.check()) == (None, None)
         await worker_bus.close()

@@ -19,10 +19,11 @@ from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
 from quintain_metadata.metrics import MAX_QUOTAS, LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
-from quintain_runner import services
+from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.attempt import InstrumentedProvider
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerMetrics
+from quintain_worker.worker import run_worker
 from support.memory_fleet import ADMIN_TOKEN
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
@@ -37,9 +38,9 @@ async def test_a_calls_life_is_counted_on_both_sides(tmp_path: Path) -> None:
     path.write_text(CONFIG)
     memory, at_worker, at_ledger = MemoryBroker(), WorkerMetrics(), MetadataMetrics()
     async with (
-        services.open_ledger_or_wait("sqlite://") as ledger,
+        open_ledger_or_wait("sqlite://") as ledger,
         running_metadata(memory.connect(), ledger, ADMIN_TOKEN, at_ledger),
-        services.run_worker(memory.connect(), load_config(path), {}, metrics=at_worker) as worker,
+        run_worker(memory.connect(), load_config(path), {}, metrics=at_worker) as worker,
     ):
         at_worker.set_service_card(worker.card)
         async with connect_admin("memory://", ADMIN_TOKEN, memory=memory) as admin:
