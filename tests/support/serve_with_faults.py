@@ -19,7 +19,7 @@ from quintain.config.loader import load_configuration
 from quintain.settings import environment, read_settings
 from quintain_cli.console import handle_stop_signals
 from quintain_cli.running_fleet import ledger_url
-from quintain_cli.serving import connect_when_available, print_ready, print_waiting
+from quintain_cli.service_process import connect_when_available, print_ready, print_waiting
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.worker import run_worker

@@ -11,7 +11,7 @@ from quintain.runtime.http_server import LOOPBACK
 from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
 from quintain.settings import environment, read_settings, without_password
 from quintain_cli.console import handle_stop_signals, run_command, set_up_logging
-from quintain_cli.serving import (
+from quintain_cli.service_process import (
     AsJson,
     OpsHost,
     OpsOptions,

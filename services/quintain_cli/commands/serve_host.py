@@ -26,7 +26,7 @@ from quintain.programs.processes import ProcessMark, adopt_orphans, reap_orphans
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, environment, read_settings
 from quintain_cli.console import StopSignal, handle_stop_signals, run_command, set_up_logging
-from quintain_cli.serving import (
+from quintain_cli.service_process import (
     AsJson,
     OpsHost,
     OpsOptions,

@@ -8,7 +8,7 @@ from quintain.runtime.process_memory import exempt_existing_objects, map_large_b
 from quintain.settings import environment, read_settings
 from quintain_cli.console import handle_stop_signals, run_command, set_up_logging
 from quintain_cli.running_fleet import ledger_url
-from quintain_cli.serving import (
+from quintain_cli.service_process import (
     AsJson,
     OpsHost,
     OpsOptions,

@@ -12,7 +12,7 @@ from quintain.rpc.broker_probe import report_ready
 from quintain.runtime.process_memory import exempt_existing_objects
 from quintain.settings import environment, read_settings
 from quintain_cli.console import handle_stop_signals, run_command, set_up_logging
-from quintain_cli.serving import (
+from quintain_cli.service_process import (
     AsJson,
     OpsHost,
     OpsOptions,
