@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequenc
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +24,7 @@ from rich.text import Text
 from quintain.contracts.credentials import SessionToken, mask_tokens
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.contracts.money import MAX_COST_USD, MaxCostUsd
+from quintain.contracts.money import MAX_COST_USD, NO_LIMIT, MaxCostUsd, NoLimit
 from quintain.contracts.session import MAX_PAUSE_SECONDS, MAX_WEIGHT, MIN_WEIGHT, Priority
 from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, Unauthorized
 from quintain.observe import logs
@@ -87,20 +87,34 @@ WeightOption = Annotated[
 _COST_LIMIT: TypeAdapter[float] = TypeAdapter(MaxCostUsd)
 
 
-def _require_cost_limit(dollars: float | None) -> float | None:
+def _read_cost_limit(dollars: str) -> float:
     """Return a limit in money that a user gave. Raises `typer.BadParameter` for one that is none."""
     try:
-        return dollars if dollars is None else _COST_LIMIT.validate_python(dollars)
-    except ValidationError:
+        return _COST_LIMIT.validate_python(float(dollars))
+    except ValueError:
         reason = f"an amount of US dollars above 0, at most {MAX_COST_USD:,}, such as 25 or 0.5"
         raise typer.BadParameter(reason) from None
+
+
+def _read_changed_cost_limit(dollars: str) -> float | NoLimit:
+    """Return a limit in money that may also be taken away. Raises `typer.BadParameter` for one that is none."""
+    return NO_LIMIT if dollars == NO_LIMIT else _read_cost_limit(dollars)
 
 
 MaxCostOption = Annotated[
     float | None,
     typer.Option(
         help="The most that its calls may cost, in US dollars, such as 25; by default no limit.",
-        callback=_require_cost_limit,
+        metavar="DOLLARS",
+        parser=_read_cost_limit,
+    ),
+]
+RunCostOption = Annotated[
+    Any,
+    typer.Option(
+        help="The most that the run may cost, in US dollars, such as 25, graders included; none: no limit any more.",
+        metavar="DOLLARS",
+        parser=_read_changed_cost_limit,
     ),
 ]
 PriorityOption = Annotated[

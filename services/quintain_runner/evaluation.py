@@ -256,9 +256,10 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
             if not run.is_on_fleet:
                 await write_calls(options.folder, ledger_url)
             if summary.is_budget_spent:
-                summary = replace(
-                    summary, spent_parent=await sessions.spent_parent(), cost_limit=await sessions.spent_cost()
-                )
+                parent = await sessions.spent_parent()
+                lacks_calls = parent is not None and summary.next_row_usd is None
+                cost_limit = None if lacks_calls else await sessions.spent_cost()
+                summary = replace(summary, spent_parent=parent, cost_limit=cost_limit)
             await sessions.finish(has_open_trials=summary.has_open_trials)
         report = await asyncio.to_thread(read_report, options.folder, summary)
         await asyncio.to_thread(listener.on_end, report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sqlite3
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def write_priced_evaluation(folder: Path, url: str, *, cases: int, more: str = "
     )
 
 
-async def run_within(shell: CommandLine, dollars: float, *more: str, code: int) -> CommandResult:
+async def run_within(shell: CommandLine, dollars: float | str, *more: str, code: int) -> CommandResult:
     running = shell.start("run", "eval.yaml", "--max-cost-usd", str(dollars), "--concurrency", "64", *more)
     result = await asyncio.to_thread(running.wait, seconds=80)
     assert result.code == code, result
@@ -57,6 +58,14 @@ def amounts(shell: CommandLine) -> dict[str, int]:
     finally:
         ledger.close()
     return dict(zip(names, row, strict=True))
+
+
+async def finish(shell: CommandLine, stopped: CommandResult) -> None:
+    """Give the command with which a run that its limit ended said it can be finished."""
+    words = shlex.split(stopped.stdout.rpartition("To finish: quintain ")[2])
+    assert words[-2] == "--max-cost-usd"
+    result = await asyncio.to_thread(shell.start(*words).wait, seconds=80)
+    assert result.code == 0, result
 
 
 def final_rows(shell: CommandLine) -> dict[object, Json]:
@@ -104,7 +113,7 @@ async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: Comman
         evaluation = shell.folder / "eval.yaml"
         evaluation.write_text(evaluation.read_text().replace("[small]", json.dumps(targets)))
         limit = 500 * ROW_USD * (1 if len(targets) == 1 else 0.625)
-        await run_within(shell, limit, code=4)
+        stopped = await run_within(shell, limit, code=4)
         spent = amounts(shell)
         assert 0.97 * limit * DOLLAR <= spent["spent"] <= limit * DOLLAR
         assert (spent["held"], spent["reserved"], spent["spent"]) == (0, 0, provider.bill)
@@ -112,9 +121,23 @@ async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: Comman
         assert {row["status"] for row in rows} == {"graded"}
         # Nothing was paid for that is in no row.
         assert provider.requests == 2 * len(rows)
-        await run_within(shell, 5, code=0)
+        await finish(shell, stopped)
     assert {row["status"] for row in final_rows(shell).values()} == {"graded"}
     assert (provider.requests, amounts(shell)["spent"]) == (2 * CASES * len(targets), provider.bill)
+
+
+@pytest.mark.timeout(120)
+async def test_a_limit_below_one_row_asks_nothing_and_can_be_taken_away(shell: CommandLine) -> None:
+    provider = PricedProvider(answer=ANSWER)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=3)
+        stopped = await run_within(shell, 0.012, code=4)
+        assert (provider.requests, rows_of(shell.folder / OUTPUT)) == (0, [])
+        # The next row may cost more than the limit, whatever it will cost.
+        assert "may cost $0.02" in stopped.stdout
+        await run_within(shell, "none", code=0)
+    assert {row["status"] for row in final_rows(shell).values()} == {"graded"}
+    assert (provider.requests, amounts(shell)["spent"]) == (6, provider.bill)
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "nan", "1e400", "25$", "1000001"])

@@ -16,8 +16,8 @@ import typer
 from quintain.errors import ConfigError
 from quintain_cli.console import (
     AsJson,
-    MaxCostOption,
     PriorityOption,
+    RunCostOption,
     WeightOption,
     exit_with_error,
     parse_duration_seconds,
@@ -107,7 +107,7 @@ def run(
     case: CaseOption = None,
     limit: LimitOption = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
-    max_cost_usd: MaxCostOption = None,
+    max_cost_usd: RunCostOption = None,
     output: Annotated[Path | None, typer.Option(help="The results folder; by default runs/<name of the file>.")] = None,
     config: ConfigOption = None,
     retry_errors: RetryErrorsOption = True,

@@ -21,7 +21,7 @@ from quintain.contracts.message import (
     describe_validation_error,
     unknown_keys_message,
 )
-from quintain.contracts.money import MaxCostUsd
+from quintain.contracts.money import MaxCostUsd, NoLimit
 from quintain.contracts.session import (
     AmendSession,
     Info,
@@ -51,13 +51,14 @@ _BODY_FAULT_STATUSES = (400, 408, 413)
 class SessionPatch(StrictMessage):
     """Change the limits or state of a session. Usage is never reset; a limit below the usage is raised to it.
 
+    ``max_cost_usd`` is a limit, or ``none`` to take it away.
     ``session_id`` may be repeated from the path, as clients do.
     """
 
     session_id: Id | None = None
     max_calls: Count | None = None
     state: SessionState | None = None
-    max_cost_usd: MaxCostUsd | None = None
+    max_cost_usd: MaxCostUsd | NoLimit | None = None
     max_body_bytes: BodyBytes | None = None
     weight: Weight | None = None
     priority: Priority | None = None

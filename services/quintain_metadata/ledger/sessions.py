@@ -6,7 +6,7 @@ import json
 
 from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
-from quintain.contracts.money import picodollars, to_dollars
+from quintain.contracts.money import NO_LIMIT, picodollars, to_dollars
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,
@@ -204,7 +204,9 @@ def amend_session(now: int, request: AmendSession) -> SqlProgram[Info]:
             request.max_calls,
             session.id,
         )
-    if request.max_cost_usd is not None:
+    if request.max_cost_usd == NO_LIMIT:
+        yield from execute("UPDATE session SET max_cost = NULL WHERE id = ?", session.id)
+    elif request.max_cost_usd is not None:
         limit, bound = picodollars(request.max_cost_usd), "cost_spent + cost_held + cost_reserved"
         yield from execute(
             f"UPDATE session SET max_cost = CASE WHEN {bound} > ? THEN {bound} ELSE ? END WHERE id = ?",

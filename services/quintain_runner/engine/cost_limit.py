@@ -10,7 +10,7 @@ from quintain.config.prices import Price, known_prices
 from quintain.config.targets import ModelTarget, TargetConfig
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import Message
-from quintain.contracts.money import dollars_text, picodollars, to_dollars
+from quintain.contracts.money import NO_LIMIT, dollars_text, picodollars, to_dollars
 from quintain_runner.engine.run_settings import Inspection
 from quintain_worker.cost_bound import CostRule
 
@@ -40,7 +40,7 @@ def inspect_cost_limit(found: Inspection) -> CostLimitCheck | None:
     limit = found.options.max_cost_usd
     if limit is None and found.evaluation is not None:
         limit = found.evaluation.spec.max_cost_usd
-    if limit is None or found.evaluation is None or found.config is None or found.is_on_fleet:
+    if limit is None or limit == NO_LIMIT or found.evaluation is None or found.config is None or found.is_on_fleet:
         return None
     targets = {name: target for name, target in found.config.targets.items() if name in found.called_targets}
     stats = found.dataset

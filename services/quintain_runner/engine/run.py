@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quintain.contracts.money import to_dollars
 from quintain.contracts.session import Info
 from quintain.errors import BusError, Fault
 from quintain.observe import logs, semconv
@@ -168,6 +169,8 @@ class _Execution:
         update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
         summary = self._summary(error_limit, spent=is_budget_spent, calls_made_twice=record.calls_made_twice)
+        refused = cost_gate.refused
+        summary = replace(summary, next_row_usd=None if refused is None else to_dollars(refused))
         await asyncio.to_thread(write_run, folder, record.with_summary(summary), ended=True)
         return summary
 

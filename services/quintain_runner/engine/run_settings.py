@@ -17,6 +17,7 @@ from quintain.config.prices import Price, known_prices
 from quintain.config.quotas import card_of
 from quintain.config.targets import TargetConfig
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.money import NO_LIMIT, NoLimit
 from quintain.contracts.session import Priority
 from quintain.errors import ConfigError
 from quintain.graders import Case
@@ -67,6 +68,7 @@ class RunOptions:
     number of grader processes, that run at the same time. A target with a quota is parked after
     ``give_up_seconds`` without an answer; the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
     renames the results of earlier commands.
+    ``max_cost_usd`` is a limit, or ``none`` for no limit any more.
     ``waits`` waits for the first worker of a fleet to register. ``command`` is the command line, for the record, and
     ``resume_command`` the one that goes on with the run, if it is another.
     """
@@ -86,7 +88,7 @@ class RunOptions:
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS
     weight: int | None = None
-    max_cost_usd: float | None = None
+    max_cost_usd: float | NoLimit | None = None
     priority: Priority | None = None
     regrades: bool = False
     keeps_content: bool = True
@@ -161,9 +163,9 @@ class RunSettings:
 
     @property
     def max_cost_usd(self) -> float | None:
-        """The most that the run may cost, in US dollars; None if the user set no limit."""
+        """The most that the run may cost, in US dollars; None if the user set no limit, or took it away."""
         own = self.options.max_cost_usd
-        return self.evaluation.spec.max_cost_usd if own is None else own
+        return self.evaluation.spec.max_cost_usd if own is None else None if own == NO_LIMIT else own
 
     @property
     def priority(self) -> Priority | None:

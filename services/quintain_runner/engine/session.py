@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Self
 
 from quintain.client.client import Client
-from quintain.contracts.credentials import SessionToken
+from quintain.contracts.money import NO_LIMIT
 from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_metadata.ledger.audit import CallRecord, export_page
 from quintain_metadata.store.opening import open_snapshot
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.run_settings import RunSettings
+from quintain_runner.engine.stored_session import StoredSession, read_stored_session, write_stored_session
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_file import read_run
 from quintain_runner.report.summary import CostLimit
@@ -90,34 +91,6 @@ class PlanSession:
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredSession:
-    """The contents of the token file: a token, and numbers of calls.
-
-    ``earlier_calls`` were charged to other sessions of the run before, ``earlier_plans_calls`` of them before the plan
-    changed. ``own_calls`` were charged to this session when they were last counted. ``plan_cost_usd`` is what other
-    sessions of the plan cost at most, and ``own_cost_usd`` this one: its limit until that is counted.
-    """
-
-    token: str
-    earlier_calls: int = 0
-    earlier_plans_calls: int = 0
-    own_calls: int = 0
-    plan_cost_usd: float = 0.0
-    own_cost_usd: float = 0.0
-
-    @property
-    def plan_calls(self) -> int:
-        """The calls of the plan that were charged to other sessions."""
-        return self.earlier_calls - self.earlier_plans_calls
-
-    def followed_by(self, token: str, own_calls: int, *, is_changed: bool) -> _StoredSession:
-        """What is stored of the next session; ``own_calls`` were charged to this one."""
-        calls = self.earlier_calls + own_calls
-        cost = 0.0 if is_changed else self.plan_cost_usd + self.own_cost_usd
-        return _StoredSession(token, calls, calls if is_changed else self.earlier_plans_calls, plan_cost_usd=cost)
-
-
-@dataclass(frozen=True, slots=True)
 class NewSession:
     """A session of ``max_calls`` that takes the place of another, which ``ended`` for this reason; None if the plan
     changed.
@@ -144,11 +117,12 @@ class RunSessions:
     async def __aenter__(self) -> Self:
         """Connect the stored session; open the run's first one, or one without calls if the stored one has ended."""
         async with contextlib.AsyncExitStack() as stack:
-            if (stored := _read_stored_session(self._path)) is None:
+            if (stored := read_stored_session(self._path)) is None:
                 limit = self._run.max_cost_usd
-                stored = _StoredSession(await self._open_session(self._run.max_calls, limit), own_cost_usd=limit or 0.0)
+                token = await self._open_session(self._run.max_calls, limit)
+                stored = StoredSession(token, own_cost_usd=limit or 0.0, max_cost_usd=limit)
                 # Stored before the first call, so that a resumed run continues in the same session.
-                _write_stored_session(self._path, stored)
+                write_stored_session(self._path, stored)
             try:
                 self.client = await stack.enter_async_context(self._backend.connect_session(stored.token))
                 await _close_children(self.client)
@@ -189,21 +163,27 @@ class RunSessions:
         return info.parent_id if left is not None and left <= info.max_calls - info.call_count else None
 
     async def spent_cost(self) -> CostLimit | None:
-        """Return the limit of this plan in money, and what it cost at most, if it has calls left; else None.
+        """Return the limit in money that this plan has, and what it cost at most, if it has calls left; else None.
 
-        The limit is that of the session, which keeps it also where this command names none.
+        The limit is that of the session, which keeps it also where this command names none; or that of the session on
+        which it draws, where that leaves less.
         """
         info, earlier = await self.client.get_info(), self._stored.plan_cost_usd
-        if info.max_cost_usd is None or info.call_count >= info.max_calls:
+        left = None if info.cost is None else info.cost.left_usd
+        if left is None or info.call_count >= info.max_calls:
             return None
-        return CostLimit(earlier + info.max_cost_usd, earlier + _most_cost_usd(info))
+        most, limit = _most_cost_usd(info), info.max_cost_usd
+        if limit is None or left < limit - most - _LEAST_USD:
+            return CostLimit(None, earlier + most, info.parent_id)
+        return CostLimit(earlier + limit, earlier + most)
 
     async def finish(self, *, has_open_trials: bool) -> None:
         """Note what the session was charged, and close it if no trial is open."""
         if not self._is_valid:
             return
         info = await self.client.get_info()
-        self._store(replace(self._stored, own_calls=info.call_count - info.reserved, own_cost_usd=_most_cost_usd(info)))
+        own_calls, own_cost_usd = info.call_count - info.reserved, _most_cost_usd(info)
+        self._store(replace(self._stored, own_calls=own_calls, own_cost_usd=own_cost_usd))
         if not has_open_trials:
             await self.client.close_session()
 
@@ -220,9 +200,10 @@ class RunSessions:
             limit = max(0, self._run.max_calls - stored.plan_calls)
         ended = "has too few calls" if self._is_valid else "is closed or expired"
         self._on_new_session(NewSession(limit, ended=None if is_changed else ended))
-        cost_limit = self._cost_limit(stored)
+        plan_limit = self._plan_limit(stored)
+        cost_limit = None if plan_limit is None else _cost_left(plan_limit, stored)
         token = await self._open_session(limit, cost_limit)
-        self._store(replace(stored, token=token, own_cost_usd=cost_limit or 0.0))
+        self._store(replace(stored, token=token, own_cost_usd=cost_limit or 0.0, max_cost_usd=plan_limit))
         self.client = await self._stack.enter_async_context(self._backend.connect_session(token))
         # Closed when the new one is stored: a command that is killed between them leaves one that is known.
         with contextlib.suppress(Fault, BusError):
@@ -234,8 +215,8 @@ class RunSessions:
         stored = self._stored
         return PlanSession(
             client=self.client,
-            session_id=_session_id(stored),
-            calls_location=fleet_calls_note(_session_id(stored)) if self._run.is_on_fleet else CALLS_FILE_NAME,
+            session_id=stored.session_id,
+            calls_location=fleet_calls_note(stored.session_id) if self._run.is_on_fleet else CALLS_FILE_NAME,
             calls_of_earlier_sessions=stored.earlier_calls + (0 if self._is_valid else stored.own_calls),
             calls_of_earlier_plans=stored.earlier_plans_calls,
             is_bounded=self._is_bounded,
@@ -253,18 +234,23 @@ class RunSessions:
         weight, priority = self._run.weight, self._run.priority
         needed = info.call_count + most_calls
         limit = max(0, max_calls - stored.plan_calls) if self._is_bounded else max(info.max_calls, needed)
-        cost_limit = self._cost_limit(stored)
-        is_cost_unchanged = cost_limit is None or cost_limit == info.max_cost_usd
+        cost_limit, plan_limit = info.max_cost_usd, self._plan_limit(stored)
+        if self._names_cost_limit:
+            cost_limit = None if plan_limit is None else _cost_left(plan_limit, stored)
+        is_cost_unchanged = cost_limit == info.max_cost_usd
         is_size_unchanged = max_body_bytes in {None, info.max_body_bytes}
         is_share_unchanged = weight in {None, info.weight} and priority in {None, info.priority}
         is_unchanged = limit == info.max_calls and is_size_unchanged and is_share_unchanged and is_cost_unchanged
+        if most_calls:
+            # What the session may cost at most: a command that is killed does not count it.
+            self._store(replace(stored, own_cost_usd=cost_limit or 0.0, max_cost_usd=plan_limit))
         if is_unchanged or not most_calls:
             return self._plan_session()
         if self._backend.admin is not None:
             amendment = AmendSession(
                 session_id=info.session_id,
                 max_calls=limit,
-                max_cost_usd=cost_limit,
+                max_cost_usd=NO_LIMIT if cost_limit is None else cost_limit,
                 max_body_bytes=max_body_bytes,
                 weight=weight,
                 priority=priority,
@@ -302,17 +288,14 @@ class RunSessions:
         is_parent = parent_info.session_id == info.parent_id
         return parent_info.max_calls - parent_info.call_count if is_parent else None
 
-    def _cost_limit(self, stored: _StoredSession) -> float | None:
-        """Return what is left of the user's limit in money for this plan's next calls, in US dollars.
+    @property
+    def _names_cost_limit(self) -> bool:
+        """Whether the user says what the limit in money is, or that there is none any more."""
+        return self._run.max_cost_usd is not None or self._run.options.max_cost_usd == NO_LIMIT
 
-        Raises `ConfigError` where nothing is.
-        """
-        limit = self._run.max_cost_usd
-        if limit is None:
-            return None
-        if (left := round(limit - stored.plan_cost_usd, 12)) <= 0:
-            raise ConfigError(f"Earlier sessions of this run may have cost all of ${limit}; raise max_cost_usd")
-        return left
+    def _plan_limit(self, stored: StoredSession) -> float | None:
+        """Return the limit of this plan in US dollars: what the user says, else the one that it has."""
+        return self._run.max_cost_usd if self._names_cost_limit else stored.max_cost_usd
 
     async def _open_session(self, max_calls: int, max_cost_usd: float | None = None) -> str:
         """Open a session and return its token; without a limit of the user's it has what the parent session has.
@@ -332,15 +315,26 @@ class RunSessions:
         )
         return (await self._backend.open_session(request, may_have_more=not self._is_bounded)).token
 
-    def _store(self, stored: _StoredSession) -> None:
+    def _store(self, stored: StoredSession) -> None:
         self._stored = stored
-        _write_stored_session(self._path, stored)
+        write_stored_session(self._path, stored)
+
+
+#: The least amount of money, in US dollars.
+_LEAST_USD = 1e-12
 
 
 def _most_cost_usd(info: Info) -> float:
     """Return what a session cost at most, in US dollars."""
     cost = info.cost
     return 0.0 if cost is None else cost.spent_usd + cost.held_usd + cost.reserved_usd + cost.excess_usd
+
+
+def _cost_left(plan_limit: float, stored: StoredSession) -> float:
+    """Return what is left of a limit in US dollars for the plan's next calls. Raises `ConfigError` where nothing is."""
+    if (left := round(plan_limit - stored.plan_cost_usd, 12)) <= 0:
+        raise ConfigError(f"Earlier sessions of this run may have cost all of ${plan_limit}; raise max_cost_usd")
+    return left
 
 
 async def _close_children(client: Client) -> None:
@@ -355,19 +349,3 @@ async def _close_children(client: Client) -> None:
         raise
     except (Fault, BusError):
         return
-
-
-def _session_id(stored: _StoredSession) -> str:
-    return SessionToken.parse(stored.token).id
-
-
-def _read_stored_session(path: Path) -> _StoredSession | None:
-    fields = path.read_text().split() if path.is_file() else []
-    return _StoredSession(fields[0], *map(int, fields[1:4])) if fields else None
-
-
-def _write_stored_session(path: Path, stored: _StoredSession) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    numbers = (stored.earlier_calls, stored.earlier_plans_calls, stored.own_calls)
-    with atomic_write(path) as file:
-        file.write(f"{' '.join((stored.token, *map(str, numbers)))}\n".encode())

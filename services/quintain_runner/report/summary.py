@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -104,10 +105,14 @@ class RunTotals(TrialCounts):
 
 
 class CostLimit(NamedTuple):
-    """The limit of a run in US dollars, and what of it is spent or held for tries whose bill is unknown."""
+    """The limit of a run in US dollars, and what of it is spent or held for tries whose bill is unknown.
 
-    usd: float
+    ``usd`` is None where the limit is that of the session ``parent_id``, on which the run draws.
+    """
+
+    usd: float | None
     most_usd: float
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +123,9 @@ class RunSummary:
     the same command would execute any trial. ``parked_targets`` are the targets of which no more trials were begun
     because of errors, each with the reason. ``unavailable_graders`` could not be run, each with the reason: their
     verdicts are kept, and trials that need a new one wait. ``spent_parent`` is the id of the session on whose budget
-    the run draws, if its calls are what lacks. ``cost_limit`` is set if money is what lacks. ``different_seconds`` says
-    of the targets that workers served differently when the command began, how long they had.
+    the run draws, if its calls are what lacks. ``cost_limit`` is set if money is what lacks, and
+    ``next_row_usd`` is the most that the next trial can cost, which did not begin because of that.
+    ``different_seconds`` says of the targets that workers served differently when the command began, how long they had.
     """
 
     total: RunTotals
@@ -133,6 +139,7 @@ class RunSummary:
     different_seconds: Mapping[str, float] = field(default_factory=dict)
     spent_parent: str | None = None
     cost_limit: CostLimit | None = None
+    next_row_usd: float | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -201,7 +208,7 @@ def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
 
 
 #: The budget option in a command, which is replaced by a larger one.
-_BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =][\d.]+")
+_BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =]\S+")
 
 
 def unaccounted_calls_note(summary: RunSummary) -> str | None:
@@ -278,13 +285,7 @@ def _spent_text(summary: RunSummary, command: str) -> str:
     kept = f"{_open_trials_text(total)} and every row so far is kept."
     how = "by what the graded ones took" if total.graded else "at most"
     if summary.cost_limit is not None:
-        limit, most = summary.cost_limit
-        finished = total.graded or 1
-        needed_usd = max(limit, most) * 1.05 + most / finished * total.waiting
-        return (
-            f"the limit in money is reached ({dollars(most)} of {dollars(limit)} spent or held), {kept} "
-            f"To finish: {command} --max-cost-usd {needed_usd:.2f}"
-        )
+        return _spent_money_text(summary, summary.cost_limit, kept, command)
     if (parent := summary.spent_parent) is None:
         return (
             f"the budget is spent ({spent}), {kept} It takes {needed - total.max_calls} calls more, {how}. "
@@ -295,6 +296,27 @@ def _spent_text(summary: RunSummary, command: str) -> str:
         f"takes {needed - total.plan_calls} calls more, {how}. When whoever opened that session has raised its limit "
         f"(PATCH /sessions/{parent} with QUINTAIN_ADMIN_TOKEN), to finish: {command} --max-calls "
         f"{max(needed, total.max_calls)}"
+    )
+
+
+def _spent_money_text(summary: RunSummary, limit: CostLimit, kept: str, command: str) -> str:
+    """The reason and the next command of a run whose money is spent."""
+    total, next_row, most = summary.total, summary.next_row_usd or 0.0, limit.most_usd
+    # A row that is begun must find what it can cost at most, whatever those before it really cost.
+    each = most / total.graded if total.graded else next_row
+    needed = 1.05 * each * (total.waiting + total.errors) + next_row
+    reserve = f", and the next row may cost {dollars(next_row)}" if next_row else ""
+    if limit.usd is None:
+        return (
+            f"session {limit.parent_id}, that of QUINTAIN_SESSION_TOKEN, has too little money left (this run cost "
+            f"{dollars(most)}{reserve}), {kept} It takes about {dollars(needed)} more. When whoever opened that "
+            f"session has raised its limit (PATCH /sessions/{limit.parent_id} with QUINTAIN_ADMIN_TOKEN), "
+            f"to finish: {command}"
+        )
+    enough = math.ceil(100 * max(limit.usd + next_row, most + needed)) / 100
+    return (
+        f"the limit in money is reached ({dollars(most)} of {dollars(limit.usd)} spent or held{reserve}), {kept} "
+        f"To finish: {command} --max-cost-usd {enough:.2f}"
     )
 
 

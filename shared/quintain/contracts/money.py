@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import ROUND_CEILING, Decimal
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -43,6 +43,10 @@ def dollars_text(amount: int) -> str:
     text = f"{value:.{digits}f}"
     return f"${text.rstrip('0') if len(text.rstrip('0')) > 4 else f'{value:.2f}'}"
 
+
+#: What is written instead of a limit in US dollars to take one away.
+NO_LIMIT: Final = "none"
+NoLimit = Literal["none"]
 
 #: Tokens in a million, as prices count them.
 _MILLION = 10**6

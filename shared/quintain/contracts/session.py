@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
-from quintain.contracts.money import CostTerms, MaxCostUsd
+from quintain.contracts.money import CostTerms, MaxCostUsd, NoLimit
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
@@ -184,11 +184,14 @@ class SessionOpened(Message):
 
 
 class AmendSession(StrictMessage):
-    """Change a session's limits or state; usage is never reset, and a limit below the usage is raised to it."""
+    """Change a session's limits or state; usage is never reset, and a limit below the usage is raised to it.
+
+    ``max_cost_usd`` is a limit, or ``none`` to take it away.
+    """
 
     session_id: Id
     max_calls: Count | None = None
-    max_cost_usd: MaxCostUsd | None = None
+    max_cost_usd: MaxCostUsd | NoLimit | None = None
     state: SessionState | None = None
     max_body_bytes: BodyBytes | None = None
     weight: Weight | None = None

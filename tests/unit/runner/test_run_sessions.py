@@ -15,7 +15,7 @@ import pytest
 from quintain.client.admin import Admin
 from quintain.client.client import Client, connect, connect_admin
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.session import AmendSession, Info, Priority
+from quintain.contracts.session import AmendSession, Info, Priority, SessionState
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
@@ -169,3 +169,63 @@ async def test_a_run_whose_parent_is_spent_goes_on_when_that_was_raised(tmp_path
             # Its own limit is what lacks.
             assert await run.spent_parent() is None
             assert plan.calls_of_earlier_sessions == 2
+
+
+async def test_a_limit_in_money_is_that_of_the_plan_until_a_command_changes_it_or_takes_it_away(tmp_path: Path) -> None:
+    target = "{provider: mock, token_usage: {input: 1}, price: {per_call: 0.1}}"
+    async with (
+        memory_fleet(tmp_path, f"targets: {{echo: {target}}}\n") as fleet,
+        connect_admin("memory://", ADMIN_TOKEN, memory=fleet.running.memory) as admin,
+    ):
+
+        async def limits(usd: float | str | None, calls: int, *, is_closed: bool = False) -> float | None:
+            """The limit of the session of a command with this one, which makes so many calls."""
+            run = sessions_of(
+                tmp_path,
+                partial(connect, "memory://", memory=fleet.running.memory),
+                "",
+                max_calls=100,
+                is_explicit=True,
+                admin=admin,
+                options={"max_cost_usd": usd},
+            )
+            async with run as sessions:
+                plan = await sessions.open(is_changed=False, most_calls=50)
+                await plan.client.invoke_batch(["q"] * calls)
+                info = await plan.client.get_info()
+                if is_closed:
+                    await sessions.finish(has_open_trials=True)
+                    await admin.amend(AmendSession(session_id=info.session_id, state=SessionState.CLOSED))
+                return info.max_cost_usd
+
+        assert await limits(1, calls=2) == 1
+        assert await limits(None, calls=1) == 1, "a command without a limit keeps it"
+        assert await limits(2, calls=1, is_closed=True) == 2
+        # Its session is gone, and what that cost counts.
+        assert await limits(None, calls=1) == pytest.approx(2 - 0.4)
+        assert await limits("none", calls=1) is None
+        assert await limits(None, calls=1, is_closed=True) is None
+        assert await limits(None, calls=1) is None
+        with pytest.raises(ConfigError, match="max_cost_usd"):
+            await limits(0.5, calls=1)
+
+
+async def test_a_command_that_is_killed_may_have_spent_its_limit(tmp_path: Path) -> None:
+    async with (
+        memory_fleet(tmp_path, "targets: {echo: {provider: mock, price: {per_call: 0.1}}}\n") as fleet,
+        connect_admin("memory://", ADMIN_TOKEN, memory=fleet.running.memory) as admin,
+    ):
+
+        def sessions(usd: float) -> RunSessions:
+            join = partial(connect, "memory://", memory=fleet.running.memory)
+            options = {"max_cost_usd": usd}
+            return sessions_of(tmp_path, join, "", max_calls=9, is_explicit=True, admin=admin, options=options)
+
+        for usd in (1, 3):
+            async with sessions(usd) as run:
+                plan = await run.open(is_changed=False, most_calls=9)
+                session_id = (await plan.client.get_info()).session_id
+        await admin.amend(AmendSession(session_id=session_id, state=SessionState.CLOSED))
+        with pytest.raises(ConfigError, match="may have cost all"):
+            async with sessions(3) as run:
+                await run.open(is_changed=False, most_calls=9)
