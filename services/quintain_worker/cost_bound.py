@@ -135,17 +135,22 @@ _REPEATING_VENDORS: Final = frozenset({"bedrock", "huggingface", "xai"})
 
 
 class CostBound(NamedTuple):
-    """The most that one try can cost, in picodollars; None where nobody knows, and ``problem`` says why."""
+    """The most that one try can cost, in picodollars; None where nobody knows, and ``problem`` says why.
+
+    With ``is_estimate`` it may cost more: the length of its answer was estimated.
+    """
 
     amount: int | None
     problem: str | None = None
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRule:
     """How the cost of a target's calls is bounded.
 
-    ``max_input_tokens`` is what the model reads at most, None where that is not known. ``defaults`` are the settings of
+    ``max_input_tokens`` is what the model reads at most, None where that is not known. ``output_estimate`` is how many
+    tokens an answer without a limit counts as; None where such calls have no bound. ``defaults`` are the settings of
     calls that set none themselves, which have so many bytes. ``fixed`` is the bound of any call, where it is the same
     for all. ``child_usd`` is the limit of the session for the call's own calls, which reserve for themselves.
     """
@@ -153,6 +158,7 @@ class CostRule:
     name: str
     price: Price = field(default_factory=Price)
     max_input_tokens: int | None = None
+    output_estimate: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     default_bytes: int = 0
     fixed: CostBound | None = None
@@ -180,6 +186,7 @@ class CostRule:
             name=name,
             price=price,
             max_input_tokens=target.max_input_tokens or price.context_window,
+            output_estimate=target.output_estimate,
             defaults=_fields_of(target.default_settings),
             default_bytes=len(target.default_settings.to_wire()),
             fixed=CostBound(None, f"the client of {target.model} repeats requests by itself") if repeats else None,
@@ -188,11 +195,11 @@ class CostRule:
     def terms(self) -> CostTerms:
         """Return what its calls can cost at most, for those who have to know before they ask."""
         if self.fixed is not None:
-            amount, problem = self.fixed
+            amount, problem, _ = self.fixed
             return CostTerms(per_call_usd=to_dollars(amount or 0), child_usd=self.child_usd, problem=problem)
         added = ADDED_TOKENS_WITH_TOOLS if self.defaults.get("tools") else ADDED_TOKENS
         limits = [
-            self.defaults.get("max_tokens"),
+            self.defaults.get("max_tokens", self.output_estimate),
             *_pop_limits(dict(self.defaults.get("extra_body") or {}), _ALL_LIMITS),
         ]
         known = [limit for limit in limits if type(limit) is int and limit > 0]
@@ -209,6 +216,7 @@ class CostRule:
             added_tokens=added + self.default_bytes,
             max_tokens=max(known, default=None) if limits[0] is not None else None,
             max_input_tokens=self.max_input_tokens,
+            is_estimate="max_tokens" not in self.defaults and self.output_estimate is not None,
         )
 
     def bound(self, request: InvokeRequest | ApiRequest | None, body_bytes: int) -> CostBound:
@@ -232,8 +240,14 @@ class CostRule:
         limits = [*asked.limits, *_pop_limits(asked.added, _ALL_LIMITS)]
         fields = {**asked.added, **asked.fields}
         content = [*asked.content, *(fields.get(name) for name in _QUESTION_FIELDS)]
-        if not asked.limits or not all(type(each) is int and each > 0 for each in limits):
-            return CostBound(None, f"its answers have no limit; set targets.{self.name}.max_tokens")
+        is_estimate = not asked.limits and self.output_estimate is not None
+        if is_estimate:
+            limits.append(self.output_estimate)
+        if not (asked.limits or is_estimate) or not all(type(each) is int and each > 0 for each in limits):
+            return CostBound(
+                None,
+                f"its answers have no limit; set targets.{self.name}.max_tokens, or output_estimate for a soft limit",
+            )
         lifetimes = set(_cache_lifetimes([fields, asked.content]))
         for_an_hour = "1h" in lifetimes and self.price.cache_write_1h_per_million is not None
         unknown = lifetimes - {"1h"} if for_an_hour else lifetimes
@@ -252,7 +266,8 @@ class CostRule:
         elif window is not None:
             tokens = min(tokens, window)
         output = max(limits) * asked.questions
-        return CostBound(picodollars(self.price.most(tokens, output, for_an_hour=for_an_hour)))
+        amount = picodollars(self.price.most(tokens, output, for_an_hour=for_an_hour))
+        return CostBound(amount, is_estimate=is_estimate)
 
 
 class _PricedRequest(NamedTuple):

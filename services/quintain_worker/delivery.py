@@ -241,6 +241,7 @@ class DeliveryHandler:
             return None
         name, rule, trace = self._target.name, self._target.cost_rule, current_traceparent()
         admit = self._request.admit(self._attempt_id, name, trace, alone=alone, copied=copied, cost_rule=rule)
+        self._is_estimate = admit.is_estimate
         return await self._context.admission_client.admit(
             admit, ends_at=self._ends_at, return_at=self._return_at, on_held=on_held
         )
@@ -359,7 +360,9 @@ class DeliveryHandler:
             self._context.metrics.attempts(self._target.name, outcome.value).inc()
             running = start_span(settle_span(outcome.value)) if self._is_traced else None
             traceparent = current_traceparent() if running is None else running.traceparent
-            settle = self._request.settle(self._attempt_id, outcome, traceparent, answer, stored, report=report)
+            settle = self._request.settle(
+                *(self._attempt_id, outcome, traceparent, answer, stored), report=report, is_estimate=self._is_estimate
+            )
         if call is not None and outcome not in {None, AttemptOutcome.NEVER_SENT}:
             on_settled = partial(call.settle, answer if isinstance(answer, Result) else None)
         if running is not None:

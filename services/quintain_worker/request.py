@@ -91,6 +91,7 @@ class IncomingRequest(NamedTuple):
             alone=alone,
             copy_of=copied,
             max_cost=cost.amount,
+            is_estimate=cost.is_estimate or None,
             cost_problem=cost.problem,
         )
 
@@ -104,10 +105,11 @@ class IncomingRequest(NamedTuple):
         *,
         report: TryReport | None = None,
         unproven: bool = False,
+        is_estimate: bool | None = None,
     ) -> bytes:
         """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
 
-        ``report`` and ``unproven`` are fields of `Settle`.
+        ``report``, ``unproven`` and ``is_estimate`` are fields of `Settle`.
         """
         result = answer if isinstance(answer, Result) else None
         is_text = stored.startswith(b"{")
@@ -127,6 +129,7 @@ class IncomingRequest(NamedTuple):
             report=report,
             unproven=unproven or None,
             cost=None if result is None or result.cost_usd is None else picodollars(result.cost_usd),
+            is_estimate=is_estimate,
         )
         return settle.to_wire()
 

@@ -18,6 +18,7 @@ from quintain.contracts.ledger import (
     Settle,
     TargetCard,
 )
+from quintain.contracts.money import CostTerms
 from quintain.contracts.session import Info, SessionOpened
 from quintain.errors import Fault, ProviderFailed
 from quintain_metadata.ledger import audit, calls, leases, sessions
@@ -36,8 +37,10 @@ class ClockedLedgerDriver(LedgerClient):
 
     attempts: int = 0
 
-    async def register(self, incarnation: str = "w1", *, limit: int = 64, sole_id: str | None = None) -> None:
-        card = TargetCard(name="a", provider="mock", max_concurrency=limit)
+    async def register(
+        self, incarnation: str = "w1", *, limit: int = 64, sole_id: str | None = None, cost: CostTerms | None = None
+    ) -> None:
+        card = TargetCard(name="a", provider="mock", max_concurrency=limit, cost=cost)
         worker_id, sole = sole_id or incarnation, None if sole_id is None else True
         request = Register(
             worker_id=worker_id, incarnation=incarnation, targets=[card], sole=sole, protocol=PROTOCOL_VERSION

@@ -9,10 +9,10 @@ import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
-from quintain.contracts.money import PICODOLLARS_PER_DOLLAR, dollars_text, picodollars
-from quintain.contracts.session import AmendSession, SessionOpened
+from quintain.contracts.money import PICODOLLARS_PER_DOLLAR, CostTerms, dollars_text, picodollars
+from quintain.contracts.session import AmendSession, ResumeTarget, SessionOpened
 from quintain.errors import BadRequest, Fault
-from quintain_metadata.ledger import calls, sessions
+from quintain_metadata.ledger import calls, sessions, targets
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from support.ledger_operations import alone
 
@@ -39,6 +39,7 @@ def settle_with(
     cost: int | None,
     *,
     unproven: bool = False,
+    is_estimate: bool | None = None,
 ) -> Settle:
     return Settle(
         session_id=session.session_id,
@@ -47,6 +48,7 @@ def settle_with(
         outcome=outcome,
         cost=cost,
         unproven=unproven or None,
+        is_estimate=is_estimate,
     )
 
 
@@ -125,6 +127,62 @@ async def test_a_session_is_told_what_is_left_to_it_and_to_those_above_it(ledger
     await settle(ledger_driver, settle_with(sibling, "r1", str(attempt), AttemptOutcome.RESULT, 3 * CENT))
     assert [await left(each) for each in (parent, child, sibling)] == [(7, 7), (7, 7), (7, 7)]
     assert await left(await ledger_driver.open_session()) is None
+
+
+async def exceed_bound(driver: ClockedLedgerDriver, session: SessionOpened, call: str) -> None:
+    """Have a call answered that cost two cents more than was reserved for it."""
+    attempt = await told(driver, session, call)
+    await settle(driver, settle_with(session, call, str(attempt), AttemptOutcome.RESULT, 3 * CENT))
+
+
+async def test_a_target_whose_bound_was_wrong_is_not_called_under_a_limit_until_it_is_mended(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    driver = ledger_driver
+    limited, free = await driver.open_session(max_cost_usd=1.0), await driver.open_session()
+    running = await told(driver, limited, "r0")
+    await exceed_bound(driver, free, "r1")
+    assert (await driver.info(limited)).wrong_bounds == {"a": 0.02}
+    fault = await driver.admit_fault(limited, "r2", max_cost=CENT)
+    assert (fault.code, fault.charged) == ("target_unavailable", False)
+    await settle(driver, settle_with(limited, "r0", str(running), AttemptOutcome.RESULT, CENT))
+    assert await amounts(driver, limited) == {"spent": CENT}
+    assert str(await told(driver, free, "r2")).startswith("attempt-")
+    await driver.register()
+    assert await told(driver, limited, "r3") == "target_unavailable"
+    await driver.register(cost=CostTerms(per_call_usd=0.03))
+    assert str(await told(driver, limited, "r3")).startswith("attempt-")
+    await exceed_bound(driver, free, "r4")
+    assert await told(driver, limited, "r5") == "target_unavailable"
+    await driver.ledger.transact(lambda moment: targets.resume_target(moment.now, ResumeTarget(target="a")))
+    assert str(await told(driver, limited, "r5")).startswith("attempt-")
+    assert (await driver.info(limited)).wrong_bounds is None
+
+
+async def test_a_take_over_of_a_target_whose_bound_was_wrong_ends_its_call_in_doubt(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    limited, free = await ledger_driver.open_session(max_cost_usd=1.0), await ledger_driver.open_session()
+    await told(ledger_driver, limited, "r1")
+    await exceed_bound(ledger_driver, free, "r2")
+    ledger_driver.clock_ahead_ms += 20_000
+    await ledger_driver.register("w2")
+    assert (await ledger_driver.admit_fault(limited, "r1", by="w2", max_cost=CENT)).charged
+    assert await amounts(ledger_driver, limited) == {"held": CENT}
+    assert await ledger_driver.audit_findings() == ()
+
+
+async def test_an_estimate_makes_the_limit_soft_and_is_no_bound(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await ledger_driver.open_session(max_cost_usd=0.05)
+    granted = await ledger_driver.admit_granted(session, "r1", max_cost=CENT, is_estimate=True)
+    item = settle_with(session, "r1", granted.attempt_id, AttemptOutcome.RESULT, 3 * CENT, is_estimate=True)
+    await settle(ledger_driver, item)
+    info = await ledger_driver.info(session)
+    assert info.cost is not None
+    assert (info.cost.estimated, info.wrong_bounds) == (1, None)
+    assert await amounts(ledger_driver, session) == {"spent": CENT, "excess": 2 * CENT}
+    assert str(await told(ledger_driver, session, "r2")).startswith("attempt-")
+    assert await told(ledger_driver, session, "r3", 3 * CENT) == "budget_exhausted"
 
 
 async def test_a_lost_attempt_keeps_its_money_until_it_reports(ledger_driver: ClockedLedgerDriver) -> None:

@@ -139,7 +139,8 @@ def _cost_limit_text(limit: CostLimitCheck) -> str:
     reserved = [f"a call of {name} reserves {dollars(usd)}" for name, usd in limit.reservations_usd.items()]
     at_once = [] if limit.calls_at_once is None else [f"{format_count(limit.calls_at_once, 'call')} at once fit"]
     advice = [] if limit.advice is None else [limit.advice]
-    return "; ".join([f"at most {dollars(limit.max_cost_usd)}", *reserved, *at_once, *advice])
+    soft = [f"soft: answers of {', '.join(limit.soft)} have no limit, and are estimated"] if limit.soft else []
+    return "; ".join([f"at most {dollars(limit.max_cost_usd)}", *soft, *reserved, *at_once, *advice])
 
 
 def _budget_text(max_calls: int | None, answers: int, max_needed_calls: int) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Annotated, TypeVar
 
 import typer
@@ -161,6 +161,7 @@ def print_info(info: Info, *, as_json: bool) -> None:
         f"{info.in_doubt} in doubt",
         "refunded": str(info.refunded),
         **({} if info.cost is None else {"cost": cost_text(info.cost, info.max_cost_usd)}),
+        **({} if info.wrong_bounds is None else {"wrong bounds": bounds_text(info.wrong_bounds)}),
         "tokens": f"{info.token_usage.input} in, {info.token_usage.output} out",
         "share": f"weight {info.weight}, priority {info.priority}",
         "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
@@ -179,7 +180,15 @@ def cost_text(cost: CostUsage, limit: float | None) -> str:
         parts.append(f"{dollars(cost.excess_usd)} above what was reserved")
     if cost.unknown:
         parts.append(f"{cost.unknown} tries of unknown cost")
-    return ", ".join(parts) + ("" if limit is None else f"; limit {dollars(limit)}")
+    if limit is not None:
+        soft = f", soft: {cost.estimated} tries were reserved by an estimate" if cost.estimated else ""
+        parts[-1] += f"; limit {dollars(limit)}{soft}"
+    return ", ".join(parts)
+
+
+def bounds_text(wrong_bounds: Mapping[str, float]) -> str:
+    """Return by how much tries of targets cost more than their bounds, in words."""
+    return ", ".join(f"that of {name} by {dollars(usd)}" for name, usd in wrong_bounds.items())
 
 
 def _print_page(page: SessionList) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from quintain.contracts.values import sanitize_request_id
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.session_rows import SessionRow, lock_sessions
-from quintain_metadata.store.base import AdvisoryLock, Lookup, Moment, Row, SqlProgram, fetch_one
+from quintain_metadata.store.base import AdvisoryLock, Lookup, Moment, Row, SqlProgram, execute, fetch_one
 
 #: The session id and the request id of a call.
 CallKey = tuple[str, str]
@@ -67,7 +67,8 @@ class Rows:
     ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, throttled (and unproven),
     proven (unbilled) or void (never to run, or to run again). ``attempt_costs`` are what is held for those of unknown
     cost, in picodollars. ``capacities`` are how many more calls may run, of targets with a limit. ``lost_costs`` are
-    what sessions with a limit in money reserve for lost attempts, where there are take-overs.
+    what sessions with a limit in money reserve for lost attempts, where there are take-overs. ``wrong_bounds``
+    are the targets of which a try cost so many picodollars more than its bound; read where a session has such a limit.
     """
 
     sessions: dict[str, SessionRow]
@@ -77,6 +78,7 @@ class Rows:
     capacities: dict[str, int] = field(default_factory=dict)
     attempt_costs: dict[str, int] = field(default_factory=dict)
     lost_costs: dict[str, int] = field(default_factory=dict)
+    wrong_bounds: dict[str, int] = field(default_factory=dict)
 
     def holder(self, call: CallRow) -> WorkerRow:
         """Return the worker that holds this call, or held it last."""
@@ -146,6 +148,9 @@ JOIN_SQL = "UPDATE call SET joined_until = ? WHERE session_id = ? AND request_id
 
 #: Takes back the number of an attempt that was never sent, or throttled.
 UNCOUNT_ATTEMPT_SQL = "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?"
+
+#: Records that a try of a target cost more than its bound: by how much, the target, and by how much.
+RECORD_EXCESS_SQL = "UPDATE target SET bound_excess = ? WHERE name = ? AND bound_excess < ?"
 
 #: Adds to the number of a target's running calls at a worker.
 COUNT_RUNNING_SQL = (
@@ -248,6 +253,19 @@ def read_capacities(moment: Moment, names: Iterable[str]) -> SqlProgram[dict[str
         (moment.now, moment.lease_cutoff),
     )
     return {row[0]: max(0, int(row[1])) for row in rows}
+
+
+def read_targets(moment: Moment, rows: Rows, names: Iterable[str]) -> SqlProgram[None]:
+    """Read what of these targets decides whether calls of them may start; the sessions were read before."""
+    rows.capacities = yield from read_capacities(moment, names)
+    if any(session.has_cost_limit for session in rows.sessions.values()):
+        rows.wrong_bounds = yield from read_wrong_bounds()
+
+
+def read_wrong_bounds() -> SqlProgram[dict[str, int]]:
+    """Return the targets of which a try cost more than its bound, and by how many picodollars."""
+    rows = yield from execute("SELECT name, bound_excess FROM target WHERE bound_excess > 0")
+    return {row[0]: row[1] for row in rows}
 
 
 def read_owners(quota_ids: Iterable[str]) -> SqlProgram[dict[str, str]]:

@@ -27,8 +27,8 @@ from quintain_metadata.ledger.call_rows import (
     lock_calls,
     read_attempts,
     read_calls,
-    read_capacities,
     read_owners,
+    read_targets,
     read_workers,
 )
 from quintain_metadata.ledger.changes import Changes
@@ -168,7 +168,7 @@ def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgra
         yield from read_attempts(rows, several)
     if wanted_targets:
         yield from read_workers(moment, rows, incarnations)
-        rows.capacities = yield from read_capacities(moment, wanted_targets)
+        yield from read_targets(moment, rows, wanted_targets)
         rows.lost_costs = yield from read_lost_costs(moment, _sessions_of_lost(rows))
     return rows
 

@@ -36,6 +36,8 @@ class Changes:
         self.counters = Counters(rows.sessions)
         self._running: Counter[tuple[str, str]] = Counter()
         self._written: dict[str, list[tuple[SqlValue, ...]]] = {}
+        #: By how much more tries of targets cost than what was reserved for them, in picodollars.
+        self._bound_excess: dict[str, int] = {}
 
     def write(self) -> SqlProgram[None]:
         """Write what was decided, each kind of row with one statement for all."""
@@ -44,6 +46,8 @@ class Changes:
         # Sorted, so that two services lock the rows in one order.
         running = [(*key, count) for key, count in sorted(self._running.items()) if count]
         yield ForEach(call_rows.COUNT_RUNNING_SQL, running)
+        wrong = [(excess, target, excess) for target, excess in sorted(self._bound_excess.items())]
+        yield ForEach(call_rows.RECORD_EXCESS_SQL, wrong)
         yield from self.counters.write()
 
     def start(self, call: CallRow, before: CallRow | None) -> None:
@@ -170,6 +174,8 @@ class Changes:
         spent = billed if not amount else min(billed, amount)
         freed = CostChange(reserved=-amount) if is_reserved else CostChange(held=-amount)
         self._add_cost(call, freed._replace(spent=spent, excess=billed - spent))
+        if billed > spent and not settlement.is_estimate:
+            self._bound_excess[call.target] = max(billed - spent, self._bound_excess.get(call.target, 0))
         if not is_holder:
             self.add(call_rows.RESOLVE_ATTEMPT_COST_SQL, settlement.attempt_id)
         elif not is_reserved:

@@ -10,6 +10,7 @@ from quintain.contracts.credentials import CallProof, SessionToken
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.contracts.money import dollars_text
 from quintain.contracts.values import require_possible_deadline
 from quintain.errors import (
     BadRequest,
@@ -20,6 +21,7 @@ from quintain.errors import (
     ForbiddenTarget,
     PayloadTooLarge,
     RequestConflict,
+    TargetUnavailable,
     TimedOut,
     Unauthorized,
 )
@@ -140,7 +142,7 @@ def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred |
             change = TRANSITIONS[CallState.NONE, LifecycleEvent.ADMITTED]
             return _start_attempt(changes, operation, session, None, change)
         return _admit_known(changes, operation, session, call)
-    except BudgetExhausted as refusal:
+    except (BudgetExhausted, TargetUnavailable) as refusal:
         if call is None or call.state is not CallState.RUNNING:
             return _end_reservation(changes, request, call, refusal)
         # No attempt takes over: what the lost one may have cost is held.
@@ -263,7 +265,8 @@ def _start_attempt(
 
 
 def _require_cost(changes: Changes, request: Admit, session: SessionRow, *, is_running: bool) -> None:
-    """Raise `BudgetExhausted` where no money will be left for an attempt, `BadRequest` where its cost is not known.
+    """Raise `BudgetExhausted` where no money will be left for an attempt, `BadRequest` where its cost is not known,
+    and `TargetUnavailable` where its bound is known to be wrong.
 
     A take-over (``is_running``) does not wait for what lost attempts reserve: take-overs would wait for each other.
     """
@@ -275,14 +278,21 @@ def _require_cost(changes: Changes, request: Admit, session: SessionRow, *, is_r
     left, limit = changes.counters.cost_left(session, changes.rows.lost_costs if is_running else {})
     if request.max_cost > left:
         raise cost_limit_reached(limit, left, request.max_cost)
+    if excess := changes.rows.wrong_bounds.get(request.target):
+        raise TargetUnavailable(
+            f"The bound of {request.target} was wrong by {dollars_text(excess)}: a session with a limit in money calls"
+            " it once its price, max_input_tokens or max_tokens is corrected, or `quintain target resume"
+            f" {request.target}` was given"
+        )
 
 
 def _reserve_cost(changes: Changes, operation: AdmitOperation, session: SessionRow, *, is_running: bool) -> str | None:
     """Reserve what the attempt may cost; returns the session for whose money it must wait, None where it need not."""
     if not operation.request.max_cost:
         return None
+    amount, is_estimate = operation.request.max_cost, operation.request.is_estimate or False
     awaited = () if is_running else operation.awaited_payers
-    return changes.counters.reserve_cost(session, operation.request.max_cost, awaited)
+    return changes.counters.reserve_cost(session, amount, awaited, is_estimate=is_estimate)
 
 
 def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:

@@ -64,6 +64,7 @@ class SessionRow:
     cost_reserved: int
     cost_excess: int
     cost_unknown: int
+    cost_estimated: int
     ancestors: tuple[SessionRow, ...] = ()
 
     @property
@@ -229,23 +230,24 @@ _COUNT_SQL = (
     " tokens_cached = tokens_cached + ?, tokens_cache_write = tokens_cache_write + ?,"
     " tokens_reasoning = tokens_reasoning + ?, cost_spent = cost_spent + ?,"
     " cost_held = cost_held + ?, cost_reserved = cost_reserved + ?, cost_excess = cost_excess + ?,"
-    " cost_unknown = cost_unknown + ? WHERE id = ?"
+    " cost_unknown = cost_unknown + ?, cost_estimated = cost_estimated + ? WHERE id = ?"
 )
 
 
 class CostChange(NamedTuple):
-    """What is added to a session's amounts of money, in picodollars; ``unknown`` is a number of tries."""
+    """What is added to a session's amounts of money, in picodollars; ``unknown`` and ``estimated`` count tries."""
 
     spent: int = 0
     held: int = 0
     reserved: int = 0
     excess: int = 0
     unknown: int = 0
+    estimated: int = 0
 
 
 #: What was added to the counters of a session: its calls, its tokens of each kind, and a `CostChange`.
-_ZEROS = [0] * 11
 _COST_PLACE = 6
+_ZEROS = [0] * (_COST_PLACE + len(CostChange._fields))
 _RESERVED_PLACE = _COST_PLACE + CostChange._fields.index("reserved")
 
 
@@ -313,10 +315,13 @@ class Counters:
                 left, limit = min((left, limit), (of_payer, payer.max_cost))
         return left, limit
 
-    def reserve_cost(self, session: SessionRow, amount: int, awaited: Collection[str] = ()) -> str | None:
+    def reserve_cost(
+        self, session: SessionRow, amount: int, awaited: Collection[str] = (), *, is_estimate: bool = False
+    ) -> str | None:
         """Reserve an amount of picodollars in the session and its ancestors, where it fits now.
 
         Returns the id of the one whose money it must wait for, and reserves nothing then; also if it is ``awaited``.
+        ``is_estimate``: the try may cost more.
         """
         for payer in (session, *session.ancestors):
             reserved = payer.cost_reserved + self._added[payer.id][_RESERVED_PLACE]
@@ -324,7 +329,7 @@ class Counters:
                 payer.id in awaited or self._final_cost(payer) + reserved + amount > payer.max_cost
             ):
                 return payer.id
-        self.add_cost(session, CostChange(reserved=amount))
+        self.add_cost(session, CostChange(reserved=amount, estimated=int(is_estimate)))
         return None
 
     def _final_cost(self, payer: SessionRow) -> int:

@@ -18,7 +18,7 @@ from quintain.contracts.session import (
     SessionState,
 )
 from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized
-from quintain_metadata.ledger.call_rows import resolved_target
+from quintain_metadata.ledger.call_rows import read_wrong_bounds, resolved_target
 from quintain_metadata.ledger.session_rows import (
     Counters,
     SessionRow,
@@ -251,6 +251,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
     fingerprints = {name: fingerprint for name in available if (fingerprint := targets[name]) is not None}
     timeouts = yield from target_timeouts()
     slots = {name: slots for name, slots in (yield from group_slots(now)).items() if name in available}
+    excess = {name: to_dollars(amount) for name, amount in (yield from read_wrong_bounds()).items()}
     quotas = {name: quota for name, quota in (yield from quota_names(now)).items() if name in available}
     costs = {name: terms for name, terms in (yield from target_costs(now)).items() if name in available}
     return Info(
@@ -287,6 +288,7 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         target_timeouts={name: seconds for name, seconds in timeouts.items() if name in available} or None,
         target_costs=costs or None,
         quotas=quotas or None,
+        wrong_bounds={name: usd for name, usd in excess.items() if session.allows(name)} or None,
         weight=session.weight,
         priority=session.priority,
         now=now,

@@ -97,8 +97,12 @@ def pause_target(now: int, request: PauseTarget) -> SqlProgram[TargetPause]:
 
 
 def resume_target(now: int, request: ResumeTarget) -> SqlProgram[TargetPause]:
-    """End a target's pause, including its provider's, which reports it again if needed. Raises `UnknownTarget`."""
-    if (yield from fetch_one("UPDATE target SET paused_until = 0 WHERE name = ? RETURNING 1", request.target)) is None:
+    """End a target's pause, including its provider's, which reports it again if needed. Raises `UnknownTarget`.
+
+    Sessions with a limit in money may call it again, too, where a try of it has cost more than its bound.
+    """
+    sql = "UPDATE target SET paused_until = 0, bound_excess = 0 WHERE name = ? RETURNING 1"
+    if (yield from fetch_one(sql, request.target)) is None:
         raise (yield from _unknown_target_fault(request.target))
     return TargetPause(target=request.target, now=now)
 

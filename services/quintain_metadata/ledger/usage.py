@@ -42,6 +42,7 @@ def cost_usage(session: SessionRow) -> CostUsage | None:
         reserved_usd=to_dollars(session.cost_reserved),
         excess_usd=to_dollars(session.cost_excess),
         unknown=session.cost_unknown,
+        estimated=session.cost_estimated,
         left_usd=None if left is None else to_dollars(left[0]),
         free_usd=None if left is None else to_dollars(left[1]),
     )

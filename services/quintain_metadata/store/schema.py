@@ -20,7 +20,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # ``cost_spent``: what is known to be spent, at most what was reserved for it. ``cost_held``: reserved for tries
         # whose bill is unknown. ``cost_reserved``: reserved for tries that run. ``cost_excess``: what providers
         # reported beyond what was reserved. ``cost_unknown``: charged tries of unknown cost for which nothing was
-        # reserved.
+        # reserved. ``cost_estimated``: tries for which an estimate was reserved.
         """CREATE TABLE session (
             id text PRIMARY KEY,
             token_sha256 bytea NOT NULL,
@@ -52,6 +52,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             cost_reserved bigint NOT NULL DEFAULT 0,
             cost_excess bigint NOT NULL DEFAULT 0,
             cost_unknown bigint NOT NULL DEFAULT 0,
+            cost_estimated bigint NOT NULL DEFAULT 0,
             CHECK (0 <= used AND used <= max_calls),
             CHECK (0 <= cost_spent AND 0 <= cost_held AND 0 <= cost_reserved),
             CHECK (max_cost IS NULL OR cost_spent + cost_held + cost_reserved <= max_cost)
@@ -124,7 +125,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         )""",
         # ``fingerprint``: of the configuration of the worker that registered it last; null where that computes none.
         # ``position``: the order in which targets were first registered. ``timeout_ms``: how long its calls may take;
-        # null where it has no limit of its own.
+        # null where it has no limit of its own. ``cost_terms``: what its calls can cost at most, as JSON.
+        # ``bound_excess``: by how much more a try cost than was reserved by these terms; 0 where none did.
         """CREATE TABLE target (
             name text PRIMARY KEY,
             provider text NOT NULL,
@@ -135,7 +137,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             position bigint NOT NULL DEFAULT 0,
             paused_until bigint NOT NULL DEFAULT 0,
             registered_at bigint NOT NULL,
-            timeout_ms bigint
+            timeout_ms bigint,
+            cost_terms text,
+            bound_excess bigint NOT NULL DEFAULT 0
         )""",
         # With which fingerprint a worker serves a target, since when, and how many of its calls it runs at a time. The
         # quota that it registers for the target, with its terms as JSON; null where it has none. What the target's

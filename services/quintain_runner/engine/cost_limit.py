@@ -22,13 +22,15 @@ class CostLimitCheck(Message):
     """What a limit of so many US dollars means for the targets of a run.
 
     ``reservations_usd`` is the most that one call of each can cost, with a question of the usual size; so many calls of
-    the dearest fit into the limit at once. ``advice`` names the setting with which more would, where there is one.
+    the dearest fit into the limit at once. ``advice`` names the setting with which more would, where there is one. With
+    ``soft`` targets the limit is soft: the length of their answers is estimated.
     """
 
     max_cost_usd: float
     reservations_usd: dict[str, float] = Field(default_factory=dict)
     calls_at_once: int | None = None
     advice: str | None = None
+    soft: list[str] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list)
 
 
@@ -54,7 +56,7 @@ def check_cost_limit(
     max_cost_usd: float, targets: Mapping[str, TargetConfig], prices: Mapping[str, Price], body_bytes: int
 ) -> CostLimitCheck:
     """Check a limit in money for calls to these targets, with questions of so many bytes."""
-    limit, found, problems = picodollars(max_cost_usd), dict[str, int](), list[str]()
+    limit, found, problems, soft = picodollars(max_cost_usd), dict[str, int](), list[str](), list[str]()
     for name, target in targets.items():
         rule = CostRule.of_target(name, target, prices.get(name))
         bound = rule.bound(InvokeRequest(question="-"), body_bytes)
@@ -62,6 +64,8 @@ def check_cost_limit(
             problems.append(f"max_cost_usd: the cost of {name} has no bound: {bound.problem}")
         else:
             found[name] = bound.amount
+            if bound.is_estimate:
+                soft.append(name)
             if bound.amount > limit:
                 text = f"max_cost_usd: one call of {name} may cost {dollars_text(bound.amount)}, more than the limit of"
                 problems.append(f"{text} {dollars_text(limit)}{_lower(name, target)}")
@@ -71,6 +75,7 @@ def check_cost_limit(
         reservations_usd={name: to_dollars(amount) for name, amount in found.items()},
         calls_at_once=limit // found[dearest] if dearest and found[dearest] else None,
         advice=_lower(dearest, targets[dearest]).removeprefix("; ") or None if dearest else None,
+        soft=soft,
         problems=problems,
     )
 

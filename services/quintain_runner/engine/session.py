@@ -175,7 +175,8 @@ class RunSessions:
         most, limit = _most_cost_usd(info), info.max_cost_usd
         if limit is None or left < limit - most - _LEAST_USD:
             return CostLimit(None, earlier + most, info.parent_id)
-        return CostLimit(earlier + limit, earlier + most)
+        is_soft = info.cost is not None and info.cost.estimated > 0
+        return CostLimit(earlier + limit, earlier + most, is_soft=is_soft)
 
     async def finish(self, *, has_open_trials: bool) -> None:
         """Note what the session was charged, and close it if no trial is open."""

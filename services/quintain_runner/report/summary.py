@@ -107,12 +107,14 @@ class RunTotals(TrialCounts):
 class CostLimit(NamedTuple):
     """The limit of a run in US dollars, and what of it is spent or held for tries whose bill is unknown.
 
-    ``usd`` is None where the limit is that of the session ``parent_id``, on which the run draws.
+    ``usd`` is None where the limit is that of the session ``parent_id``, on which the run draws. ``is_soft``: some
+    tries were reserved by an estimate, and may cost more.
     """
 
     usd: float | None
     most_usd: float
     parent_id: str | None = None
+    is_soft: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +317,8 @@ def _spent_money_text(summary: RunSummary, limit: CostLimit, kept: str, command:
         )
     enough = math.ceil(100 * max(limit.usd + next_row, most + needed)) / 100
     return (
-        f"the limit in money is reached ({dollars(most)} of {dollars(limit.usd)} spent or held{reserve}), {kept} "
+        f"the {'soft ' if limit.is_soft else ''}limit in money is reached ({dollars(most)} of {dollars(limit.usd)} "
+        f"spent or held{reserve}), {kept} "
         f"To finish: {command} --max-cost-usd {enough:.2f}"
     )
 

@@ -38,6 +38,7 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "idle_seconds",
         "max_tries",
         "price",
+        "output_estimate",
         "delay_ms",
         "chunk_delay_ms",
         "replica_fields",

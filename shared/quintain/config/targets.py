@@ -152,6 +152,9 @@ class ModelTarget(_Target):
     max_input_tokens: Positive | None = None
     """The most tokens of a question that the provider takes: the bound of its cost where text alone gives none, as of
     images. If absent, the model's context window, if it is known."""
+    output_estimate: Positive | None = None
+    """The tokens that an answer without a limit is reserved for under a limit in money, which is soft then. If absent,
+    such calls are refused."""
     adaptive: bool = True
     """Whether it shares the quota of its provider, URL and key, whose limits are found, where it names none."""
     settings: TargetSettings | None = None

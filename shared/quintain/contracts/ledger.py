@@ -161,8 +161,8 @@ class Admit(Message):
     ``alone``: the worker has ended its other calls, or waited for them as long as it may, and begins none beside it.
     ``copy_of``: its message is a copy of the one of this attempt's call, for which the worker holds no slot.
 
-    ``max_cost`` is the most that one try can cost, in picodollars. Where it is None, ``cost_problem`` says why it is
-    not known.
+    ``max_cost`` is the most that one try can cost, in picodollars; with ``is_estimate`` it may cost more. Where it is
+    None, ``cost_problem`` says why it is not known.
     """
 
     token: str | None = None
@@ -179,6 +179,7 @@ class Admit(Message):
     alone: bool | None = None
     copy_of: Token | None = None
     max_cost: Picodollars | None = None
+    is_estimate: bool | None = None
     cost_problem: Text | None = None
 
     def credential(self) -> SessionToken | CallProof:
@@ -295,6 +296,7 @@ class Settle(Message):
     ``fault`` is returned for repeated requests; ``traceparent`` is the call's own. ``report`` is how the provider took
     the call, for the quota of its target. ``unproven``: a try of this attempt, which was throttled in the end, may have
     been billed. ``cost`` is what the provider's answer cost, in picodollars; None where that is unknown.
+    ``is_estimate``: what was reserved for it was no bound (`Admit.is_estimate`).
     """
 
     session_id: Token
@@ -312,6 +314,7 @@ class Settle(Message):
     report: TryReport | None = None
     unproven: bool | None = None
     cost: Picodollars | None = None
+    is_estimate: bool | None = None
 
 
 class SettleBatch(Message):

@@ -68,7 +68,7 @@ class CostTerms(Message):
     Input is a token for each byte of the request and ``added_tokens``, at most ``max_input_tokens``. Output is
     ``max_tokens``, unless the request has a limit of its own. ``tiers`` are their prices; without any, only the call
     itself costs. ``child_usd`` is the limit of the session for the call's own calls. ``problem`` says why the cost has
-    no bound.
+    no bound. ``is_estimate``: ``max_tokens`` is no limit but an estimate, so that calls may cost more.
     """
 
     per_call_usd: PriceUsd = 0.0
@@ -78,6 +78,7 @@ class CostTerms(Message):
     max_input_tokens: Annotated[Whole, Field(ge=1)] | None = None
     child_usd: MaxCostUsd | None = None
     problem: Text | None = None
+    is_estimate: bool = False
 
     def bound(self, body_bytes: int, max_tokens: int | None = None) -> int | None:
         """Return the most that a call costs whose request has so many bytes, in picodollars; None without a bound."""

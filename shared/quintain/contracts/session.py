@@ -67,7 +67,8 @@ class CostUsage(Message):
     """What a session and its children cost, in US dollars: at most ``spent`` + ``held`` + ``reserved`` + ``excess``.
 
     ``held`` is reserved for tries whose bill is unknown, ``reserved`` for tries that run. ``excess`` is what providers
-    reported beyond what was reserved. ``unknown`` charged tries are in none of these: their price is not known.
+    reported beyond what was reserved. ``unknown`` charged tries are in none of these: their price is not known. For
+    ``estimated`` tries the reservation was an estimate, so that a limit is soft: they may cost more.
     ``left_usd`` is what is neither spent nor held of the limits of the session and of its ancestors, the least of them,
     and ``free_usd`` what of that is not reserved; None where nothing limits its calls.
     """
@@ -77,6 +78,7 @@ class CostUsage(Message):
     reserved_usd: float = 0.0
     excess_usd: float = 0.0
     unknown: int = 0
+    estimated: int = 0
     left_usd: float | None = None
     free_usd: float | None = None
 
@@ -109,7 +111,8 @@ class Info(Message):
     ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds. ``target_costs`` are
     what calls of the targets that workers serve can cost at most.
     ``max_cost_usd`` is the session's own limit in money; None where it has none.
-    ``quotas`` are the targets with a quota, each with its name.
+    ``quotas`` are the targets with a quota, each with its name. ``wrong_bounds`` are the targets that a limit in money
+    admits nothing of, because a try cost so many US dollars more than was reserved for it.
     ``weight`` and ``priority`` are those in force: a child has at most its parent's.
     """
 
@@ -141,6 +144,7 @@ class Info(Message):
     target_timeouts: dict[str, float] | None = None
     target_costs: dict[str, CostTerms] | None = None
     quotas: dict[str, str] | None = None
+    wrong_bounds: dict[str, float] | None = None
     weight: int = DEFAULT_WEIGHT
     priority: Priority = Priority.NORMAL
     now: int

@@ -201,6 +201,18 @@ def test_a_header_of_unknown_effect_is_named() -> None:
     assert bound("messages", body, {"anthropic-version": "2023-06-01"}).amount is not None
 
 
+def test_an_answer_without_a_limit_counts_as_its_estimate_which_is_no_bound() -> None:
+    found = bound("chat", {"messages": MESSAGES}, output_estimate=7)
+    assert (found.amount, found.is_estimate) == ((1000 + ADDED_TOKENS) * IN + 7 * OUT, True)
+    limited = bound("chat", {"messages": MESSAGES, "max_tokens": 5}, output_estimate=7)
+    assert (limited.amount, limited.is_estimate) == ((1000 + ADDED_TOKENS) * IN + 5 * OUT, False)
+    assert bound("chat", {"messages": MESSAGES, "max_tokens": 0}, output_estimate=7).amount is None
+    terms = rule(output_estimate=7).terms()
+    assert (terms.max_tokens, terms.is_estimate) == (7, True)
+    terms = rule(output_estimate=7, max_tokens=5).terms()
+    assert (terms.max_tokens, terms.is_estimate) == (5, False)
+
+
 def test_the_dearest_tier_and_kind_of_a_token_counts() -> None:
     price = {**PRICE, "cached_input_per_million": 3, "cache_write_per_million": 2}
     found = bound("chat", {"messages": MESSAGES, "max_tokens": 5}, price=price)
