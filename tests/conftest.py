@@ -9,6 +9,7 @@ so one broker serves one fleet at a time.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,18 @@ _POSTGRES = pytest.StashKey[SharedServer[PostgresAdmin]]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Summary(config), "quintain-summary")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import the tests without looking for garbage: there is none, and it takes a fifth of the time; nor later is it
+    looked for among what was imported."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from support.command_line import CommandLine
 from support.evaluations import rows_of, write_files
 from support.model_server import ModelServer, ReceivedRequest, ScriptedResponse, model_server
 from support.model_wires import chat_answer
+from support.thread_host import LoopThread
 
 CONFIG = """
 targets:
@@ -43,7 +46,18 @@ def answered_by_model(request: ReceivedRequest) -> ScriptedResponse:
     return ScriptedResponse(body=chat_answer(text if model == "judge-model" else model))
 
 
-async def asked(
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    """The provider of all models, on a thread of its own: the commands run in this one."""
+    thread, context = LoopThread("models"), model_server()
+    serving: ModelServer = thread.run(context.__aenter__())
+    serving.response_for = answered_by_model
+    yield serving
+    thread.run(context.__aexit__(None, None, None))
+    thread.close()
+
+
+def asked(
     server: ModelServer,
     shell: CommandLine,
     *words: str,
@@ -52,7 +66,7 @@ async def asked(
 ) -> tuple[Counter[str], str]:
     """What one command asked of the provider, by model, and what it printed on stderr."""
     server.requests.clear()
-    ended = await asyncio.to_thread(shell.run, *command, *words, "--graders", "1", env={"KEY": key})
+    ended = shell.run(*command, *words, "--graders", "1", env={"KEY": key})
     return Counter(str(request.body["model"]) for request in server.requests), ended.stderr
 
 
@@ -67,53 +81,53 @@ def write(folder: Path, url: str, *, model: str, score: float, prompt: str) -> N
     )
 
 
-async def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scores(shell: CommandLine) -> None:
+def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scores(
+    shell: CommandLine, server: ModelServer
+) -> None:
     output = shell.folder / "runs" / "eval"
-    async with model_server() as server:
-        server.response_for = answered_by_model
-        write(shell.folder, server.url, model="model-a", score=1.0, prompt="be lenient")
-        first, _ = await asked(server, shell)
-        assert first == {"model-a": 5, "judge-model": 5}
-        write(shell.folder, server.url, model="model-b", score=0.25, prompt="be strict")
-        second, said = await asked(server, shell)
-        assert second == {"model-b": 5, "judge-model": 5}
-        assert "plan     0 rows kept · 5 asked again (target good: model model-a → model-b)" in said
-        for row in rows_of(output):
-            graders = row["graders"]
-            assert isinstance(graders, dict)
-            assert row["output"] == "model-b"
-            assert [graders[name]["score"] for name in ("polite", "judged", "same")] == [0.25, 0.0, 0.0]
-        assert (await asked(server, shell, key="another key"))[0] == {}
-        write(shell.folder, server.url, model="model-b", score=0.75, prompt="be lenient")
-        third, said = await asked(server, shell)
-        assert third == {"judge-model": 5}
-        assert "plan     0 rows kept · 5 graded again (grader polite changed, grader judged changed)" in said
-        write(shell.folder, server.url, model="model-a", score=0.75, prompt="be lenient")
-        kept, said = await asked(server, shell, "--keep-stale")
-        assert kept == {}
-        assert "plan     5 rows kept · 5 of them stale (target good: model model-b → model-a)" in said
-        regraded, said = await asked(server, shell, command=("rescore", "runs/eval"))
-        assert regraded == {"judge-model": 5}
-        assert "calls    0 to 5" in said
-        assert "of a new session" in said
-        assert "plan     0 rows kept · 5 graded again (rescored)" in said
-        assert [row["stale"] for row in rows_of(output)] == [["target good: model model-b → model-a"]] * 5
-        write_files(shell.folder, cases=5, other_yaml=EVALUATION.replace("builtin: exact", "builtin: contains"))
-        regraded, said = await asked(server, shell, command=("rescore", "runs/eval", "other.yaml"))
-        assert regraded == {"judge-model": 5}
-        assert json.loads((output / "run.json").read_text())["generation"] == 2
-        one, said = await asked(server, shell, "--case", "case-1", "--target", "good")
-        assert one == {"model-a": 1, "judge-model": 1}
-        assert "4 not selected" in said
-        one, _ = await asked(server, shell, "--limit", "1", "--no-content", "--fresh")
-        assert one == {"model-a": 1, "judge-model": 1}
-        assert [row["output"] for row in rows_of(output)] == [None]
-        shell.run("run", "eval.yaml", "--case", "none", code=2)
-        fresh, said = await asked(server, shell, "--fresh")
-        assert fresh == {"model-a": 5, "judge-model": 5}
-        assert (shell.folder / "runs" / "eval.previous-2" / "results.jsonl").is_file()
-        history = json.loads((output / "run.json").read_text())["history"]
-        assert [entry["plan"]["new"] for entry in history] == [5]
+    write(shell.folder, server.url, model="model-a", score=1.0, prompt="be lenient")
+    first, _ = asked(server, shell)
+    assert first == {"model-a": 5, "judge-model": 5}
+    write(shell.folder, server.url, model="model-b", score=0.25, prompt="be strict")
+    second, said = asked(server, shell)
+    assert second == {"model-b": 5, "judge-model": 5}
+    assert "plan     0 rows kept · 5 asked again (target good: model model-a → model-b)" in said
+    for row in rows_of(output):
+        graders = row["graders"]
+        assert isinstance(graders, dict)
+        assert row["output"] == "model-b"
+        assert [graders[name]["score"] for name in ("polite", "judged", "same")] == [0.25, 0.0, 0.0]
+    assert asked(server, shell, key="another key")[0] == {}
+    write(shell.folder, server.url, model="model-b", score=0.75, prompt="be lenient")
+    third, said = asked(server, shell)
+    assert third == {"judge-model": 5}
+    assert "plan     0 rows kept · 5 graded again (grader polite changed, grader judged changed)" in said
+    write(shell.folder, server.url, model="model-a", score=0.75, prompt="be lenient")
+    kept, said = asked(server, shell, "--keep-stale")
+    assert kept == {}
+    assert "plan     5 rows kept · 5 of them stale (target good: model model-b → model-a)" in said
+    regraded, said = asked(server, shell, command=("rescore", "runs/eval"))
+    assert regraded == {"judge-model": 5}
+    assert "calls    0 to 5" in said
+    assert "of a new session" in said
+    assert "plan     0 rows kept · 5 graded again (rescored)" in said
+    assert [row["stale"] for row in rows_of(output)] == [["target good: model model-b → model-a"]] * 5
+    write_files(shell.folder, cases=5, other_yaml=EVALUATION.replace("builtin: exact", "builtin: contains"))
+    regraded, said = asked(server, shell, command=("rescore", "runs/eval", "other.yaml"))
+    assert regraded == {"judge-model": 5}
+    assert json.loads((output / "run.json").read_text())["generation"] == 2
+    one, said = asked(server, shell, "--case", "case-1", "--target", "good")
+    assert one == {"model-a": 1, "judge-model": 1}
+    assert "4 not selected" in said
+    one, _ = asked(server, shell, "--limit", "1", "--no-content", "--fresh")
+    assert one == {"model-a": 1, "judge-model": 1}
+    assert [row["output"] for row in rows_of(output)] == [None]
+    shell.run("run", "eval.yaml", "--case", "none", code=2)
+    fresh, said = asked(server, shell, "--fresh")
+    assert fresh == {"model-a": 5, "judge-model": 5}
+    assert (shell.folder / "runs" / "eval.previous-2" / "results.jsonl").is_file()
+    history = json.loads((output / "run.json").read_text())["history"]
+    assert [entry["plan"]["new"] for entry in history] == [5]
 
 
 def test_a_fresh_run_that_is_refused_leaves_the_earlier_results_where_they_are(shell: CommandLine) -> None:

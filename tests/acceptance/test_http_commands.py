@@ -21,22 +21,6 @@ def evaluator(gateway: RunningGateway) -> CommandLine:
     return gateway.open_session_shell("judge", 50)
 
 
-def test_a_session_is_opened_shown_listed_and_closed(gateway: RunningGateway) -> None:
-    shell = gateway.shell
-    opened = shell.run("session", "open", "--default-target", "echo", "--max-calls", "3", "--label", "a b", "--json")
-    assert opened.json.keys() == {"sessionId", "token"}
-    session_id = str(opened.json["sessionId"])
-    told = shell.run("session", "show", session_id, "--json").json
-    assert (told["maxCalls"], told["callCount"], told["label"]) == (3, 0, "a b")
-    assert session_id in shell.run("session", "list", "--state", "open").stdout
-    assert shell.run("session", "close", session_id, "--json").json["state"] == "closed"
-    listed = shell.run("session", "list", "--state", "closed", "--json").json["sessions"]
-    assert isinstance(listed, list)
-    assert session_id in [one["sessionId"] for one in listed]
-    refused = shell.run("invoke", "hi", code=1, env={"QUINTAIN_SESSION_TOKEN": str(opened.json["token"])})
-    assert refused.stderr.startswith("error  Unauthorized\n")
-
-
 def test_a_gateway_that_is_not_there_is_said_with_the_mend(gateway: RunningGateway, evaluator: CommandLine) -> None:
     lost = evaluator.run("info", code=1, env={"QUINTAIN_GATEWAY_URL": NOBODY})
     assert f"No gateway answers at {NOBODY}" in lost.stderr

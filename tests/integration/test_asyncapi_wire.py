@@ -17,6 +17,7 @@ from quintain.settings import environment
 from quintain.topology import CANCEL, EVENTS, INVOKE, LEDGER, METADATA, METADATA_TOPOLOGY, REPLY
 from support.node import node_or_skip
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
+from support.quick import lease_variable
 from support.raw_client import RawAmqpClient
 from support.servers.errors import ServerUnavailable
 from support.servers.nodejs import npm_package
@@ -114,6 +115,7 @@ def document(fleet: ProcessFleet) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def fleet(broker_url: str) -> Iterator[ProcessFleet]:
     with process_fleet(broker_url, CONFIG, targets=TARGETS) as fleet:
+        fleet.extra_env |= lease_variable()
         yield fleet
 
 

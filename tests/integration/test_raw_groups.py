@@ -144,11 +144,6 @@ def call_count(client: RawAmqpClient) -> object:
     return client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"]
 
 
-def test_info_says_which_targets_take_groups(raw_client: RawGroupClient) -> None:
-    info = raw_client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]
-    assert info["groupSlots"] == {"parrot": 64}
-
-
 def test_each_call_is_charged_and_answered_by_itself(raw_client: RawGroupClient) -> None:
     texts = [f"question {number}" for number in range(64)]
     replies = raw_client.call_group(questions(*texts), key="parrot")
@@ -170,13 +165,6 @@ def test_a_call_of_a_group_is_the_same_call_alone(raw_client: RawGroupClient) ->
     assert {**alone[1], "replayed": False} == first[1]
     again = raw_client.call_group(body[::-1], key="parrot", request_ids=["two", "one"])
     assert [reply["replayed"] for _, reply in again] == [True, True]
-    assert call_count(raw_client) == 2
-
-
-def test_a_broken_item_is_a_fault_and_the_others_go_on(raw_client: RawGroupClient) -> None:
-    bodies = [*questions("x"), b"{", b'{"question": "x", "target": "sage"}', *questions("y")]
-    replies = raw_client.call_group(bodies, key="parrot")
-    assert [reply.get("code") or text_of(reply) for _, reply in replies] == ["x", "bad_request", "bad_request", "y"]
     assert call_count(raw_client) == 2
 
 

@@ -7,12 +7,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from support.command_line import command_line
 from support.superred_environment import SuperredEnvironment
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
 
 
+@pytest.mark.long
 def test_the_examples_sweep_runs_over_two_hosts_and_leaves_superreds_tree(
     superred_environment: SuperredEnvironment, broker_url: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import yaml
 
 from quintain.bus.connect import open_bus
@@ -37,6 +38,10 @@ targets:
   limited: {provider: openai, model: served, base_url: "{url}/limited/v1"}
   claude: {provider: anthropic, model: served, base_url: "{url}"}
 """
+
+#: For a module of API tests: OpenAI's chat and AgentV's API run over each transport, and what the others say does not
+#: depend on it.
+OVER_MEMORY = pytest.mark.parametrize("bus_url", ["memory"], indirect=True, scope="module")
 
 
 @dataclass(frozen=True)

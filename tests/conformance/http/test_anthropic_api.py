@@ -1,4 +1,4 @@
-"""Anthropic's API over a real socket, over every transport: its official client, and what no official client sends."""
+"""Anthropic's API over a real socket: its official client, and what no official client sends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest_asyncio
 
 from quintain.contracts.credentials import SessionToken
 from support.gateway_client import GatewayClient, open_gateway_client
-from support.model_fleet import ModelFleet
+from support.model_fleet import OVER_MEMORY, ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_wires import ANTHROPIC, CHAT
 from support.official_clients import SentRequests, anthropic_client
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), OVER_MEMORY]
 
 HELLO: Any = [{"role": "user", "content": "Hello there"}]
 ASK: Any = {"model": "echo", "max_tokens": 100, "messages": HELLO}

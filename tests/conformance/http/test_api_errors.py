@@ -11,11 +11,11 @@ import openai
 import pytest
 
 from support.gateway_client import open_gateway_client
-from support.model_fleet import ModelFleet
+from support.model_fleet import OVER_MEMORY, ModelFleet
 from support.model_server import ScriptedResponse
 from support.official_clients import anthropic_client, openai_client
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), OVER_MEMORY]
 
 HELLO: Any = [{"role": "user", "content": "Hello there"}]
 TOO_LONG = "This model's maximum context length is 8192 tokens, your messages have 9000"

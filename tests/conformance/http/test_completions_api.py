@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_client import GatewayClient
-from support.model_fleet import ModelFleet
+from support.model_fleet import OVER_MEMORY, ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_streams import event
 from support.official_clients import openai_client
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), OVER_MEMORY]
 
 LOGPROBS: dict[str, Any] = {
     "tokens": ["2 + 2", " =", " 4"],

@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_client import GatewayClient
-from support.model_fleet import ModelFleet
+from support.model_fleet import OVER_MEMORY, ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_streams import chat_reasoning_events
 from support.model_wires import CHAT, chat_answer, chat_calls
 from support.official_clients import openai_client
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), OVER_MEMORY]
 
 WEATHER: Any = {
     "type": "function",

@@ -45,7 +45,9 @@ class Api:
             {"user": "worker", "configure": "^$", "write": "^quintain\\.invoke$", "read": "^quintain\\.target\\..+$"},
         ]
         self.exchanges = [{"name": name} for name in ("", "amq.direct", "quintain.invoke", "quintain.poison")]
-        self.user_limits = [{"user": "worker", "value": {"max-connections": 500, "max-channels": 2000}}]
+        self.user_limits: list[dict[str, Any]] = [
+            {"user": "worker", "value": {"max-connections": 500, "max-channels": 2000}}
+        ]
         self.vhost_limits = [{"vhost": "/", "value": {"max-queues": 1000}}]
         self.bindings = [
             *(binding("quintain.invoke", "quintain.target.echo", "echo"), binding("", "anybodys", "anybodys")),
@@ -74,137 +76,81 @@ class Api:
         }[path]
 
 
-def plant_no_policy(api: Api) -> None:
-    api.queues[0]["effective_policy_definition"] = []
+Plant = Callable[[Api], object]
 
-
-def plant_dropping_policy(api: Api) -> None:
-    api.queues[2]["effective_policy_definition"] = {"max-length-bytes": 5, "overflow": "drop-head"}
-
-
-def plant_disabled_flag(api: Api) -> None:
-    api.flags[0]["state"] = "disabled"
-
-
-def plant_alarm(api: Api) -> None:
-    api.node["disk_free_alarm"] = True
-
-
-def plant_delivery_limit(api: Api) -> None:
-    api.queues[1]["effective_policy_definition"] |= {"delivery-limit": 20}
-
-
-def plant_stopped_node(api: Api) -> None:
-    api.node["running"] = False
-
-
-def plant_low_disk_limit(api: Api) -> None:
-    api.node["disk_free_limit"] = 50_000_000
-
-
-def plant_guest(api: Api) -> None:
-    api.users[1]["tags"] = ["administrator"]
-
-
-def plant_rights(api: Api) -> None:
-    api.permissions[1]["read"] = ".*"
-
-
-def plant_rights_of_every_name_of_ours(api: Api) -> None:
-    api.permissions[1]["write"] = r"quintain\..*"
-
-
-def plant_copying_queue(api: Api) -> None:
-    api.bindings.append(binding("quintain.invoke", "spy", "#"))
-
-
-def plant_queue_of_another_target(api: Api) -> None:
-    api.bindings.append(binding("quintain.invoke", "quintain.target.spy", "echo"))
-
-
-def plant_copying_exchange(api: Api) -> None:
-    api.bindings.append(binding("quintain.ledger", "quintain.ledger.x", "admit", kind="exchange"))
-
-
-def plant_fast_clock(api: Api) -> None:
-    api.skew_seconds = 60
-
-
-def plant_slow_clock(api: Api) -> None:
-    api.skew_seconds = -5
-
-
-def plant_foreign_exchange(api: Api) -> None:
-    api.exchanges.append({"name": "quintain.reply.evaluator.x"})
-
-
-def plant_exchange_of_another_program(api: Api) -> None:
-    api.exchanges.append({"name": "orders"})
-
-
-def plant_queue_that_copies(api: Api) -> None:
-    api.queues.append({"name": "spy", "type": "classic"})
-
-
-def plant_unknown_name(api: Api) -> None:
-    api.queues.append({"name": "quintain.anything.x", "type": "classic"})
-
-
-def plant_reply_queue_of_another_type(api: Api) -> None:
-    api.queues.append({"name": "quintain.reply.evaluator.x", "type": "quorum"})
-
-
-def plant_no_queue_limit(api: Api) -> None:
-    api.vhost_limits.clear()
-
-
-def plant_user_without_limits(api: Api) -> None:
-    del api.user_limits[0]["value"]["max-channels"]  # type: ignore[attr-defined]
-
-
-def plant_short_consumer_timeout(api: Api) -> None:
-    api.queues[0]["arguments"] = {"x-consumer-timeout": 60_000}
-
-
-def plant_refusal(api: Api) -> None:
-    api.refuses = True
+#: By the mistake: how it is planted, what the doctor calls it, and how bad that is.
+MISTAKES: dict[str, tuple[Plant, str, str]] = {
+    "no policy": (
+        lambda api: api.queues[0].update(effective_policy_definition=[]),
+        "limit of quintain.metadata", "fail",
+    ),
+    "a policy that drops": (
+        lambda api: api.queues[2].update(
+            effective_policy_definition={"max-length-bytes": 5, "overflow": "drop-head"}
+        ),
+        "limit of quintain.target.echo", "fail",
+    ),
+    "a disabled flag": (lambda api: api.flags[0].update(state="disabled"), "feature flags", "fail"),
+    "an alarm": (lambda api: api.node.update(disk_free_alarm=True), "node rabbit@a", "fail"),
+    "a stopped node": (lambda api: api.node.update(running=False), "node rabbit@a", "fail"),
+    "a delivery limit": (
+        lambda api: api.queues[1]["effective_policy_definition"].update({"delivery-limit": 20}),
+        "delivery limit of quintain.poison", "fail",
+    ),
+    "a low limit of the disk": (lambda api: api.node.update(disk_free_limit=50_000_000), "node rabbit@a", "warn"),
+    "guest": (lambda api: api.users[1].update(tags=["administrator"]), "users", "warn"),
+    "rights to everything": (lambda api: api.permissions[1].update(read=".*"), "rights", "fail"),
+    "rights to every name of ours": (
+        lambda api: api.permissions[1].update(write=r"quintain\..*"), "rights", "fail",
+    ),
+    "a queue of copies": (lambda api: api.bindings.append(binding("quintain.invoke", "spy", "#")), "bindings", "fail"),
+    "a queue of another target": (
+        lambda api: api.bindings.append(binding("quintain.invoke", "quintain.target.spy", "echo")), "bindings", "fail",
+    ),
+    "an exchange of copies": (
+        lambda api: api.bindings.append(binding("quintain.ledger", "quintain.ledger.x", "admit", kind="exchange")),
+        "bindings", "fail",
+    ),
+    "a fast clock": (lambda api: setattr(api, "skew_seconds", 60), "clock of the broker", "fail"),
+    "a slow clock": (lambda api: setattr(api, "skew_seconds", -5), "clock of the broker", "warn"),
+    "a short consumer timeout": (
+        lambda api: api.queues[0].update(arguments={"x-consumer-timeout": 60_000}),
+        "consumer timeout of quintain.metadata", "fail",
+    ),
+    "a foreign exchange": (
+        lambda api: api.exchanges.append({"name": "quintain.reply.evaluator.x"}), "foreign exchanges", "fail",
+    ),
+    "an exchange of another program": (
+        lambda api: api.exchanges.append({"name": "orders"}), "foreign exchanges", "warn",
+    ),
+    "a queue of another program": (
+        lambda api: api.queues.append({"name": "spy", "type": "classic"}), "foreign queues", "warn",
+    ),
+    "an unknown name": (
+        lambda api: api.queues.append({"name": "quintain.anything.x", "type": "classic"}), "foreign queues", "fail",
+    ),
+    "a reply queue of another type": (
+        lambda api: api.queues.append({"name": "quintain.reply.evaluator.x", "type": "quorum"}),
+        "foreign queues", "fail",
+    ),
+    "no limit of queues": (
+        lambda api: api.vhost_limits.clear(), "limits of queues, connections and channels", "fail",
+    ),
+    "a user without limits": (
+        lambda api: api.user_limits[0]["value"].pop("max-channels"),
+        "limits of queues, connections and channels", "fail",
+    ),
+    "a refusal": (lambda api: setattr(api, "refuses", True), "management API", "warn"),
+}  # fmt: skip
 
 
 def test_a_sound_broker_has_no_finding() -> None:
     assert {check.verdict for check in management_checks(Api(), QUEUES)} == {"ok"}
 
 
-@pytest.mark.parametrize(
-    ("plant", "what", "verdict"),
-    [
-        (plant_no_policy, "limit of quintain.metadata", "fail"),
-        (plant_dropping_policy, "limit of quintain.target.echo", "fail"),
-        (plant_disabled_flag, "feature flags", "fail"),
-        (plant_alarm, "node rabbit@a", "fail"),
-        (plant_stopped_node, "node rabbit@a", "fail"),
-        (plant_delivery_limit, "delivery limit of quintain.poison", "fail"),
-        (plant_low_disk_limit, "node rabbit@a", "warn"),
-        (plant_guest, "users", "warn"),
-        (plant_rights, "rights", "fail"),
-        (plant_rights_of_every_name_of_ours, "rights", "fail"),
-        (plant_copying_queue, "bindings", "fail"),
-        (plant_queue_of_another_target, "bindings", "fail"),
-        (plant_copying_exchange, "bindings", "fail"),
-        (plant_fast_clock, "clock of the broker", "fail"),
-        (plant_slow_clock, "clock of the broker", "warn"),
-        (plant_short_consumer_timeout, "consumer timeout of quintain.metadata", "fail"),
-        (plant_foreign_exchange, "foreign exchanges", "fail"),
-        (plant_exchange_of_another_program, "foreign exchanges", "warn"),
-        (plant_queue_that_copies, "foreign queues", "warn"),
-        (plant_unknown_name, "foreign queues", "fail"),
-        (plant_reply_queue_of_another_type, "foreign queues", "fail"),
-        (plant_no_queue_limit, "limits of queues, connections and channels", "fail"),
-        (plant_user_without_limits, "limits of queues, connections and channels", "fail"),
-        (plant_refusal, "management API", "warn"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_a_mistake_at_the_broker_is_found(plant: Callable[[Api], None], what: str, verdict: str) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_at_the_broker_is_found(mistake: str) -> None:
+    plant, what, verdict = MISTAKES[mistake]
     api = Api()
     plant(api)
     found = {check.what: check for check in management_checks(api, QUEUES) if check.verdict != "ok"}

@@ -77,22 +77,6 @@ async def test_a_client_that_leaves_has_its_call_cancelled(
     assert 'quintain_gateway_calls_total{code="cancelled",target="(default)"} 1.0' in metrics
 
 
-async def test_a_client_that_leaves_a_batch_has_all_its_calls_cancelled_and_the_rest_given_back(
-    fleet: MemoryFleet,
-) -> None:
-    session = await fleet.open_session("slow", 10)
-    items = [{"question": "1"}, None, {"question": "2"}, {}, {"question": "3"}]
-    async with open_gateway_client(fleet.gateway_url, session.token) as door, asyncio.timeout(10):
-        async with open_raw_connection(fleet.gateway_url) as socket:
-            await post_request(socket, session.token, "/invokeBatch", {"requests": items})
-            while (await door.get("/info"))[1]["running"] < 3:
-                await asyncio.sleep(0.02)
-        # The bad ones were reserved too, and are not waited for.
-        while await door.read_call_count() > 3:
-            await asyncio.sleep(0.02)
-        assert 'calls_total{code="cancelled",target="(default)"} 3.0' in (await door.http.get("/metrics")).text
-
-
 async def test_a_client_that_leaves_in_the_middle_of_its_body_costs_nothing(fleet: MemoryFleet) -> None:
     session = await fleet.open_session("echo")
     async with open_raw_connection(fleet.gateway_url) as socket:

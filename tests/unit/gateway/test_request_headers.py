@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quintain.contracts.session import Info
 from support.gateway_client import GatewayClient, encode_body, open_gateway_client
 from support.memory_fleet import MemoryFleet, memory_fleet
 
@@ -59,12 +57,6 @@ async def test_terms_that_cannot_be_kept_cost_nothing(
     assert await gateway_client.read_call_count() == 0
 
 
-async def test_a_deadline_ahead_is_taken(gateway_client: GatewayClient) -> None:
-    headers = {"x-quintain-deadline": str(int((time.time() + 60) * 1000))}
-    assert (await post(gateway_client, "/invoke", {"question": "x"}, headers))[0] == 200
-    assert (await post(gateway_client, "/invokeBatch", {"requests": [{"question": "x"}]}, headers))[0] == 200
-
-
 async def test_messages_may_stand_in_place_of_the_question(gateway_client: GatewayClient) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     assert (await gateway_client.post("/invoke", {"messages": turns}))[1]["rawText"] == "c"
@@ -72,24 +64,3 @@ async def test_messages_may_stand_in_place_of_the_question(gateway_client: Gatew
     assert [item["rawText"] for item in batch[1]["responses"]] == ["c", "Error: Missing required field: question"]
     for both in ({"question": "x", "messages": turns}, {"question": 7, "messages": turns}):
         assert (await gateway_client.post("/invoke", both))[1]["code"] == "bad_request"
-
-
-async def test_info_is_the_whole_session_beside_agentvs_names(gateway_client: GatewayClient) -> None:
-    told = (await gateway_client.get("/info"))[1]
-    info = Info.model_validate(told)
-    assert (info.label, info.max_calls, info.committed, info.state.value) == ("mine", 9, 0, "open")
-    assert told["providerLabel"] == told["targetName"] == "echo"
-    assert told["availableProviderLabels"] == told["availableTargets"] == ["echo", "broken"]
-    assert "parentId" not in told
-
-
-async def test_a_failed_item_tells_its_whole_fault(gateway_client: GatewayClient) -> None:
-    items = [{"question": "x", "target": "broken"}, {"question": "x", "target": "nobody"}]
-    failed, unknown = (await gateway_client.post("/invokeBatch", {"requests": items}))[1]["responses"]
-    assert (failed["code"], failed["status"], failed["charged"], failed["retryable"]) == (
-        "provider_error", 502, True, False,
-    )  # fmt: skip
-    assert failed["rawText"] == f"Error: {failed['error']}"
-    assert (unknown["code"], unknown["charged"], unknown["availableTargets"]) == (
-        "unknown_target", False, ["echo", "broken"],
-    )  # fmt: skip

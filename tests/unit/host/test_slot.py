@@ -24,7 +24,7 @@ from quintain.contracts.remote_target import (
 from quintain.errors import BadRequest, NoAnswer
 from quintain.remote.lease import TargetTimeouts
 from quintain.remote.lease_request import acquire_lease, describe_host
-from quintain.routes import DESCRIBE, LEASE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN, Route
+from quintain.routes import LEASE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange, Queue, Topology
@@ -160,17 +160,6 @@ async def test_a_free_slot_says_which_factory_it_runs_and_a_busy_one_says_nothin
         await describe_host(host_client.rpc_client, "bot", timeout_seconds=0.1)
 
 
-async def test_each_lease_has_a_fresh_instance_described_as_it_is_configured(host_client: HostClient) -> None:
-    await host_client.serve(slots=2)
-    one, two = await host_client.lease(), await host_client.lease()
-    await host_client.call_lease(one, SET_CONFIG, values={"persona": "pirate"})
-    names = [
-        [each.name for each in (await host_client.call_lease(leased, DESCRIBE)).descriptor.controllables]
-        for leased in (one, two)
-    ]
-    assert names == [["question", "voice of pirate"], ["question", "voice of plain"]]
-
-
 async def test_slots_are_set_in_order_until_one_fails(host_client: HostClient) -> None:
     await host_client.serve()
     leased = await host_client.lease()
@@ -295,19 +284,6 @@ async def test_a_lease_that_comes_after_its_request_was_given_up_is_ended(host_c
     async with asyncio.timeout(1):
         await wait_until(lambda: host_client.instances[-1].torn_down and len(host_client.instances) == 2)
         await host_client.lease()
-
-
-async def test_a_factory_that_fails_is_answered_with_its_words(host_client: HostClient) -> None:
-    def broken() -> Any:
-        raise KeyError("model")
-
-    host_client.factory = broken
-    await host_client.serve()
-    for _ in range(2):
-        answer = await host_client.lease()
-        assert answer.failure is not None
-        assert (answer.failure.type, answer.failure.message, answer.lease_id) == ("KeyError", "model", "")
-        assert "in broken" in answer.failure.traceback
 
 
 async def test_a_controller_of_another_version_is_refused(host_client: HostClient) -> None:

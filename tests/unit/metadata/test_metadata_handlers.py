@@ -100,18 +100,6 @@ async def test_the_token_is_looked_at_before_the_question(
                 await metadata.call_operation(operation, session.token, body)
 
 
-@pytest.mark.parametrize(
-    "operation", ["open", "amend", "reserve", "release", "cancel", "show", "pause", "resume", "drain"]
-)
-async def test_a_question_nobody_can_read_is_a_bad_request(
-    metadata: RunningMetadataService, session: SessionOpened, operation: str
-) -> None:
-    token = session.token if "session" in OPERATION_BODIES[operation][1] else ADMIN_TOKEN
-    for body in (b"{", b"[]", b"{}", b"null"):
-        with pytest.raises(BadRequest):
-            await metadata.call_operation(operation, token, body)
-
-
 @pytest.mark.parametrize("operation", list(OPERATION_BODIES))
 async def test_what_grants_refuses_unknown_keys_and_other_operations_ignore_them(
     metadata: RunningMetadataService, session: SessionOpened, operation: str
@@ -251,20 +239,6 @@ async def test_the_list_is_paged_newest_first_and_filtered(metadata: RunningMeta
     assert "cursor" not in second
     only = await metadata.call_operation("list", ADMIN_TOKEN, {"state": "closed"})
     assert [one["sessionId"] for one in only["sessions"]] == [closed]  # type: ignore[attr-defined]
-
-
-async def test_every_question_is_acknowledged_even_where_nobody_waits_for_the_answer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with run_metadata_service() as alone:
-        session = await alone.ledger_driver.open_session()
-        queue = alone.memory.queue("quintain.metadata")
-        await alone.publish(METADATA, "info", None, headers={"x-quintain-session": session.token})
-        await alone.publish(METADATA, "info", None, reply_to="gone", correlation_id="c")
-        await alone.publish(METADATA, "info", b"junk", reply_to="gone", correlation_id="c")
-        await alone.call_operation("info", session.token)
-    assert not queue.ready  # what was not acknowledged came back when the service went
-    assert "has no reply_to" in caplog.text
 
 
 async def test_without_an_admin_token_nobody_is_the_administrator(

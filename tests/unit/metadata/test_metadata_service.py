@@ -208,18 +208,6 @@ async def test_a_renewal_names_the_services_own_queue_of_admits_until_it_stops(
         await worker.publish(renewed.admit_key, b"{}")
 
 
-async def test_what_nobody_can_read_is_answered_or_dropped_and_the_next_is_heard(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
-    await worker.publish("settle", b"junk")
-    for key in ("admit", "heartbeat", "register"):
-        await worker.publish(key, b"junk")
-        reply = await next_delivery(worker.replies)
-        assert FaultReply.from_wire(reply.body).code == "bad_request"
-    await worker.admit_granted(admit_request(session, "r1"))
-    assert "An unreadable settle was dropped" in caplog.text
-
-
 async def test_a_registered_targets_queue_is_there_before_the_worker_hears_so(
     metadata: RunningMetadataService, worker: Worker
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pytest
@@ -36,7 +35,6 @@ from quintain.contracts.session import (
 )
 from quintain.errors import (
     BadRequest,
-    BudgetExhausted,
     BudgetUnavailable,
     ConfigError,
     Expired,
@@ -217,18 +215,6 @@ async def test_an_invoke_has_a_deadline_and_settings_of_a_mapping(lone_client: L
     assert settings.temperature == 0.5
 
 
-async def test_what_is_reserved_counts_until_it_is_released(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo", max_calls=2) as client:
-        ids = await client.reserve(2)
-        assert (await client.get_info()).reserved == 2
-        with pytest.raises(BudgetExhausted):
-            await client.invoke("x")
-        await client.send(InvokeRequest(question="x"), request_id=ids[0])
-        await client.release(ids)
-        info = await client.get_info()
-    assert (info.reserved, info.committed, info.call_count) == (0, 1, 1)
-
-
 async def test_a_refused_item_ends_its_reservation_whoever_refuses_it(fleet: MemoryFleet) -> None:
     async with fleet.client("echo", allowed_targets=["echo"]) as client:
         ids = await client.reserve(2)
@@ -301,17 +287,6 @@ async def test_a_request_on_the_wire_is_the_protocols(lone_client: LoneClient) -
     assert seen.reply_to == lone_client.rpc_client.reply_key
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-
-
-async def test_each_call_has_a_request_id_of_its_own(lone_client: LoneClient) -> None:
-    await lone_client.consume_target_queue()
-    asking = [asyncio.get_running_loop().create_task(lone_client.client.invoke("x", target="a")) for _ in range(5)]
-    seen = [await lone_client.deliveries.get() for _ in asking]
-    assert len({str(one.headers["x-quintain-request-id"]) for one in seen}) == 5
-    assert len({one.correlation_id for one in seen}) == 5
-    for one in asking:
-        one.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -425,35 +400,6 @@ async def answer_calls(lone_client: LoneClient, calls: int) -> None:
         text = InvokeRequest.from_wire(seen.body).question or ""
         answer = Result(output=[OutputMessage(content=text)], target="a", call_count=1, max_calls=9)
         await send_reply(lone_client.bus, seen, answer)
-
-
-async def test_a_batch_takes_requests_mappings_and_plain_questions(lone_client: LoneClient) -> None:
-    await lone_client.consume_target_queue()
-    items: list[object] = [
-        InvokeRequest(question="request", target="a"),
-        {"question": "mapping", "target": "a", "systemPrompt": "p", "metadata": None},
-        MappingProxyType({"question": "any mapping", "provider": "a"}),
-        {"target": "a"},
-        {"question": "x", "target": "a", "maxTokens": object()},
-        7,
-        "",
-    ]
-    serving = start(answer_calls(lone_client, 4))
-    got = await lone_client.client.invoke_batch(items)  # type: ignore[arg-type]
-    assert [item.result.raw_text if item.result else type(item.fault) for item in got] == [
-        "request",
-        "mapping",
-        "any mapping",
-        BadRequest,
-        "x",
-        BadRequest,
-        BadRequest,
-    ]
-    assert "question" in str(got[3].fault)
-    reserved = await lone_client.metadata.next_reserved()
-    released = ReleaseCalls.from_wire((await lone_client.metadata.requests.get()).body).request_ids
-    assert released == [reserved[number] for number in (3, 5, 6)]
-    await serving
 
 
 async def test_answers_are_not_lost_where_a_reservation_cannot_be_given_back(

@@ -145,14 +145,6 @@ async def test_garbage_after_sending_is_in_doubt(server: ModelServer, wire: Wire
     assert_in_doubt(await failure(wire, server.url))
 
 
-@wires
-@pytest.mark.parametrize("close_after", [10, 60], ids=lambda after: f"after {after} bytes")
-async def test_a_connection_lost_after_sending_is_in_doubt(server: ModelServer, wire: Wire, close_after: int) -> None:
-    server.set_responses(ScriptedResponse(body=wire.answer("Fine."), close_after=close_after))
-    assert_in_doubt(await failure(wire, server.url))
-    assert len(server.requests) == 1
-
-
 def assert_in_doubt(failed: ProviderFailure) -> None:
     assert isinstance(failed.fault, ProviderFailed)
     assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNKNOWN, True, True)

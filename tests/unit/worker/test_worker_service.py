@@ -14,7 +14,7 @@ from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
 from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.errors import BudgetExhausted, ProviderFailed, Throttled
+from quintain.errors import ProviderFailed, Throttled
 from quintain.topology import DEAD_QUEUE, HEARTBEAT_QUEUE, target_queue
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
@@ -52,17 +52,6 @@ async def test_a_granted_call_is_asked_settled_and_answered(
     assert settle.token_usage == TokenUsage(input=1, output=2)
     assert settle.session_id == evaluator.token.split("_")[2]
     assert admit.token == evaluator.token
-
-
-async def test_a_refusal_is_passed_on_and_calls_nobody(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
-) -> None:
-    refusal = FaultReply.from_fault(BudgetExhausted("Max calls exceeded (limit: 1)"))
-    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=refusal)
-    await evaluator.send_request()
-    assert await next_fault(evaluator) == refusal
-    assert gated_provider.requests.empty()
-    assert ledger.settles.empty()
 
 
 @pytest.mark.parametrize(
