@@ -26,6 +26,7 @@ from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain_metadata.admit_answers import decision_of, record_span, refusal_of, with_deadline
+from quintain_metadata.copies import CopiesOfWaiting
 from quintain_metadata.ledger.call_rows import CallKey, read_capacities
 from quintain_metadata.ledger.calls import CallOperations, NotOwner
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
@@ -68,7 +69,7 @@ class AdmissionQueue:
         #: Whether the ledger took the last operation of this queue.
         self._is_ledger_available = True
         self._fill_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._arrivals = itertools.count()
+        self._arrivals, self._copies = itertools.count(), CopiesOfWaiting(self._waiting, timings.held_admit_seconds)
         self.money = MoneyLine(self._waiting, self._read, self._retry)
 
     @property
@@ -130,7 +131,9 @@ class AdmissionQueue:
             if each.was_running and each.target is not None:
                 targets.add(each.target)
         if self._waiting.admits:
+            now = asyncio.get_running_loop().time()
             for each in ended:
+                self._copies.note_ended(now, each)
                 if each.gave_up:
                     self._waiting.remove(each.attempt_id)
             await self.retry_calls({(each.session_id, each.request_id) for each in ended})
@@ -144,9 +147,11 @@ class AdmissionQueue:
 
     async def retry_waiting(self) -> None:
         """Decide the waiting admits that no longer need to wait; called at every sweep."""
-        for waiting in self._waiting.requested_before(self._oldest_request()):
+        lost = self._waiting.requested_before(self._oldest_request())
+        for waiting in lost:
             self._waiting.remove(waiting.admit.attempt_id)
             self.quotas.forget(waiting.admit.attempt_id)
+        self._copies.forget_ended(asyncio.get_running_loop().time())
         try:
             without_quota = await self.quotas.sweep()
         except BudgetUnavailable:
@@ -154,6 +159,8 @@ class AdmissionQueue:
             return
         if not self._waiting.admits:
             return
+        # Whoever has copies of their messages goes on with their calls.
+        await self.retry_calls({waiting.call_key for waiting in lost})
         if without_quota:
             await self._retry([each for each in self._waiting if each.admit.target in without_quota])
         ready = await self._read(partial(read_ready, waited_for=self._waiting.waited_for()))
@@ -292,6 +299,8 @@ class AdmissionQueue:
                 elif decision is not None:
                     self._waiting.put(dataclasses.replace(current, deferred=decision))
             await asyncio.gather(*(_send(send_answer, answers) for send_answer, answers in decided.items()))
+            refused = [each.call_key for each, decision in zip(page, decisions, strict=True) if _is_refused(decision)]
+            await self._retry(self._waiting.of_calls(refused))
         return all_decisions
 
     def _forget_targets(self, targets: Collection[str]) -> None:
@@ -345,6 +354,7 @@ class AdmissionQueue:
         outcomes = await self.operations.run(operations)
         self._is_ledger_available = BudgetUnavailable not in map(type, outcomes)
         remaining, seconds = iter(outcomes), time.perf_counter() - started_at
+        now = asyncio.get_running_loop().time()
         for number, admit in enumerate(admits):
             outcome = refused.get(number) or next(remaining)
             if isinstance(outcome, NotOwner):
@@ -352,6 +362,8 @@ class AdmissionQueue:
             decision = decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
             has_quota = admit.target in self.quotas.quota_of
             decision = self.quotas.decided(admit, decision) if has_quota else decision
+            if isinstance(decision, Admission) and decision.needs_slot:
+                decision = self._copies.decide(now, admit, decision)
             decisions.append(decision)
             if isinstance(decision, Admission):
                 self._metrics.count_admission(admit.target, decision)
@@ -368,6 +380,10 @@ async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
         log.debug("An admission could not be sent: the ledger is out of reach")
     except (BusError, Fault) as error:
         log.warning("An admission could not be sent; it is sent when the worker repeats its admit: %s", error.message)
+
+
+def _is_refused(decision: Admission | Deferred | None) -> bool:
+    return isinstance(decision, Admission) and decision.fault is not None
 
 
 def _is_blocked(decision: Admission | Deferred) -> bool:

@@ -51,8 +51,8 @@ _REPLY_SPAN = reply_span(REPLY.name)
 class DeliveryHandler:
     """Processes one delivery, from its receipt to its acknowledgement.
 
-    A call that waits at ``return_at``, in the loop's seconds, returns to its queue. ``hold`` is None where none waits
-    for a quota.
+    At ``return_at``, in the loop's seconds, its message is copied; one that is held for another call returns to its
+    queue. ``hold`` is None where none waits for a quota.
     """
 
     def __init__(
@@ -125,10 +125,12 @@ class DeliveryHandler:
             await self._requeue()
             return
         call, visit = context.inflight.add(identity, self._delivery, self._attempt_id), GateVisit()
+        call.ends_at, call.copy_at = self._ends_at, self._return_at
         try:
             while (wait_seconds := await self._admit_and_run(visit, call)) is not None:
                 # The same call and message, with another attempt.
-                call.attempt_id = self._attempt_id = context.attempt_ids.next()
+                call.attempt_id, call.ends_at = context.attempt_ids.next(), self._ends_at
+                self._attempt_id = call.attempt_id
                 self._ask_at = asyncio.get_running_loop().time() + wait_seconds
         except Exception:
             if call.held is self._delivery:
@@ -164,7 +166,7 @@ class DeliveryHandler:
     async def _join_elsewhere(self, copied: str, on_held: Callable[[], object]) -> bool:
         """Hold a copy of the message of this attempt as long as its call runs in another worker, as `join` does."""
         try:
-            admission = await self._request_admission(copied=copied, on_held=on_held)
+            admission = await self._request_admission(copied=copied, on_held=on_held, return_at=self._return_at)
         except Expired as fault:
             await self._finish(fault)
             return False
@@ -235,7 +237,12 @@ class DeliveryHandler:
         return admission
 
     async def _request_admission(
-        self, *, alone: bool | None = None, copied: str | None = None, on_held: Callable[[], object] | None = None
+        self,
+        *,
+        alone: bool | None = None,
+        copied: str | None = None,
+        on_held: Callable[[], object] | None = None,
+        return_at: float = math.inf,
     ) -> Admission | None:
         if self._pause.until > -math.inf and self._pause.exceeds_hold_limit:
             return None
@@ -243,7 +250,7 @@ class DeliveryHandler:
         admit = self._request.admit(self._attempt_id, name, trace, alone=alone, copied=copied, cost_rule=rule)
         self._is_estimate = admit.is_estimate
         return await self._context.admission_client.admit(
-            admit, ends_at=self._ends_at, return_at=self._return_at, on_held=on_held
+            admit, ends_at=self._ends_at, return_at=return_at, on_held=on_held
         )
 
     async def _run_attempt(self, call: InflightCall, grant: Admission) -> float | None:
@@ -257,8 +264,7 @@ class DeliveryHandler:
         if attempt_result.outcome is AttemptOutcome.THROTTLED:
             wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, is_probe=bool(grant.is_probe))
             await self._settle(attempt_result)
-            # Whoever has a copy of the message goes on with the call.
-            return None if call.is_elsewhere else wait_seconds
+            return wait_seconds
         if attempt_result.answer is None and attempt_result.fault is None:
             await self._return_to_queue(call, attempt_result)
             return None
@@ -302,7 +308,7 @@ class DeliveryHandler:
         async with interim as on_text:
             policy = self._tries.policy(target, grant, ends_at)
             attempt = Attempt(provider, asked, policy, self._pause, on_text, context.time_limits)
-            call.task, call.ends_at, call.copy_at = asyncio.current_task(), ends_at, self._return_at
+            call.task, call.ends_at = asyncio.current_task(), ends_at
             try:
                 return await attempt.run()
             except asyncio.CancelledError:
@@ -375,8 +381,8 @@ class DeliveryHandler:
         finally:
             if running is not None:
                 running.end()
-        if call is not None and call.was_copied:
-            self._context.ended_attempts.add(self._attempt_id)
+        for copied in () if call is None else call.copied_as:
+            self._context.ended_attempts.add(copied)
         if self._is_traced:
             record_finished_span(_REPLY_SPAN, duration_seconds=time.perf_counter() - replying_since)
 

@@ -4,8 +4,8 @@ RabbitMQ closes the channel of a message that is unacknowledged for longer than 
 holds no bodies. So a worker publishes a copy to the target's queue before half of that time has passed, and then
 acknowledges the message: one queued or unacknowledged message holds the body at every moment. A copy that comes back
 to the worker that runs the call takes the message's place there. Another worker holds it as long as the call runs, and
-takes the call over where its worker dies. A call that waits is not copied but put back into its queue: nothing is lost
-but its place.
+takes the call over where its worker dies. So does one of a call that waits for its admission, which keeps its place and
+its tries; a duplicate that waits for another call, and a call that waits for a slot, are put back into their queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quintain.bus.base import Bus, Delivery
@@ -79,12 +79,12 @@ class InflightCall:
     held: Delivery | None
     #: When an attempt was granted, in the loop's seconds; 0 before.
     granted_at: float = 0.0
-    #: The deadline of the attempt that runs, in the loop's seconds; None while none does: no copy is published then.
+    #: The deadline of the call, in the loop's seconds; None once its attempt has ended: no copy is published then.
     ends_at: float | None = None
     #: When a copy of the message is due, in the loop's seconds.
     copy_at: float = math.inf
-    #: Whether a copy was published, or may have been.
-    was_copied: bool = False
+    #: The attempts as copies of which its message was published, or may have been.
+    copied_as: set[str] = field(default_factory=set)
     waiting_duplicates: int = 0
     is_settled: bool = False
     #: The task that handles the call, while the call may be aborted.
@@ -201,14 +201,14 @@ class InflightCalls:
         return None
 
     def find_copied(self, identity: CallIdentity, delivery: Delivery) -> InflightCall | None:
-        """Return the running call whose message this delivery is: a copy of it, or itself, delivered again."""
+        """Return the call whose message this delivery is: a copy of it, or itself, delivered again."""
         copied = copied_attempt(delivery)
         for call in self._calls.get(identity.key, ()):
-            if not call.granted_at or call.identity != identity:
+            if call.identity != identity:
                 continue
             first = call.delivery
             is_same = (delivery.correlation_id, delivery.reply_to) == (first.correlation_id, first.reply_to)
-            if copied == call.attempt_id or (delivery.redelivered and is_same):
+            if copied in call.copied_as or (delivery.redelivered and is_same):
                 return call
         return None
 
@@ -278,10 +278,10 @@ class InflightCalls:
 
     async def _copy(self, call: InflightCall, held: Delivery, ends_at: float) -> None:
         """Publish the message again, as a copy of the call's attempt that expires with the call."""
-        call.was_copied = True
         loop = asyncio.get_running_loop()
+        copy = copy_of(held, ends_at - loop.time(), call.attempt_id)
+        call.copied_as.add(call.attempt_id)
         try:
-            copy = copy_of(held, ends_at - loop.time(), call.attempt_id)
             await self._bus.publish(INVOKE.exchange, call.identity.target, copy)
         except BusError as error:
             log.warning("A copy of a long call could not be published and will be repeated: %s", error.message)

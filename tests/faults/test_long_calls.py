@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from faults.load import is_long
 from faults.long_call import LongCall, outlive, short_consumer_timeout
-from support.process_fleet import ProcessFleet
-from support.servers.rabbitmq_admin import BrokerAdmin
+from quintain.contracts.invoke import InvokeRequest
+from support.process_fleet import ProcessFleet, process_fleet
+from support.recording_bus import recording_client
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 #: The third and the fourth minute of a call of five; and the same, shrunk.
 LONG_CALL = LongCall(60, 300, 150, 210) if is_long() else LongCall(10, 14, 5, 20.5)
@@ -19,3 +23,40 @@ async def test_a_call_outlives_its_worker_and_the_broker_and_is_charged_and_answ
 ) -> None:
     with short_consumer_timeout(stopped_fleet, broker_admin, LONG_CALL):
         await outlive(stopped_fleet, broker_admin, LONG_CALL)
+
+
+WAITING_CONFIG = """
+quotas:
+  bots: {adaptive: false, concurrency: {start: 1, max: 1}}
+targets:
+  bot: {provider: python, callable: "bot:answer", quota: bots}
+"""
+
+
+@pytest.mark.long
+async def test_a_call_that_waits_for_its_quota_keeps_its_place(
+    breakable_broker: BrokerUnderTest, fast_queue_stats: None, broker_admin: BrokerAdmin
+) -> None:
+    form = LongCall(consumer_timeout=10, call=3, worker_dies=0, broker_dies=0)
+    calls = 5
+    with (
+        process_fleet(breakable_broker.url, WAITING_CONFIG, targets=["bot"]) as fleet,
+        short_consumer_timeout(fleet, broker_admin, form),
+    ):
+        await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
+        session = await asyncio.to_thread(fleet.open_session, "bot", calls)
+        async with recording_client(fleet.broker_url, session.token) as recording:
+            ended = list[int]()
+
+            async def call(number: int) -> None:
+                await asyncio.sleep(number / 5)
+                request = InvokeRequest(question=f"{number}", target="bot")
+                await recording.client.send(request, request_id=f"r{number}", deadline_seconds=120)
+                ended.append(number)
+
+            await asyncio.gather(*map(call, range(calls)))
+            info = await recording.client.get_info()
+        assert not any("is started again" in process.read_output() for process in fleet.processes)
+    # The last one waited longer than any message is held, and they were answered in the order in which they came.
+    assert ended == list(range(calls))
+    assert (info.call_count, info.committed) == (calls, calls)

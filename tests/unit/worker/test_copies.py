@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 import pytest
 
@@ -18,7 +19,10 @@ from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant,
 from support.quick import timings
 from support.running_worker import FlakyBus, GatedProvider, next_fault, next_result, running_worker
 from support.waiting import wait_until
+from unit.worker.test_quota_attempts import QUOTA, FailingProvider, throttled
 from unit.worker.test_worker_groups import call_item, next_replies
+
+Item = TypeVar("Item")
 
 #: The consumer timeout of these tests: what it does to a message is seen after a moment.
 TIMEOUT_SECONDS = 0.5
@@ -57,6 +61,10 @@ def messages(ledger: FakeLedgerService) -> int:
 
 async def wait_settled(ledger: FakeLedgerService) -> None:
     await wait_until(lambda: not messages(ledger))
+
+
+def drain(queue: asyncio.Queue[Item]) -> list[Item]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]
 
 
 async def watch(ledger: FakeLedgerService, seconds: float) -> set[int]:
@@ -171,22 +179,45 @@ async def test_calls_of_a_group_are_copied_singly_and_those_that_wait_are_put_ba
     assert evaluator.replies.empty()
 
 
-async def test_a_call_that_waits_for_its_admission_is_put_back_in_time(
+async def test_a_call_that_waits_for_its_admission_is_copied_and_keeps_its_attempt(
     ledger: FakeLedgerService, worker_bus: FlakyBus, evaluator: FakeEvaluator, gate: GatedProvider
 ) -> None:
     gate.open.set()
     ledger.admit_policy = lambda _: "held"
     await evaluator.send_request()
     first = await next_item(ledger.admits)
-    async with asyncio.timeout(5):
-        while (again := await ledger.admits.get()).attempt_id == first.attempt_id:
-            pass
-    assert again.copy_of is None
-    # What it asked for will never be granted.
-    assert (await next_item(ledger.settles)).attempt_id == first.attempt_id
+    # One message holds the body at every moment; while it is published again there are two.
+    assert await watch(ledger, 3 * TIMEOUT_SECONDS) <= {1, 2}
     ledger.admit_policy = grant
     assert (await next_result(evaluator)).raw_text == "yes"
     await wait_settled(ledger)
+    admits = [first, *drain(ledger.admits)]
+    assert {(admit.attempt_id, admit.copy_of) for admit in admits} == {(first.attempt_id, None)}
+    assert [settle.attempt_id for settle in drain(ledger.settles)] == [first.attempt_id]
+    assert evaluator.replies.empty()
+
+
+async def test_a_copied_call_that_is_throttled_waits_on_with_its_tries_wherever_its_copy_is(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = FailingProvider(throttled(), throttled())
+    limits = {"timings": QUICK, "max_concurrency": 2, "consumer_timeout_seconds": TIMEOUT_SECONDS, "quota": QUOTA}
+    async with running_worker(ledger, provider, **limits) as (_, bus):  # type: ignore[arg-type]
+        publish, elsewhere = bus.publish, list[object]()
+
+        async def let_another_worker_have_copies(exchange: object, key: str, envelope: object, **more: object) -> None:
+            if exchange == INVOKE:
+                elsewhere.append(envelope)
+            else:
+                await publish(exchange, key, envelope, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(bus, "publish", let_another_worker_have_copies)
+        ledger.admit_policy = lambda _: "held"
+        await evaluator.send_request()
+        await wait_until(lambda: elsewhere and not messages(ledger))
+        ledger.admit_policy = grant
+        result = await next_result(evaluator)
+        assert (result.raw_text, result.attempts, len(elsewhere)) == ("yes", 3, 1)
 
 
 async def test_a_message_that_is_delivered_again_takes_its_own_place_and_no_slot(
