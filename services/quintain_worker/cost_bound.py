@@ -168,9 +168,6 @@ class CostRule:
     def of_target(cls, name: str, target: TargetConfig, price: Price | None) -> CostRule:
         """Return the rule of a configured target."""
         child = target.child_session if isinstance(target, TargetTarget) else None
-        if price is None and child is not None:
-            # What it costs are the calls of its own session.
-            price = Price()
         if price is None:
             return cls(name=name, fixed=CostBound(None, f"its price is not known; set targets.{name}.price"))
         if not isinstance(target, ModelTarget):

@@ -13,7 +13,7 @@ from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import StartDateConstraint, TieredPrices
 from pydantic import Field, PlainSerializer
 
-from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig
+from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 
@@ -22,8 +22,8 @@ _MILLION = Decimal(1_000_000)
 #: An amount of US dollars: computed as a Decimal, serialized as a JSON number.
 Amount = Annotated[Decimal, PlainSerializer(float, return_type=float)]
 
-#: The source of a configured price, as stored in ``run.json``.
-CONFIGURED = "configuration"
+#: The source of a configured price, as stored in ``run.json``; and of that of a target whose own calls have theirs.
+CONFIGURED, CHILD_SESSION = "configuration", "child session"
 
 
 class TokenPrices(Message):
@@ -74,9 +74,9 @@ class PriceTier(TokenPrices):
 class Price(TokenPrices):
     """The prices of tokens, and of each call in US dollars.
 
-    ``source`` is `CONFIGURED` or the list with its version. ``context_window`` is how many tokens the model reads at
-    most, where that is known. ``tiers`` are those above the first, in ascending order: which of them counts depends on
-    the input of each call, so that a sum of several calls' tokens has at least the cost by the first.
+    ``source`` is `CONFIGURED`, `CHILD_SESSION` or the list with its version. ``context_window`` is how many tokens the
+    model reads at most, where that is known. ``tiers`` are those above the first, in ascending order: which of them
+    counts depends on the input of each call, so that a sum of several calls' tokens has at least the cost by the first.
     """
 
     per_call: Amount = Decimal(0)
@@ -132,7 +132,10 @@ def known_prices(targets: Mapping[str, TargetConfig]) -> dict[str, Price]:
 
 
 def target_price(target: TargetConfig) -> Price | None:
-    """The configured price of a target, or else its list price; None if it is unknown."""
+    """The configured price of a target, or else its list price; None if it is unknown.
+
+    A hosted target with a child session costs nothing by itself: its calls there are priced as those of their targets.
+    """
     if (configured := target.price) is not None:
         return Price.model_validate(configured.model_dump())
     if isinstance(target, PydanticAITarget):
@@ -140,7 +143,8 @@ def target_price(target: TargetConfig) -> Price | None:
     elif isinstance(target, OpenAITarget | AnthropicTarget):
         vendor, model = target.provider, target.model
     else:
-        return None
+        has_child = isinstance(target, TargetTarget) and target.child_session is not None
+        return Price(source=CHILD_SESSION) if has_child else None
     return list_price(vendor, target.base_url, model)
 
 

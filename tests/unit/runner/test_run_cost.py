@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from quintain.config.prices import LISTED, Price, known_prices, target_price
-from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice
+from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice, TargetTarget
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import TargetUsage
 from quintain_runner.report.tables import cost_line
@@ -54,6 +54,15 @@ def test_a_known_model_of_a_known_provider_has_the_list_price() -> None:
 def test_what_nobody_lists_has_no_price(target: TargetConfig) -> None:
     assert target_price(target) is None
     assert known_prices({"it": target}) == {}
+
+
+def test_a_hosted_target_costs_what_its_session_does_and_what_a_call_does() -> None:
+    hosted: dict[str, object] = {"provider": "target", "child_session": {"targets": ["a"]}}
+    for price, usd in ((None, 0), ({"per_call": 0.02}, 0.02)):
+        found = target_price(TargetTarget.model_validate({**hosted, "price": price}))
+        assert found is not None
+        assert found.of_call(None) == usd
+    assert target_price(TargetTarget.model_validate({"provider": "target"})) is None
 
 
 def test_a_price_that_rises_with_the_prompt_is_the_least() -> None:
