@@ -2,7 +2,7 @@
 
 The graders are programs as AgentV's users write them: they read what both put on stdin, print AgentV's result, and one
 of them calls a model by the variables it finds. AgentV 4.42.4 starts no proxy of its own for it, so that there it finds
-our gateway's. Another one keeps what it read, and that is compared field by field.
+our gateway's, as `quintain snippet` prints them. Another one keeps what it read, and that is compared field by field.
 """
 
 from __future__ import annotations
@@ -130,16 +130,13 @@ def agentvs_rows(agentv: Path, folder: Path) -> list[Json]:
     (folder / "door").mkdir()
     with run_gateway(folder / "door", "targets: {judge: {provider: mock}}\n") as door:
         evaluator = door.open_session_shell("judge", len(CASES))
-        env = {
-            **agentv_environment(evaluator),
-            "HOME": str(folder / "home"),
-            "OF_AGENTV": "1",
-            "AGENTV_TARGET_PROXY_URL": door.url,
-            "AGENTV_TARGET_PROXY_TOKEN": evaluator.env["QUINTAIN_SESSION_TOKEN"],
-        }
+        variables = evaluator.run("snippet", "agentv", "--json").json["variables"]
+        assert isinstance(variables, dict)
+        env = {**agentv_environment(evaluator), **variables, "HOME": str(folder / "home"), "OF_AGENTV": "1"}
         ended = run_program([str(agentv), "eval", "run", "it.eval.yaml", "--output", "out"], env, folder)
         index = folder / "out" / "index.jsonl"
         assert index.exists(), ended
+        assert evaluator.run("info", "--json").json["callCount"] == len(CASES)
         return [json.loads(line) for line in index.read_text().splitlines()]
 
 

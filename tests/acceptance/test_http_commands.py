@@ -11,24 +11,11 @@ from support.command_line import CommandLine
 from support.evaluations import copy_capitals, totals_of, write_files
 from support.running_gateway import RunningGateway, run_gateway
 
-#: Nothing listens there.
-NOBODY = "http://127.0.0.1:9"
-
 
 @pytest.fixture(scope="module")
 def evaluator(gateway: RunningGateway) -> CommandLine:
     """A shell with a session's token, and without the admin's."""
     return gateway.open_session_shell("judge", 50)
-
-
-def test_a_gateway_that_is_not_there_is_said_with_the_mend(gateway: RunningGateway, evaluator: CommandLine) -> None:
-    lost = evaluator.run("info", code=1, env={"QUINTAIN_GATEWAY_URL": NOBODY})
-    assert f"No gateway answers at {NOBODY}" in lost.stderr
-    assert "quintain serve gateway" in lost.stderr
-    told = gateway.shell.run("session", "list", "--json", code=1, env={"QUINTAIN_GATEWAY_URL": NOBODY})
-    assert told.json["code"] == "gateway_unavailable"
-    broken = evaluator.run("info", code=2, env={"QUINTAIN_GATEWAY_URL": "http://"})
-    assert "QUINTAIN_GATEWAY_URL" in broken.stderr
 
 
 def test_a_broker_goes_before_a_gateway(evaluator: CommandLine) -> None:
@@ -40,15 +27,6 @@ def test_with_neither_both_are_named(evaluator: CommandLine) -> None:
     refused = evaluator.run("info", code=2, env={"QUINTAIN_GATEWAY_URL": ""})
     assert "QUINTAIN_BROKER_URL is not set" in refused.stderr
     assert "QUINTAIN_GATEWAY_URL" in refused.stderr
-
-
-def test_a_run_over_http_tells_its_cost(gateway: RunningGateway) -> None:
-    folder = gateway.shell.folder
-    (folder / "cases.jsonl").write_text('{"id": "1", "question": "?", "expected": "Paris"}\n')
-    (folder / "eval.yaml").write_text(
-        "dataset: cases.jsonl\ntargets: [judge]\ngraders: [{name: same, builtin: exact}]\n"
-    )
-    assert "cost $0.0090: judge $0.0090\n" in gateway.shell.run("run", "eval.yaml").stdout
 
 
 def test_a_run_takes_what_its_users_session_has_and_is_refused_more(gateway: RunningGateway) -> None:

@@ -1,4 +1,4 @@
-"""``quintain init``: a new evaluation that runs at once, and evaluations of other tools carried over."""
+"""``quintain init``: a new evaluation that runs at once, and one of another tool carried over."""
 
 from __future__ import annotations
 
@@ -36,31 +36,6 @@ tests:
       - {type: regex, value: "\\\\[1\\\\]$"}
       - {type: javascript, value: output.length < 9}
       - {type: llm-rubric, value: is polite}
-"""
-
-AGENTV = """\
-execution: {target: local}
-assertions:
-  - {name: counted, type: code-grader, command: "cat > /dev/null; echo '{\\"score\\": 1}'"}
-tests:
-  - id: addition
-    input: What is 42?
-    expected_output: "42"
-    assertions:
-      - {type: contains, value: "42"}
-      - {type: tool-trajectory, mode: order, expected: []}
-  - id: talk
-    criteria: Greets
-    input:
-      - {role: user, content: [{type: text, value: Say hello}]}
-  - id: file
-    input: [{role: user, content: [{type: file, value: ./a.md}]}]
-"""
-AGENTV_TARGETS = """\
-targets:
-  - {name: local, provider: mock, judge_target: judge}
-  - {name: judge, provider: mock, response: "yes"}
-  - {name: vscode, provider: vscode}
 """
 
 
@@ -167,24 +142,6 @@ def checks_of(row: dict[str, object]) -> list[dict[str, object]]:
     checks = graders["assertions"]["checks"]
     assert isinstance(checks, list)
     return checks
-
-
-def test_an_evaluation_of_agentv_is_carried_over_and_runs(shell: CommandLine) -> None:
-    (shell.folder / ".agentv").mkdir()
-    (shell.folder / ".agentv" / "targets.yaml").write_text(AGENTV_TARGETS)
-    (shell.folder / "dataset.yaml").write_text(AGENTV)
-    written = shell.run("init", "new", "--from", "dataset.yaml", "--json")
-    assert left_out(written.json["leftOut"]) == {
-        "targets[2]": 4,
-        "tests[0].assertions[1]": 10,
-        "tests[2].input[0]": 16,
-        "tests[2]": 15,
-    }
-    ran = shell.run("run", "new/eval.yaml", "--output", "new/runs/eval", "--json")
-    rows = {str(row["caseId"]): row for row in rows_of(shell, "new")}
-    assert rows.keys() == {"addition", "talk"}
-    assert [row["score"] for row in rows.values()] == [1.0, 1.0], ran
-    assert {str(row["target"]) for row in rows.values()} == {"local"}
 
 
 def test_a_file_of_neither_tool_is_refused(shell: CommandLine, tmp_path: Path) -> None:

@@ -11,12 +11,10 @@ import asyncpg
 import pytest
 
 from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome, Register, TargetCard
+from quintain.contracts.ledger import Admission, AdmitBatch, Register, TargetCard
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, targets
-from quintain_metadata.ledger.decisions import Deferred
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.store import postgres
@@ -45,7 +43,6 @@ from support.ledger_operations import (
     open_session,
     register,
     reserve,
-    settle,
 )
 from support.servers.postgres_admin import PostgresUnderTest
 from support.servers.postgres_sql import fresh_database, run_sql
@@ -62,50 +59,6 @@ async def services(fresh_postgres_url: str) -> AsyncIterator[list[Ledger]]:
 @pytest.fixture
 async def ledger(services: list[Ledger]) -> Ledger:
     return services[0]
-
-
-async def test_duplicates_admitted_through_two_services_at_once_are_granted_once(services: list[Ledger]) -> None:
-    session = await open_session(services[0], 200)
-    for number in range(50):
-        verdicts = await asyncio.gather(
-            *(admit(services[way % 2], session, f"call {number}", f"attempt {number} {way}") for way in range(4))
-        )
-        assert sorted(map(is_granted, verdicts)) == [False, False, False, True]
-        assert sum(isinstance(verdict, Deferred) and verdict.is_duplicate for verdict in verdicts) == 3
-    assert (await info(services[0], session)).call_count == 50
-    await assert_ledger_consistent(services[2])
-
-
-async def test_a_result_that_is_told_to_three_services_counts_once(services: list[Ledger]) -> None:
-    session = await open_session(services[0], 5)
-    for number in range(5):
-        assert is_granted(await admit(services[0], session, f"call {number}", f"attempt {number}"))
-    await asyncio.gather(
-        *(
-            settle(service, session, f"call {number}", f"attempt {number}", AttemptOutcome.RESULT)
-            for number in range(5)
-            for service in services
-        )
-    )
-    known = await info(services[0], session)
-    assert (known.call_count, known.committed) == (5, 5)
-    assert known.token_usage == TokenUsage(input=15, output=10)
-    await assert_ledger_consistent(services[0])
-
-
-async def test_batches_that_overlap_in_opposite_order_are_all_reserved_and_no_call_twice(
-    services: list[Ledger],
-) -> None:
-    session = await open_session(services[0], 300)
-    names = [f"call {number}" for number in range(200)]
-    fresh = await asyncio.gather(
-        reserve(services[0], session, names),
-        reserve(services[1], session, names[::-1]),
-        reserve(services[2], session, names[100:] + names[:100]),
-    )
-    assert sum(fresh) == 200
-    assert (await info(services[0], session)).reserved == 200
-    await assert_ledger_consistent(services[0])
 
 
 async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(services: list[Ledger]) -> None:
@@ -242,15 +195,6 @@ async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url:
         assert await ledgers[7].transact(lambda _: targets.target_names()) == ["a"]
     finally:
         await asyncio.gather(*(ledger.close() for ledger in ledgers))
-
-
-async def test_a_ledger_that_is_opened_again_has_what_it_had(fresh_postgres_url: str) -> None:
-    first = await open_ledger(fresh_postgres_url)
-    session = await open_session(first, 3)
-    await first.close()
-    again = await open_ledger(fresh_postgres_url)
-    assert (await info(again, session)).max_calls == 3
-    await again.close()
 
 
 async def test_a_newer_schema_is_refused_and_left_as_it_is(services: list[Ledger], fresh_postgres_url: str) -> None:
