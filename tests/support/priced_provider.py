@@ -39,8 +39,9 @@ class PricedProvider:
     """Answers chat completions and messages, and bills them; of messages it caches what they mark, as Anthropic does.
 
     ``failing`` is the part of requests that end otherwise than answered: 500 after they were billed, a connection that
-    is closed in the middle, an answer without usage, 429. ``output`` is the part of ``max_tokens`` that answers have at
-    most, ``answer`` their text. ``is_exact``: answers have that part, and questions a token per four bytes.
+    is closed before the answer or in the middle of it, an answer without usage, 429. ``output`` is the part of
+    ``max_tokens`` that answers have at most, ``answer`` their text. ``is_exact``: answers have that part, and questions
+    a token per four bytes.
     ``cheaper`` divides the prices of models, by name.
     """
 
@@ -53,6 +54,8 @@ class PricedProvider:
     seed: int = 1
     bill: int = 0
     requests: int = 0
+    in_flight: int = 0
+    most_in_flight: int = 0
     cached: set[str] = field(default_factory=set)
     random: random.Random = field(init=False)
 
@@ -74,7 +77,7 @@ class PricedProvider:
         asked = json.loads(body)
         self.requests += 1
         is_failing = self.random.random() < self.failing
-        how = self.random.choice(["500", "closed", "no usage", "429"]) if is_failing else "answered"
+        how = self.random.choice(["500", "closed", "lost halfway", "no usage", "429"]) if is_failing else "answered"
         if how == "429":
             return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"retry-after": "0"})
         limit = asked.get("max_completion_tokens") or asked["max_tokens"]
@@ -84,7 +87,7 @@ class PricedProvider:
             cached = self.random.randint(0, tokens_in) if self.random.random() < 0.3 else 0
         billed = (tokens_in - cached) * INPUT + cached * CACHED + tokens_out * OUTPUT
         self.bill += billed // self.cheaper.get(asked["model"], 1)
-        await asyncio.sleep(self.seconds)
+        await self._wait()
         if how == "500":
             return web.json_response({"error": {"message": "broken"}}, status=500)
         if how == "closed" and request.transport is not None:
@@ -98,7 +101,18 @@ class PricedProvider:
         }
         choice = {"index": 0, "message": {"role": "assistant", "content": self.answer}, "finish_reason": "stop"}
         answer = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        if how == "lost halfway":
+            return await _send_half(request, json.dumps({**answer, "usage": usage}).encode())
         return web.json_response(answer if how == "no usage" else {**answer, "usage": usage})
+
+    async def _wait(self) -> None:
+        """Take the time that an answer takes, and count what is in flight meanwhile."""
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.in_flight -= 1
 
     async def answer_message(self, request: web.Request) -> web.Response:
         asked = await request.json()
@@ -141,6 +155,17 @@ class PricedProvider:
                 written[lifetime] = written.get(lifetime, 0) + end - start
                 start = end
         return len(text) // 4, read, written
+
+
+async def _send_half(request: web.Request, answer: bytes) -> web.StreamResponse:
+    """Send the first half of an answer, and close the connection."""
+    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": str(len(answer))})
+    with contextlib.suppress(ConnectionError):  # of a client that was killed meanwhile
+        await response.prepare(request)
+        await response.write(answer[: len(answer) // 2])
+    if request.transport is not None:
+        request.transport.abort()
+    return response
 
 
 def _blocks(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
