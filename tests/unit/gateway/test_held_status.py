@@ -19,11 +19,14 @@ from support.official_clients import openai_client
 
 CONFIG = """
 targets:
-  slow: {provider: mock, delay_ms: 900, response: "At last"}
-  broken: {provider: mock, delay_ms: 600, fail_rate: 1, max_tries: 1}
-  words: {provider: mock, response: "one two three four", chunk_delay_ms: 150}
+  slow: {provider: mock, delay_ms: 1500, response: "At last"}
+  broken: {provider: mock, delay_ms: 1200, fail_rate: 1, max_tries: 1}
+  words: {provider: mock, response: "one two three four", chunk_delay_ms: 400}
 """
 CHAT = "/v1/chat/completions"
+
+#: How long the official clients wait at least before they retry. A gateway may see the end of a stream that late.
+BACKOFF_SECONDS = 0.5
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 ASK = {"model": "slow", "messages": HELLO}
 
@@ -79,17 +82,30 @@ async def test_an_early_status_is_200_and_the_body_begins_with_newlines(
 async def test_the_retry_of_a_client_that_gave_up_joins_its_call(tmp_path: Path) -> None:
     async with open_door(tmp_path) as (door, _):
         url = str(door.http.base_url).rstrip("/")
-        async with openai_client(url, door.token, timeout=0.5, max_retries=3) as (client, sent):
+        async with openai_client(url, door.token, timeout=1, max_retries=3) as (client, sent):
             answer = await client.chat.completions.create(model="slow", messages=HELLO)
         assert answer.choices[0].message.content == "At last"
         assert len(sent.requests) > 1
         assert await door.read_call_count() == 1
 
 
-async def post_and_leave(door: GatewayClient, headers: dict[str, str], after_seconds: float, **body: object) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(after_seconds):
-            await door.http.post(CHAT, json={**ASK, **body}, headers=headers)
+async def post_and_leave(door: GatewayClient, headers: dict[str, str], *, times: int = 1, **body: object) -> None:
+    """Ask so many times at once, leave as soon as all of these calls run, and wait as official clients do."""
+    before = await count_running(door)
+    posts = [asyncio.create_task(door.http.post(CHAT, json={**ASK, **body}, headers=headers)) for _ in range(times)]
+    async with asyncio.timeout(10):
+        while await count_running(door) < before + times:
+            await asyncio.sleep(0.02)
+    for post in posts:
+        post.cancel()
+    assert [type(left) for left in await asyncio.gather(*posts, return_exceptions=True)] == [
+        asyncio.CancelledError
+    ] * times
+    await asyncio.sleep(BACKOFF_SECONDS)
+
+
+async def count_running(door: GatewayClient) -> int:
+    return int((await door.get("/info"))[1]["running"])
 
 
 def attempt(number: int) -> dict[str, str]:
@@ -98,7 +114,7 @@ def attempt(number: int) -> dict[str, str]:
 
 async def test_the_retry_of_a_stream_begins_with_its_first_word(tmp_path: Path) -> None:
     async with open_door(tmp_path) as (door, _):
-        await post_and_leave(door, attempt(0), 0.4, model="words", stream=True)
+        await post_and_leave(door, attempt(0), model="words", stream=True)
         response = await door.http.post(CHAT, json={**ASK, "model": "words", "stream": True}, headers=attempt(1))
         events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
@@ -108,18 +124,18 @@ async def test_the_retry_of_a_stream_begins_with_its_first_word(tmp_path: Path) 
 
 async def test_only_a_retry_with_one_candidate_joins_a_call(tmp_path: Path) -> None:
     async with open_door(tmp_path) as (door, _):
-        await asyncio.gather(*(post_and_leave(door, attempt(0), 0.3) for _ in range(2)))
+        await post_and_leave(door, attempt(0), times=2)
         ask_again = door.http.post(CHAT, json=ASK, headers=attempt(1))
         assert (await ask_again).status_code == 200
         assert await door.read_call_count() == 3  # two candidates: it is a call of its own
-        await post_and_leave(door, attempt(0), 0.3, temperature=1)
+        await post_and_leave(door, attempt(0), temperature=1)
         assert (await door.http.post(CHAT, json={**ASK, "temperature": 0}, headers=attempt(1))).status_code == 200
         assert await door.read_call_count() == 5  # another body
 
 
 async def test_a_session_never_joins_the_call_of_another_one(tmp_path: Path) -> None:
     async with open_door(tmp_path) as (door, fleet):
-        await post_and_leave(door, attempt(0), 0.3)
+        await post_and_leave(door, attempt(0))
         async with open_gateway_client(fleet.gateway_url, (await fleet.open_session("slow", 5)).token) as other:
             assert (await other.http.post(CHAT, json=ASK, headers=attempt(1))).status_code == 200
             assert await other.read_call_count() == 1
@@ -127,7 +143,7 @@ async def test_a_session_never_joins_the_call_of_another_one(tmp_path: Path) -> 
 
 async def test_a_call_that_no_retry_joins_is_cancelled(tmp_path: Path) -> None:
     async with open_door(tmp_path, retry_window_seconds=0.2) as (door, _):
-        await post_and_leave(door, attempt(0), 0.3)
+        await post_and_leave(door, attempt(0))
         async with asyncio.timeout(10):
             while 'code="cancelled",target="slow"} 1.0' not in (await door.http.get("/metrics")).text:
                 await asyncio.sleep(0.02)

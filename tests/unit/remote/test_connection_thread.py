@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 from types import SimpleNamespace
@@ -49,7 +48,7 @@ def test_the_first_ctrl_c_ends_a_wait_that_blocks_a_loop_and_what_follows_it_is_
 
     def interrupt() -> None:
         begun.wait(20)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     threading.Thread(target=interrupt).start()
