@@ -20,7 +20,7 @@ from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.money import MoneyAsk, payable
-from quintain_metadata.ledger.session_rows import SessionRow
+from quintain_metadata.ledger.session_rows import CostChange, SessionRow
 from quintain_metadata.store.base import ForEach, Moment, SqlValue
 
 ROUNDS, FAMILIES = 10_000, 50
@@ -138,7 +138,7 @@ class Family:
                 assert sql.startswith("UPDATE session SET used = used + ?"), sql
                 *added, session_id = values
                 counted = self.sessions[session_id]  # type: ignore[index]
-                names = ("used", *_TOKENS, "cost_spent", "cost_held", "cost_reserved", "cost_excess", "cost_unknown")
+                names = ("used", *_TOKENS, *(f"cost_{name}" for name in CostChange._fields))
                 total = {name: getattr(counted, name) + more for name, more in zip(names, added, strict=True)}  # type: ignore[operator]
                 self.sessions[session_id] = replace(counted, **total)  # type: ignore[index]
 
