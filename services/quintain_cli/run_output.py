@@ -39,13 +39,14 @@ from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import (
-    calls_made_twice_note,
     exit_line,
     parked_target_notes,
     unaccounted_calls_note,
     unavailable_grader_notes,
 )
-from quintain_runner.report.tables import TextTable, cost_line, rich_table, run_tables
+from quintain_runner.report.tables import run_tables
+from quintain_runner.report.text_table import TextTable, rich_table
+from quintain_runner.results.bill import cost_line, tries_line
 from quintain_runner.untrusted import plain_line
 from quintain_view.html_report import write_html_report
 from quintain_view.index_reader import WorstAnswer, worst_answers
@@ -237,9 +238,9 @@ def print_report(report: RunReport, command: str) -> None:
         print_table(table)
     summary = report.summary
     notes = (
-        cost_line(report.cost),
+        cost_line(report.bill),
+        tries_line(report.bill),
         unaccounted_calls_note(summary),
-        calls_made_twice_note(summary),
         *parked_target_notes(summary),
         *unavailable_grader_notes(summary),
     )

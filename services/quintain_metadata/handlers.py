@@ -30,6 +30,7 @@ from quintain.contracts.session import (
     ReserveCalls,
     SessionOpened,
     SessionState,
+    ShowSession,
 )
 from quintain.errors import BadRequest, BusError, PayloadTooLarge, Unauthorized, Unroutable
 from quintain.observe.semconv import process_span
@@ -201,9 +202,16 @@ def _read_info(moment: Moment, request: GetInfo, session: SessionRow | None, *, 
     if waits and request.answered and (yield from call_rows.is_any_running(session.id, request.answered)):
         return None
     info = yield from sessions.session_info(moment.now, session)
-    if not request.per_target:
-        return info
-    return info.model_copy(update={"per_target": (yield from usage.usage_per_target(info.session_id))})
+    return (yield from _with_usage(info)) if request.usage else info
+
+
+def _with_usage(info: Info) -> SqlProgram[Info]:
+    return info.model_copy(update={"usage": (yield from usage.usage_lines(info.session_id))})
+
+
+def _show(moment: Moment, request: ShowSession, _: SessionRow | None) -> SqlProgram[Info]:
+    info = yield from sessions.info_by_id(moment.now, request.session_id)
+    return (yield from _with_usage(info))
 
 
 def _amend(moment: Moment, request: AmendSession, _: SessionRow | None) -> SqlProgram[Info]:
@@ -310,9 +318,7 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     RELEASE.key: _bind(RELEASE, Role.SESSION, _release),
     CANCEL.key: _cancel,
     LIST.key: _bind(LIST, Role.ADMINISTRATOR, lambda moment, request, _: sessions.list_page(moment.now, request)),
-    SHOW.key: _bind(
-        SHOW, Role.ADMINISTRATOR, lambda moment, request, _: sessions.info_by_id(moment.now, request.session_id)
-    ),
+    SHOW.key: _bind(SHOW, Role.ADMINISTRATOR, _show),
     TARGETS.key: _bind(TARGETS, Role.ADMINISTRATOR, lambda moment, *_: targets.list_targets(moment.now)),
     PAUSE.key: _bind(PAUSE, Role.ADMINISTRATOR, lambda moment, request, _: targets.pause_target(moment.now, request)),
     RESUME.key: _bind(
@@ -334,13 +340,13 @@ def open_child(moment: Moment, request: OpenChild, token: SessionToken) -> SqlPr
     Raises `Unauthorized` if the attempt does not run the call now, and what `sessions.open_session` raises.
     """
     row = yield from fetch_one(
-        "SELECT deadline FROM call WHERE session_id = ? AND request_id = ? AND state = ? AND attempt_id = ?"
+        "SELECT deadline, grader FROM call WHERE session_id = ? AND request_id = ? AND state = ? AND attempt_id = ?"
         " AND incarnation = ?",
         *(request.session_id, request.request_id, CallState.RUNNING, request.attempt_id, request.incarnation),
     )
     parent = yield from load_session(request.session_id)
     remaining_seconds = 0.0 if row is None else (row[0] - moment.now) / 1000
-    if parent is None or not parent.is_usable(moment.now) or remaining_seconds <= 0:
+    if row is None or parent is None or not parent.is_usable(moment.now) or remaining_seconds <= 0:
         raise Unauthorized
     yield from _close_earlier(moment, request)
     max_cost = None if request.max_cost_usd is None else parent.narrowed_cost(picodollars(request.max_cost_usd))
@@ -351,6 +357,7 @@ def open_child(moment: Moment, request: OpenChild, token: SessionToken) -> SqlPr
         max_calls=min(request.max_calls, parent.max_calls),
         max_cost_usd=None if max_cost is None else to_dollars(max_cost),
         expires_in_seconds=min(request.expires_in_seconds or remaining_seconds, remaining_seconds),
+        grader=row[1],
     )
     opened = yield from sessions.open_session(moment.now, terms, token, parent)
     yield from execute("UPDATE session SET opened_for = ? WHERE id = ?", request.request_id, opened.session_id)

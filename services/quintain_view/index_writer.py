@@ -232,10 +232,8 @@ class _IndexWriter:
 
     def _cost(self, row: Row, entry: IndexEntry) -> float:
         """The cost of the target's tokens in US dollars; 0 where no price is known yet."""
-        cost = None if self._run is None or self._run.cost is None else self._run.cost.targets.get(row.target)
-        if cost is None or cost.price is None:
-            return 0.0
-        return float(cost.price.of(row.token_usage))
+        price = None if self._run is None else self._run.prices.get(row.target)
+        return 0.0 if price is None else float(price.of(row.token_usage))
 
     def _finish(self) -> None:
         for name, definition in ORDER_INDEXES.items():
@@ -265,8 +263,8 @@ def _lines(block: bytes, begin: int) -> Iterator[tuple[bytes, int]]:
 
 def _prices_of(run: RunFile | None) -> str:
     """The known prices of a run as one text; they are known when the run has ended."""
-    targets = {} if run is None or run.cost is None else run.cost.targets
-    return " ".join(f"{name}={cost.price.model_dump_json()}" for name, cost in sorted(targets.items()) if cost.price)
+    prices = {} if run is None else run.prices
+    return " ".join(f"{name}={price.model_dump_json()}" for name, price in sorted(prices.items()))
 
 
 def _digest(line: bytes) -> str:

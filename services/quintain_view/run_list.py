@@ -9,7 +9,6 @@ from datetime import datetime
 from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
-from quintain_runner.results.counts import dollars
 from quintain_runner.statistics.analysis import format_share_interval
 
 EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
@@ -103,7 +102,7 @@ def _run_line(source: RunSource, earlier: RunSource | None) -> RunLine:
         trials=f"{graded:,}/{totals.trials:,}",
         pass_rate=f"{100 * passed / graded:.0f} %" if graded else "-",
         interval=_interval(run) if source.counted is None else "-",
-        cost="-" if run.cost is None or run.cost.usd is None else dollars(run.cost.usd, at_least=run.cost.at_least),
+        cost="-" if run.bill is None or not run.bill.is_priced else run.bill.text,
         duration=_duration(run),
         started_at=run.started_at[:16].replace("T", " "),
         changes="" if earlier is None or earlier.run is None else _changes(earlier.run, run),

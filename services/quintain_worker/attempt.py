@@ -48,17 +48,17 @@ class AttemptResult(NamedTuple):
     """The result of an attempt: an answer, or a fault with the outcome to settle, or neither.
 
     With neither, the call returns to its queue for a later attempt: nothing is charged, and no reply is sent. ``tries``
-    is how often the provider was called.
+    is how often the provider was called, and ``unproven`` how many of the tries failed and may have been billed.
 
-    `AttemptOutcome.THROTTLED` has the fault of the try, and the call waits for another attempt: ``unproven`` is whether
-    the try may have been billed. ``report`` is how the provider took the try, for the quota of the target.
+    `AttemptOutcome.THROTTLED` has the fault of the try, and the call waits for another attempt. ``report`` is how the
+    provider took the try, for the quota of the target.
     """
 
     tries: int
     answer: ProviderAnswer | None = None
     fault: Fault | None = None
     outcome: AttemptOutcome = AttemptOutcome.RESULT
-    unproven: bool = False
+    unproven: int = 0
     report: TryReport | None = None
 
 
@@ -101,6 +101,7 @@ class Attempt:
     #: When the target's own limit ends it, in the loop's seconds.
     _timeout_ends_at: float = math.inf
     _tries: int = 0
+    _unproven: int = 0
     _billing: Billing = Billing.UNBILLED
     _failure: ProviderFailure | None = None
 
@@ -121,8 +122,7 @@ class Attempt:
             return self._result(outcome=AttemptOutcome.REFUND, taken=TryOutcome.NOT_SENT)
         except ProviderFailure as failure:
             if self._may_ask_again(failure):
-                result = self._result(fault=failure.fault, outcome=AttemptOutcome.THROTTLED, taken=failure.outcome)
-                return result._replace(unproven=self._billing is not Billing.UNBILLED)
+                return self._result(fault=failure.fault, outcome=AttemptOutcome.THROTTLED, taken=failure.outcome)
             return self._failed_result(failure.fault, failure.outcome)
         except Exception:
             # A defect in a provider: it is unknown what was sent before, so the call is charged and in doubt.
@@ -182,13 +182,14 @@ class Attempt:
                 tokens=None if usage is None else float(usage.input + usage.output),
                 rates=None if told is None else told.rates,
             )
-        return AttemptResult(self._tries, answer, fault, outcome, report=report)
+        return AttemptResult(self._tries, answer, fault, outcome, self._unproven, report)
 
     @property
     def _remaining_seconds(self) -> float:
         return min(self.policy.ends_at, self._timeout_ends_at) - asyncio.get_running_loop().time()
 
     def _record_billing(self, billing: Billing) -> None:
+        self._unproven += billing is not Billing.UNBILLED
         self._billing = max(self._billing, billing, key=_BILLING_SEVERITY.index)
 
     async def _try_once(self, remaining_seconds: float) -> ProviderAnswer:
@@ -209,6 +210,9 @@ class Attempt:
         except TimeoutError:
             self._record_billing(Billing.UNKNOWN)
             raise ProviderFailure(TimedOut(), Billing.UNKNOWN) from None
+        except Exception:
+            self._record_billing(Billing.UNKNOWN)
+            raise
         except asyncio.CancelledError as error:
             self._record_billing(Billing.UNKNOWN)
             task = asyncio.current_task()

@@ -20,7 +20,6 @@ from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROG
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES, Message
-from quintain.contracts.quota import TryReport
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
@@ -46,6 +45,9 @@ from quintain_worker.target import GIVEN_BACK, OK, REPLAYED, PauseState, WorkerT
 log = logging.getLogger(__name__)
 
 _REPLY_SPAN = reply_span(REPLY.name)
+
+#: What an attempt brought that did not begin.
+_NOTHING_SENT = AttemptResult(tries=0)
 
 
 class DeliveryHandler:
@@ -273,18 +275,18 @@ class DeliveryHandler:
         if target.read_fingerprint is not None or target.hosts is not None:
             configured = target.answer_fingerprint(configured, attempt_result.answer)
         timing = CallTiming(target.name, duration_ms, queued_ms, configured, target.price)
-        report = attempt_result.report
+        ended = attempt_result._replace(answer=None)
         answer, outcome, wire = response_of(
             attempt_result._replace(tries=self._tries.count + attempt_result.tries), grant, timing
         )
         if len(wire) <= LARGE_REPLY_BYTES:
-            await self._finish(answer, outcome, call, wire, wire if grant.store_replies else b"", report)
+            await self._finish(answer, outcome, call, wire, wire if grant.store_replies else b"", ended)
             return None
         # Its bytes wait until there is room: as text each character takes four of them if one of all needs four.
         del attempt_result, answer
         async with self._context.large_replies.hold(len(wire)):
             stored = await asyncio.to_thread(compress_reply, wire) if grant.store_replies else b""
-            await self._finish(Result.from_wire(wire), outcome, call, wire, stored, report)
+            await self._finish(Result.from_wire(wire), outcome, call, wire, stored, ended)
         return None
 
     async def _ask_provider(self, call: InflightCall, grant: Admission) -> AttemptResult:
@@ -338,9 +340,8 @@ class DeliveryHandler:
         running = start_span(settle_span(result.outcome.value)) if self._is_traced else None
         self._context.metrics.attempts(self._target.name, result.outcome.value).inc()
         traceparent = current_traceparent() if running is None else running.traceparent
-        settle = self._request.settle(
-            self._attempt_id, result.outcome, traceparent, result.fault, report=result.report, unproven=result.unproven
-        )
+        told = (self._attempt_id, result.outcome, traceparent, result.fault)
+        settle = self._request.settle(*told, report=result.report, tries=result.tries, unproven=result.unproven)
         await self._context.completion.settle(settle)
         if running is not None:
             running.end()
@@ -352,7 +353,7 @@ class DeliveryHandler:
         call: InflightCall | None = None,
         wire: bytes = b"",
         stored: bytes = b"",
-        report: TryReport | None = None,
+        attempt: AttemptResult = _NOTHING_SENT,
     ) -> None:
         """Settle the attempt, if it has an ``outcome``, then reply and acknowledge the message.
 
@@ -367,7 +368,11 @@ class DeliveryHandler:
             running = start_span(settle_span(outcome.value)) if self._is_traced else None
             traceparent = current_traceparent() if running is None else running.traceparent
             settle = self._request.settle(
-                *(self._attempt_id, outcome, traceparent, answer, stored), report=report, is_estimate=self._is_estimate
+                *(self._attempt_id, outcome, traceparent, answer, stored),
+                report=attempt.report,
+                tries=attempt.tries,
+                unproven=attempt.unproven,
+                is_estimate=self._is_estimate,
             )
         if call is not None and outcome not in {None, AttemptOutcome.NEVER_SENT}:
             on_settled = partial(call.settle, answer if isinstance(answer, Result) else None)

@@ -93,6 +93,7 @@ class IncomingRequest(NamedTuple):
             max_cost=cost.amount,
             is_estimate=cost.is_estimate or None,
             cost_problem=cost.problem,
+            grader=self.request.grader if isinstance(self.request, InvokeRequest) else None,
         )
 
     def settle(  # noqa: PLR0913 -- everything that is told
@@ -104,12 +105,13 @@ class IncomingRequest(NamedTuple):
         stored: bytes = b"",
         *,
         report: TryReport | None = None,
-        unproven: bool = False,
+        tries: int = 0,
+        unproven: int = 0,
         is_estimate: bool | None = None,
     ) -> bytes:
         """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
 
-        ``report``, ``unproven`` and ``is_estimate`` are fields of `Settle`.
+        ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`.
         """
         result = answer if isinstance(answer, Result) else None
         is_text = stored.startswith(b"{")
@@ -127,6 +129,7 @@ class IncomingRequest(NamedTuple):
             token_usage=None if result is None else result.token_usage,
             traceparent=traceparent,
             report=report,
+            tries=tries,
             unproven=unproven or None,
             cost=None if result is None or result.cost_usd is None else picodollars(result.cost_usd),
             is_estimate=is_estimate,

@@ -140,6 +140,52 @@ async def test_a_limit_below_one_row_asks_nothing_and_can_be_taken_away(shell: C
     assert (provider.requests, amounts(shell)["spent"]) == (6, provider.bill)
 
 
+def record_of(shell: CommandLine) -> Json:
+    return json.loads((shell.folder / OUTPUT / "run.json").read_text())  # type: ignore[no-any-return]
+
+
+def usage_rows(page: str) -> dict[tuple[str, str], list[str]]:
+    """The rows of the bill of a Markdown report: the counts of each, by what it is divided by and the name."""
+    lines = [line.replace("`", "").strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
+    return {(cells[0], cells[1]): cells[2:] for cells in lines if cells[0] in {"target", "grader", "role"}}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("more", ["", ", adaptive: false"], ids=["quota", "no-quota"])
+async def test_the_bill_is_the_same_everywhere_and_the_providers_own(shell: CommandLine, more: str) -> None:
+    """Of one target that is asked and judges: requests, tokens and dollars, as the provider counts them too."""
+    provider = PricedProvider(failing=0.3, kinds=("500", "429"), answer=ANSWER)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=40, more=more)
+        running = shell.start("run", "eval.yaml", "--concurrency", "16", "--markdown", "run.md", "--in-doubt", "retry")
+        ended = await asyncio.to_thread(running.wait, seconds=80)
+    record = record_of(shell)
+    bill: Json = record["bill"]  # type: ignore[assignment]
+    total, graders, roles = bill["total"], bill["graders"], bill["roles"]
+    assert isinstance(total, dict)
+    assert isinstance(graders, dict)
+    assert isinstance(roles, dict)
+    assert (total["tries"], total["unprovenTries"]) == (provider.requests, provider.failed)
+    assert f"provider requests {total['tries']:,} for {total['calls']:,} calls; {provider.failed:,} " in ended.stdout
+    tokens, cost = total["tokenUsage"], total["cost"]
+    assert (tokens["input"], tokens["output"], tokens.get("cached", 0)) == provider.tokens
+    assert round(cost["spentUsd"] * DOLLAR) == provider.answered_bill
+    # What a 500 costs nobody is told.
+    assert bool(cost["heldUsd"] or cost["unknown"]) == bool(provider.failed)
+    assert bill["targets"] == {"small": total}
+    assert graders == {"judge": roles["judge"]}
+    for name in ("calls", "counted", "tries", "unprovenTries"):
+        assert total[name] == roles["asked"][name] + roles["judge"][name]
+    session = record["sessionId"]
+    with sqlite3.connect(shell.folder / OUTPUT / "ledger.sqlite3") as ledger:
+        counted = ledger.execute("SELECT tries, unproven_tries, cost_spent FROM session WHERE id = ?", (session,))
+        assert counted.fetchone() == (provider.requests, provider.failed, provider.answered_bill)
+    rows = usage_rows((shell.folder / "run.md").read_text())
+    shown = [f"{total['calls']:,}", f"{total['tries']:,}", f"{total['unprovenTries']:,}", f"{tokens['input']:,}"]
+    assert rows["target", "small"][:4] == shown
+    assert rows["grader", "judge"] == rows["role", "judge"]
+
+
 @pytest.mark.parametrize("amount", ["0", "-1", "nan", "1e400", "25$", "1000001"])
 def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine, amount: str) -> None:
     for words in (("run", "eval.yaml"), ("session", "open", "small")):
@@ -196,12 +242,12 @@ async def test_a_long_prompt_is_written_to_the_cache_once_and_the_bill_is_the_pr
         write_files(shell.folder, cases=3, quintain_yaml=config, eval_yaml=CACHED, judge_md="Is it right? " * 1_850)
         for name in ("first", "second"):
             await asyncio.to_thread(shell.run, "run", "eval.yaml", "--output", name, "--concurrency", "1")
-            costs.append(json.loads((shell.folder / name / "run.json").read_text())["cost"])
+            costs.append(json.loads((shell.folder / name / "run.json").read_text())["bill"])
     usages = [cost["targets"]["large"]["tokenUsage"] for cost in costs]  # type: ignore[index,call-overload]
     assert 6_000 <= usages[0]["cacheWrite"] < 6_500
     assert usages[0]["cached"] == 2 * usages[0]["cacheWrite"]
     assert (usages[1]["cached"], usages[1].get("cacheWrite")) == (3 * usages[0]["cacheWrite"], None)
-    billed = [round(float(str(cost["usd"])) * 1e6) for cost in costs]
+    billed = [round(float(str(cost["total"]["cost"]["spentUsd"])) * 1e6) for cost in costs]  # type: ignore[index,call-overload]
     assert sum(billed) == pytest.approx(provider.bill / 1e6, abs=1)
     per_token = (PRICE["input_per_million"] - PRICE["cached_input_per_million"]) / 1e6
     assert costs[1]["cacheSavedUsd"] == pytest.approx(usages[1]["cached"] * per_token)

@@ -453,7 +453,8 @@ class LedgerModelMachine(RuleBasedStateMachine):
             reply=kept_result().to_wire().decode() if is_result else None,
             fault=None if is_result or not redelivered else FaultReply.from_fault(fault),
             token_usage=TokenUsage(input=1, output=1) if is_result else None,
-            unproven=attempt.unproven or None,
+            tries=1,
+            unproven=int(attempt.unproven) or None,
         )
         self.transact(alone(item))
 

@@ -47,7 +47,8 @@ def settle_with(
         attempt_id=attempt,
         outcome=outcome,
         cost=cost,
-        unproven=unproven or None,
+        tries=1,
+        unproven=int(unproven) or None,
         is_estimate=is_estimate,
     )
 

@@ -20,7 +20,8 @@ async def throttle(driver: ClockedLedgerDriver, session: SessionOpened, request_
         request_id=request_id,
         attempt_id=granted.attempt_id,
         outcome=AttemptOutcome.THROTTLED,
-        unproven=unproven or None,
+        tries=1,
+        unproven=int(unproven) or None,
     )
     await driver.ledger.transact(alone(item))
 

@@ -1,38 +1,91 @@
-"""What calls took, target by target, and the export of one session's family: the same from every store."""
+"""What calls took, by target and grader, and the export of one session's family: the same from every store."""
 
 from __future__ import annotations
 
+import pytest
+
 from conformance.clocked_ledger_driver import USED, ClockedLedgerDriver
-from quintain.contracts.ledger import AttemptOutcome
-from quintain.contracts.session import SessionOpened, TargetUsage
+from quintain.contracts.ledger import AttemptOutcome, Settle
+from quintain.contracts.money import PICODOLLARS_PER_DOLLAR
+from quintain.contracts.session import CostUsage, SessionOpened, Usage
 from quintain.errors import ProviderFailed
 from quintain_metadata.ledger import audit, usage
+from support.ledger_operations import alone
+
+CENT = PICODOLLARS_PER_DOLLAR // 100
 
 
-async def usage_of(ledger_driver: ClockedLedgerDriver, session: SessionOpened) -> dict[str, TargetUsage]:
-    return await ledger_driver.ledger.transact(lambda _: usage.usage_per_target(session.session_id))
+async def usage_of(ledger_driver: ClockedLedgerDriver, session: SessionOpened) -> dict[tuple[str, str | None], Usage]:
+    lines = await ledger_driver.ledger.transact(lambda _: usage.usage_lines(session.session_id))
+    return {(line.target, line.grader): Usage(**dict(line)) for line in lines}
+
+
+async def total_of(ledger_driver: ClockedLedgerDriver, session: SessionOpened) -> Usage:
+    """The sum of a session's lines, which has what the session itself counts."""
+    total = sum((await usage_of(ledger_driver, session)).values(), Usage())
+    info = await ledger_driver.info(session)
+    assert (total.tries, total.unproven_tries) == (info.tries, info.unproven_tries)
+    cost = info.cost or CostUsage()
+    assert total.cost == cost.model_copy(update={"spent_usd": cost.known_usd, "excess_usd": 0.0})
+    assert await ledger_driver.audit_findings() == ()
+    return total
 
 
 async def complete_call(
-    ledger_driver: ClockedLedgerDriver, session: SessionOpened, name: str, target: str = "a"
+    ledger_driver: ClockedLedgerDriver, session: SessionOpened, name: str, target: str = "a", grader: str | None = None
 ) -> None:
-    grant = await ledger_driver.admit_granted(session, name, target=target)
+    grant = await ledger_driver.admit_granted(session, name, target=target, grader=grader)
     await ledger_driver.settle(session, name, grant.attempt_id, AttemptOutcome.RESULT)
 
 
-async def test_tokens_are_told_by_target_a_childs_too(ledger_driver: ClockedLedgerDriver) -> None:
-    parent = await ledger_driver.open_session(max_calls=9)
-    child = await ledger_driver.open_session(parent=parent, max_calls=5)
-    await complete_call(ledger_driver, parent, "r1")
-    await complete_call(ledger_driver, child, "r2")
-    await complete_call(ledger_driver, child, "r3", target="judge")
-    assert await usage_of(ledger_driver, parent) == {
-        "a": TargetUsage(calls=2, counted=2, token_usage=USED + USED, made_twice=0),
-        "judge": TargetUsage(calls=1, counted=1, token_usage=USED, made_twice=0),
-    }
-    assert (await usage_of(ledger_driver, child))["a"] == TargetUsage(
-        calls=1, counted=1, token_usage=USED, made_twice=0
+async def settle_tries(
+    driver: ClockedLedgerDriver,
+    session: SessionOpened,
+    call: str,
+    attempt: str,
+    outcome: AttemptOutcome = AttemptOutcome.RESULT,
+    *,
+    tries: int = 1,
+    unproven: int = 0,
+    cost: int | None = None,
+) -> None:
+    item = Settle(
+        session_id=session.session_id,
+        request_id=call,
+        attempt_id=attempt,
+        outcome=outcome,
+        tries=tries,
+        unproven=unproven or None,
+        cost=cost,
     )
+    for _ in range(2):  # a settle may be delivered twice
+        await driver.ledger.transact(lambda moment: alone(item)(driver.with_clock(moment)))
+
+
+def answered(calls: int, *, counted: int | None = None) -> Usage:
+    """Calls that were answered, without known prices, by a driver that tells no tries."""
+    counted = calls if counted is None else counted
+    tokens = sum([USED] * counted, start=Usage().token_usage)
+    return Usage(calls=calls, counted=counted, token_usage=tokens, cost=CostUsage(unknown=calls))
+
+
+async def test_tokens_are_told_by_target_and_grader_a_childs_too(ledger_driver: ClockedLedgerDriver) -> None:
+    parent = await ledger_driver.open_session(max_calls=9)
+    child = await ledger_driver.open_session(parent=parent, max_calls=5, grader="style")
+    grandchild = await ledger_driver.open_session(parent=child, max_calls=5)
+    await complete_call(ledger_driver, parent, "r1")
+    await complete_call(ledger_driver, parent, "r2", target="judge", grader="relevance")
+    await complete_call(ledger_driver, child, "r3")
+    await complete_call(ledger_driver, grandchild, "r4", target="judge")
+    await complete_call(ledger_driver, child, "r5", target="judge")
+    assert await usage_of(ledger_driver, parent) == {
+        ("a", None): answered(1),
+        ("a", "style"): answered(1),
+        ("judge", "relevance"): answered(1),
+        ("judge", "style"): answered(2),
+    }
+    assert (await usage_of(ledger_driver, grandchild)) == {("judge", "style"): answered(1)}
+    await total_of(ledger_driver, parent)
 
 
 async def test_a_charged_call_without_tokens_is_a_call_that_was_not_counted(ledger_driver: ClockedLedgerDriver) -> None:
@@ -41,9 +94,8 @@ async def test_a_charged_call_without_tokens_is_a_call_that_was_not_counted(ledg
     await ledger_driver.admit_granted(session, "runs")
     grant = await ledger_driver.admit_granted(session, "broke")
     await ledger_driver.settle(session, "broke", grant.attempt_id, AttemptOutcome.CHARGED)
-    assert await usage_of(ledger_driver, session) == {
-        "a": TargetUsage(calls=3, counted=1, token_usage=USED, made_twice=0)
-    }
+    total = await total_of(ledger_driver, session)
+    assert (total.calls, total.counted, total.token_usage, total.cost.unknown) == (3, 1, USED, 2)
 
 
 async def test_what_was_given_back_was_not_spent(ledger_driver: ClockedLedgerDriver) -> None:
@@ -52,6 +104,79 @@ async def test_what_was_given_back_was_not_spent(ledger_driver: ClockedLedgerDri
     await ledger_driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.REFUND, fault=ProviderFailed("refused"))
     await ledger_driver.reserve(session, ["r2"])
     assert await usage_of(ledger_driver, session) == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tries", "unproven", "cost", "counted"),
+    [
+        (AttemptOutcome.RESULT, 1, 0, CENT, Usage(calls=1, tries=1, cost=CostUsage(spent_usd=0.01))),
+        (
+            AttemptOutcome.RESULT,
+            3,
+            2,
+            CENT,
+            Usage(calls=1, tries=3, unproven_tries=2, cost=CostUsage(spent_usd=0.01, unknown=2)),
+        ),
+        (AttemptOutcome.RESULT, 2, 0, None, Usage(calls=1, tries=2, cost=CostUsage(unknown=1))),
+        (AttemptOutcome.REFUND, 3, 0, None, Usage(tries=3)),
+        (AttemptOutcome.CHARGED, 2, 1, None, Usage(calls=1, tries=2, unproven_tries=1, cost=CostUsage(unknown=1))),
+        (AttemptOutcome.IN_DOUBT, 3, 3, None, Usage(calls=1, tries=3, unproven_tries=3, cost=CostUsage(unknown=3))),
+        (AttemptOutcome.THROTTLED, 1, 1, None, Usage(tries=1, unproven_tries=1, cost=CostUsage(unknown=1))),
+        (AttemptOutcome.NEVER_SENT, 0, 0, None, Usage()),
+    ],
+)
+async def test_each_request_that_an_attempt_sent_is_counted_once(
+    ledger_driver: ClockedLedgerDriver,
+    outcome: AttemptOutcome,
+    tries: int,
+    unproven: int,
+    cost: int | None,
+    counted: Usage,
+) -> None:
+    session = await ledger_driver.open_session(max_calls=9)
+    grant = await ledger_driver.admit_granted(session, "r1")
+    await settle_tries(
+        ledger_driver, session, "r1", grant.attempt_id, outcome, tries=tries, unproven=unproven, cost=cost
+    )
+    assert await total_of(ledger_driver, session) == counted
+
+
+@pytest.mark.parametrize(
+    "late", [AttemptOutcome.RESULT, AttemptOutcome.IN_DOUBT, AttemptOutcome.REFUND, AttemptOutcome.NEVER_SENT]
+)
+@pytest.mark.parametrize("is_taken_over", [True, False])
+@pytest.mark.parametrize("bound", [CENT, None])
+async def test_a_lost_attempt_is_a_request_that_may_be_billed_until_it_reports(
+    ledger_driver: ClockedLedgerDriver, late: AttemptOutcome, is_taken_over: bool, bound: int | None
+) -> None:
+    session = await ledger_driver.open_session(max_calls=9)
+    lost = await ledger_driver.admit_granted(session, "r1", max_cost=bound)
+    ledger_driver.clock_ahead_ms += 20_000
+    await ledger_driver.register("w2")
+    if is_taken_over:
+        other = await ledger_driver.admit_granted(session, "r1", by="w2", max_cost=bound)
+    else:
+        ledger_driver.clock_ahead_ms += 700_000
+        await ledger_driver.sweep()
+    total = await total_of(ledger_driver, session)
+    assert (total.calls, total.tries, total.unproven_tries) == (1, 1, 1)
+    assert (total.cost.held_usd, total.cost.unknown) == ((0.01, 0) if bound else (0.0, 1))
+    is_doubtful, is_sent = late is AttemptOutcome.IN_DOUBT, late is not AttemptOutcome.NEVER_SENT
+    cost = CENT // 2 if late is AttemptOutcome.RESULT else None
+    tries = 2 if is_sent else 0
+    await settle_tries(
+        ledger_driver, session, "r1", lost.attempt_id, late, tries=tries, unproven=2 * is_doubtful, cost=cost
+    )
+    superseded = is_taken_over and late is AttemptOutcome.RESULT
+    total = await total_of(ledger_driver, session)
+    assert (total.tries, total.unproven_tries) == (tries + superseded, 2 * is_doubtful + superseded)
+    assert total.cost.spent_usd == (0.005 if cost else 0.0)
+    if not is_taken_over:
+        return
+    await settle_tries(ledger_driver, session, "r1", other.attempt_id, tries=3, cost=CENT // 4)
+    total = await total_of(ledger_driver, session)
+    assert (total.calls, total.tries, total.unproven_tries) == (1, 3 + tries, 2 * is_doubtful)
+    assert total.cost.spent_usd == (0.0075 if cost else 0.0025)
 
 
 async def test_one_family_can_be_exported_by_itself(ledger_driver: ClockedLedgerDriver) -> None:

@@ -229,7 +229,7 @@ def exchange_all_messages(fleet: ProcessFleet, tap: WireTap) -> None:
     call("reserve", requestIds=["a", "b"], deadline=int((time.time() + 60) * 1000))
     call("release", requestIds=["a", "b"])
     slow = evaluator.publish({"question": "?"}, key="slow", headers={"x-quintain-request-id": "slow"})
-    while call("info", perTarget=True)["running"] != 1:
+    while call("info", usage=True)["running"] != 1:
         pass
     call("cancel", requestIds=["slow"])
     evaluator.wait([slow])

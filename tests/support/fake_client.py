@@ -75,7 +75,7 @@ class FakeClient(Client):
         self.children[token] = ChildSession(request, reserved=reserved)
         return SessionOpened(session_id=token, token=token)
 
-    async def get_info(self, *, per_target: bool = False) -> Info:
+    async def get_info(self, *, usage: bool = False) -> Info:
         info = self._info(self.targets[0], self.max_calls, self.used + self.reserved)
         return info.model_copy(update={"reserved": self.reserved})
 
@@ -176,7 +176,7 @@ class _ChildClient(Client):
     def __init__(self, parent: FakeClient, token: str) -> None:
         self._parent, self._token = parent, token
 
-    async def get_info(self, *, per_target: bool = False) -> Info:
+    async def get_info(self, *, usage: bool = False) -> Info:
         return await self._parent.read_session_info(self._token)
 
     async def close_session(self) -> Info:

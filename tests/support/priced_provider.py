@@ -38,11 +38,11 @@ MIN_CACHED_TOKENS = 1024
 class PricedProvider:
     """Answers chat completions and messages, and bills them; of messages it caches what they mark, as Anthropic does.
 
-    ``failing`` is the part of requests that end otherwise than answered: 500 after they were billed, a connection that
-    is closed before the answer or in the middle of it, an answer without usage, 429. ``output`` is the part of
+    ``failing`` is the part of requests that end otherwise than answered, in one of ``kinds``: 500 after they were
+    billed, a connection that is closed before the answer or in the middle of it, an answer without usage, 429. ``failed`` of them were billed and
+    brought no answer; ``answered_bill`` and ``tokens`` are of those that told their usage. ``output`` is the part of
     ``max_tokens`` that answers have at most, ``answer`` their text. ``is_exact``: answers have that part, and questions
-    a token per four bytes.
-    ``cheaper`` divides the prices of models, by name.
+    a token per four bytes. ``cheaper`` divides the prices of models, by name.
     """
 
     failing: float = 0.0
@@ -52,11 +52,16 @@ class PricedProvider:
     is_exact: bool = False
     cheaper: dict[str, int] = field(default_factory=dict)
     seed: int = 1
+    kinds: tuple[str, ...] = ("500", "closed", "lost halfway", "no usage", "429")
     bill: int = 0
     requests: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
     cached: set[str] = field(default_factory=set)
+    failed: int = 0
+    answered_bill: int = 0
+    #: Input, output, and input from the cache.
+    tokens: tuple[int, int, int] = (0, 0, 0)
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +82,7 @@ class PricedProvider:
         asked = json.loads(body)
         self.requests += 1
         is_failing = self.random.random() < self.failing
-        how = self.random.choice(["500", "closed", "lost halfway", "no usage", "429"]) if is_failing else "answered"
+        how = self.random.choice(self.kinds) if is_failing else "answered"
         if how == "429":
             return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"retry-after": "0"})
         limit = asked.get("max_completion_tokens") or asked["max_tokens"]
@@ -86,7 +91,12 @@ class PricedProvider:
             tokens_in, tokens_out = self.random.randint(1, len(body)), self.random.randint(1, tokens_out)
             cached = self.random.randint(0, tokens_in) if self.random.random() < 0.3 else 0
         billed = (tokens_in - cached) * INPUT + cached * CACHED + tokens_out * OUTPUT
-        self.bill += billed // self.cheaper.get(asked["model"], 1)
+        billed //= self.cheaper.get(asked["model"], 1)
+        self.bill += billed
+        self.failed += how in {"500", "closed", "lost halfway"}
+        if how == "answered":
+            self.answered_bill += billed
+            self.tokens = (self.tokens[0] + tokens_in, self.tokens[1] + tokens_out, self.tokens[2] + cached)
         await self._wait()
         if how == "500":
             return web.json_response({"error": {"message": "broken"}}, status=500)

@@ -14,7 +14,7 @@ from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.run_file import open_run, write_run
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.summary import summarize
-from quintain_runner.results.counts import Cost
+from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import Answer, Check, GraderRow, Row, RowCase, RowError, RowFingerprints, RowStatus
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import load_evaluation
@@ -57,7 +57,7 @@ def write_results(
     repeats: int = 1,
     dataset: str = "d" * 64,
     graders: Sequence[dict[str, object]] = (EXACT,),
-    cost: Cost | None = None,
+    bill: Bill | None = None,
     ended: bool = True,
 ) -> RunReport:
     """Write the folder, and give its report. ``dataset`` is the hash of what was asked, also in rows of `MADE_OF`."""
@@ -73,7 +73,7 @@ def write_results(
     summary = summarize(board, threshold=0.5, is_budget_spent=False, results=folder / "results.jsonl")
     record = record.with_summary(summary)
     if ended:
-        record = record.with_fields(statistics=analyse(build_frames(rows, targets)), cost=cost)
+        record = record.with_fields(statistics=analyse(build_frames(rows, targets)), bill=bill)
     write_run(folder, record, ended=ended)
     return read_report(folder)
 

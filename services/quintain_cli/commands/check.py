@@ -26,7 +26,7 @@ from quintain_cli.run_output import format_size
 from quintain_runner.engine.cost_limit import CostLimitCheck
 from quintain_runner.engine.preflight import CheckReport, ProbeResult, RunEstimate, check_evaluation
 from quintain_runner.engine.run_settings import RunOptions
-from quintain_runner.results.counts import dollars
+from quintain_runner.results.bill import dollars
 
 
 def check(

@@ -44,8 +44,10 @@ from quintain_cli.console import (
     run_command,
     stdout_console,
 )
+from quintain_cli.run_output import print_table as print_text_table
 from quintain_cli.running_fleet import missing_workers, print_missing, require_admin_token
-from quintain_runner.results.counts import dollars
+from quintain_runner.report.text_table import bill_table
+from quintain_runner.results.bill import Bill, dollars, is_priced
 
 ResultT = TypeVar("ResultT")
 
@@ -160,18 +162,21 @@ def print_info(info: Info, *, as_json: bool) -> None:
         "of these": f"{info.committed} committed, {info.running} running, {info.reserved} reserved, "
         f"{info.in_doubt} in doubt",
         "refunded": str(info.refunded),
-        **({} if info.cost is None else {"cost": cost_text(info.cost, info.max_cost_usd)}),
+        "requests": f"{info.tries:,}, of which {info.unproven_tries:,} failed or were lost, and may be billed too",
+        **({} if info.cost is None else {"cost": money_text(info.cost, info.max_cost_usd)}),
         **({} if info.wrong_bounds is None else {"wrong bounds": bounds_text(info.wrong_bounds)}),
         "tokens": f"{info.token_usage.input} in, {info.token_usage.output} out",
         "share": f"weight {info.weight}, priority {info.priority}",
         "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
     }
     print_table(rows.items())
+    if info.usage:
+        print_text_table(bill_table(Bill.of(info.usage)))
 
 
-def cost_text(cost: CostUsage, limit: float | None) -> str:
+def money_text(cost: CostUsage, limit: float | None) -> str:
     """Return what a session cost, and what it may cost, in words."""
-    parts = [f"{dollars(cost.spent_usd)} spent"]
+    parts = [f"{dollars(cost.spent_usd)} spent"] if is_priced(cost) else []
     if cost.held_usd:
         parts.append(f"≤ {dollars(cost.held_usd)} of unknown bills")
     if cost.reserved_usd:
@@ -268,4 +273,4 @@ async def _invoke(question: str, target: str | None, system_prompt: str | None, 
 
 async def _info() -> Info:
     async with connect(timeout_seconds=10.0) as client:
-        return await client.get_info()
+        return await client.get_info(usage=True)

@@ -178,8 +178,8 @@ CORS_HEADERS = {
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
 }
 
-#: The only query string that is accepted; it adds usage per target, which AgentV's own API does not have.
-PER_TARGET_QUERY = b"perTarget=true"
+#: The only query string that is accepted; it adds what calls took, which AgentV's own API does not have.
+USAGE_QUERY = b"usage=true"
 
 _CALL_FAULT_STATUSES = (400, 401, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503, 504)
 
@@ -190,7 +190,7 @@ OPERATIONS = (
         "Show the session and its counters",
         token=SESSION_TOKEN,
         responses={200: AgentVInfo, **fault_responses(401, 404, 431, 500, 503)},
-        query={"perTarget": {"enum": ["true"]}},
+        query={"usage": {"enum": ["true"]}},
     ),
     Operation(
         "POST",
@@ -233,7 +233,7 @@ class AgentVEndpoints:
         self.routes_without_prefix = [route("/invoke"), route("/invokeBatch"), route("/info")]
         self._handlers = {
             ("GET", b"info", b""): self.info,
-            ("GET", b"info", PER_TARGET_QUERY): self.info,
+            ("GET", b"info", USAGE_QUERY): self.info,
             ("POST", b"invoke", b""): self.invoke,
             ("POST", b"invokeBatch", b""): self.batch,
         }
@@ -253,7 +253,7 @@ class AgentVEndpoints:
 
     async def info(self, request: Request, client: Client) -> Response:
         """``GET /info``: return the session and its counters."""
-        info = await client.get_info(per_target=request.scope["query_string"] == PER_TARGET_QUERY)
+        info = await client.get_info(usage=request.scope["query_string"] == USAGE_QUERY)
         return Response(write_info(info).to_wire(), media_type=JSON_MEDIA_TYPE)
 
     async def invoke(self, request: Request, client: Client) -> Response:

@@ -10,7 +10,7 @@ from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.call_rows import HOLDER_WITHOUT_ROW
 from quintain_metadata.ledger.lifecycle import COUNTED_STATES, CallState
 from quintain_metadata.ledger.replies import REPLY_RETENTION_MS
-from quintain_metadata.ledger.session_rows import stored_usage
+from quintain_metadata.ledger.session_rows import TOKEN_KINDS, stored_usage
 from quintain_metadata.ledger.usage import FAMILY_CTE
 from quintain_metadata.store.base import Row, SqlProgram, execute
 
@@ -26,6 +26,16 @@ _CHILDREN_CTE = (
     " own (id, used) AS (SELECT session_id, count(*) FROM call"
     f" WHERE state IN ({_COUNTED_STATES}) GROUP BY session_id)"
 )
+
+
+#: The counters of a session that its calls have too.
+_COUNTED_BY_CALL = {
+    "session.tries": "tries",
+    "session.unproven_tries": "unproven",
+    "cost_held": "held",
+    "(cost_spent + cost_excess)": "billed",
+    "cost_unknown": "unknown",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +57,23 @@ AUDIT_RULES = (
         " OR session.used > session.max_calls OR session.used < 0",
     ),
     AuditRule(
-        "the money that a session reserves is that of the running calls of it and its descendants, what it holds is"
-        " enough for the attempts of unknown bill, and all is within its limit",
+        "the tries and the money of a session are those of the calls of it and its descendants, but for deleted ones;"
+        " what it reserves is that of the running ones, and all is within its limit",
         "WITH RECURSIVE member (root, id) AS (SELECT id, id FROM session UNION ALL SELECT member.root, session.id"
         " FROM session JOIN member ON session.parent_id = member.id),"
-        " priced (session_id, reserved, held) AS (SELECT session_id,"
-        f" CASE WHEN state = '{CallState.RUNNING}' THEN cost ELSE 0 END,"
-        f" CASE WHEN state = '{CallState.RUNNING}' THEN 0 ELSE cost END FROM call WHERE cost <> 0"
-        " UNION ALL SELECT session_id, 0, cost FROM attempt WHERE cost <> 0),"
-        " counted (id, reserved, held) AS (SELECT member.root, sum(priced.reserved), sum(priced.held)"
-        " FROM priced JOIN member ON member.id = priced.session_id GROUP BY member.root)"
-        " SELECT session.id, cost_spent, cost_held, cost_reserved, max_cost FROM session"
-        " LEFT JOIN counted ON counted.id = session.id WHERE cost_reserved <> coalesce(counted.reserved, 0)"
-        " OR cost_held < coalesce(counted.held, 0) OR cost_spent + cost_held + cost_reserved > max_cost",
+        " counted AS (SELECT member.root AS id, sum(tries) AS tries, sum(unproven_tries) AS unproven,"
+        f" sum(CASE WHEN state = '{CallState.RUNNING}' THEN cost ELSE 0 END) AS reserved, sum(held) AS held,"
+        " sum(billed) AS billed, sum(unknown) AS unknown"
+        " FROM call JOIN member ON member.id = call.session_id GROUP BY member.root)"
+        " SELECT session.id, session.tries, session.unproven_tries, cost_spent, cost_held, cost_reserved, cost_excess,"
+        " cost_unknown, max_cost FROM session LEFT JOIN counted ON counted.id = session.id"
+        " WHERE cost_reserved <> coalesce(counted.reserved, 0) OR cost_spent + cost_held + cost_reserved > max_cost"
+        " OR session.unproven_tries > session.tries"
+        + "".join(
+            f" OR {kept} < coalesce(counted.{made}, 0) OR session.parent_id IS NULL"
+            f" AND session.state <> '{SessionState.CLOSED}' AND {kept} <> coalesce(counted.{made}, 0)"
+            for kept, made in _COUNTED_BY_CALL.items()
+        ),
     ),
     AuditRule(
         "only a child session that is not closed reserves calls",
@@ -151,7 +165,7 @@ class CallRecord(Message):
 _EXPORTED_COLUMNS = tuple(
     name for name in CallRecord.model_fields if name not in {"calls", "token_usage", "fault_code"}
 )
-_TOKEN_COLUMNS = ("tokens_input", "tokens_output", "tokens_cached", "tokens_cache_write")
+_TOKEN_COLUMNS = tuple(f"tokens_{kind}" for kind in TOKEN_KINDS)
 
 
 def verify_counters() -> SqlProgram[AuditReport]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from quintain.contracts.values import sanitize_request_id
 from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger.session_rows import SessionRow, lock_sessions
+from quintain_metadata.ledger.session_rows import TOKEN_KINDS, SessionRow, lock_sessions
 from quintain_metadata.store.base import AdvisoryLock, Lookup, Moment, Row, SqlProgram, execute, fetch_one
 
 #: The session id and the request id of a call.
@@ -25,7 +25,8 @@ class CallRow(NamedTuple):
 
     ``cancelled_at`` is when its caller cancelled it; ``joined_until`` is until when another delivery is known to wait
     for its answer. ``uncounted_attempts`` were lost with a worker that ran other calls too. ``cost`` is what is
-    reserved for the attempt that holds it, or held it last, in picodollars.
+    reserved for the attempt that holds it, or held it last, in picodollars; ``lost``: that one was never reported.
+    ``grader`` is whose call it is, if it is a grader's.
     """
 
     session_id: str
@@ -43,11 +44,35 @@ class CallRow(NamedTuple):
     joined_until: int = 0
     uncounted_attempts: int = 0
     cost: int = 0
+    lost: int = 0
+    grader: str | None = None
 
     @property
     def is_cancelled(self) -> bool:
         """Whether its caller has cancelled it."""
         return self.cancelled_at is not None
+
+
+class AttemptCounts(NamedTuple):
+    """What is added to the counters of a call: its requests to providers, and what they cost, in picodollars.
+
+    ``unproven`` of the tries failed, or were lost, and may have been billed. ``held`` is reserved for tries whose bill
+    is not known, and ``unknown`` is how many of those nothing is reserved for.
+    """
+
+    tries: int = 0
+    unproven: int = 0
+    billed: int = 0
+    held: int = 0
+    unknown: int = 0
+
+    def plus(self, other: AttemptCounts, *, times: int = 1) -> AttemptCounts:
+        """Return the sum with others; ``times=-1`` takes them away."""
+        return AttemptCounts(*(mine + times * more for mine, more in zip(self, other, strict=True)))
+
+
+#: What nobody counted.
+NO_COUNTS: Final = AttemptCounts()
 
 
 class WorkerRow(NamedTuple):
@@ -108,20 +133,27 @@ _WORKERS_SQL = (
 #: Makes a call running that is new, or that no attempt holds.
 START_CALL_SQL = (
     "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
-    " deadline, call_count, uncounted_attempts, cost, created_at, updated_at)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " deadline, call_count, uncounted_attempts, cost, grader, created_at, updated_at)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
     " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
     " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
     " call_count = excluded.call_count, uncounted_attempts = excluded.uncounted_attempts, cost = excluded.cost,"
-    " fault = NULL, updated_at = excluded.updated_at"
+    " lost = 0, grader = excluded.grader, fault = NULL, updated_at = excluded.updated_at"
 )
+
+_ADDED_COUNTS = (
+    "tries = tries + ?, unproven_tries = unproven_tries + ?, billed = billed + ?, held = held + ?,"
+    " unknown = unknown + ?"
+)
+
+#: Adds to the counters of a call: the parameters are `AttemptCounts`, and the call.
+COUNT_SQL = f"UPDATE call SET {_ADDED_COUNTS} WHERE session_id = ? AND request_id = ?"
 
 #: Applies a transition to a call that is still in its state.
 TRANSITION_SQL = (
-    "UPDATE call SET state = ?, fault = ?, cost = ?, updated_at = ?, tokens_input = coalesce(?, tokens_input),"
-    " tokens_output = coalesce(?, tokens_output), tokens_cached = coalesce(?, tokens_cached),"
-    " tokens_cache_write = coalesce(?, tokens_cache_write)"
+    "UPDATE call SET state = ?, fault = ?, cost = ?, lost = ?, updated_at = ?,"
+    f" {', '.join(f'tokens_{kind} = coalesce(?, tokens_{kind})' for kind in TOKEN_KINDS)}, {_ADDED_COUNTS}"
     " WHERE session_id = ? AND request_id = ? AND state = ?"
 )
 
@@ -172,7 +204,7 @@ UPSERT_ATTEMPT_SQL = INSERT_ATTEMPT_SQL.replace("NOTHING", "UPDATE SET state = e
 RESOLVE_ATTEMPT_COST_SQL = "UPDATE attempt SET cost = 0 WHERE id = ?"
 
 #: The same of the attempt that held a call last.
-RESOLVE_CALL_COST_SQL = "UPDATE call SET cost = 0 WHERE session_id = ? AND request_id = ?"
+RESOLVE_CALL_COST_SQL = "UPDATE call SET cost = 0, lost = 0 WHERE session_id = ? AND request_id = ?"
 
 #: Parameters: the time and the attempt.
 RECORD_UNPROVEN_SQL = "UPDATE attempt SET state = 'unproven', at = ? WHERE id = ?"

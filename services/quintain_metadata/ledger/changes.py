@@ -12,7 +12,7 @@ from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import Cancelled, Fault, TimedOut, WorkerLost
 from quintain_metadata.ledger import call_rows
-from quintain_metadata.ledger.call_rows import CallKey, CallRow, Rows
+from quintain_metadata.ledger.call_rows import NO_COUNTS, AttemptCounts, CallKey, CallRow, Rows
 from quintain_metadata.ledger.lifecycle import (
     MAX_ATTEMPTS,
     MAX_UNCOUNTED_ATTEMPTS,
@@ -24,8 +24,10 @@ from quintain_metadata.ledger.lifecycle import (
     cancel_event,
     release_event,
 )
-from quintain_metadata.ledger.session_rows import CostChange, Counters, clamp_token_counts
+from quintain_metadata.ledger.session_rows import TOKEN_KINDS, CostChange, Counters, clamp_token_counts
 from quintain_metadata.store.base import ForEach, Moment, SqlProgram, SqlValue
+
+_NO_TOKENS = (None,) * len(TOKEN_KINDS)
 
 
 class Changes:
@@ -55,7 +57,7 @@ class Changes:
         if before is not None:
             self._replace_attempt(before)
         now = self.moment.now
-        self.add(call_rows.START_CALL_SQL, *call[:10], call.uncounted_attempts, call.cost, now, now)
+        self.add(call_rows.START_CALL_SQL, *call[:10], call.uncounted_attempts, call.cost, call.grader, now, now)
         self._running[call.target, call.incarnation or ""] += 1
         if call.target in self.rows.capacities:
             self.rows.capacities[call.target] -= 1
@@ -138,57 +140,68 @@ class Changes:
         change: Transition,
         fault: str | None,
         token_usage: TokenUsage | None = None,
-        cost: int | None = None,
+        counts: AttemptCounts = NO_COUNTS,
+        *,
+        is_reported: bool = False,
     ) -> None:
         """Apply a transition; ``fault`` is the fault to store, as JSON.
 
-        ``cost`` is what stays with the call of what was reserved for its attempt; None where its bill is not known yet.
+        ``counts`` are added to the call's. ``is_reported``: the attempt that holds it, or held it last, tells its end.
         """
-        tokens = (None, None, None, None) if token_usage is None else clamp_token_counts(token_usage)
+        tokens = _NO_TOKENS if token_usage is None else clamp_token_counts(token_usage)
         key = (call.session_id, call.request_id, call.state)
-        left = call.cost if cost is None else cost
-        self.add(call_rows.TRANSITION_SQL, change.to, fault, left, self.moment.now, *tokens, *key)
+        left, lost = (0, 0) if is_reported else (call.cost, call.lost)
         if call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
             assert call.incarnation is not None, "a running call is held by an attempt"
             self._running[call.target, call.incarnation] -= 1
-            if cost is None:
-                self._hold_cost(call)
+            if not is_reported:
+                counts, lost = counts.plus(self._lose_attempt(call)), 1
+        self.add(call_rows.TRANSITION_SQL, change.to, fault, left, lost, self.moment.now, *tokens, *counts, *key)
         if change.used < 0:
             self.counters.refund(self.rows.sessions[call.session_id], -change.used)
 
-    def settle_cost(self, call: CallRow, settlement: Settle, *, is_new: bool) -> None:
-        """Settle what was reserved for an attempt, by what its worker knows of its bill.
+    def count_settled(self, call: CallRow, settlement: Settle, *, was_lost: bool) -> AttemptCounts:
+        """Count the requests of an attempt, and settle what was reserved for it, by what its worker knows of its bill.
 
-        ``is_new``: the settlement changes the call, so that it is not the repetition of one.
+        ``was_lost``: it was counted as lost before, and reports for the first time. Returns what is added to its call;
+        nothing for the repetition of a settlement.
         """
         is_holder = call.attempt_id == settlement.attempt_id
-        amount = call.cost if is_holder else self.rows.attempt_costs.get(settlement.attempt_id, 0)
         is_reserved = is_holder and call.state is CallState.RUNNING
-        if not (amount or is_new):
-            return
-        billed = billed_cost(settlement)
-        if billed is None:
-            if is_reserved:
-                self._add_cost(call, CostChange(held=amount, reserved=-amount, unknown=not amount))
-            return
+        if not (is_reserved or was_lost):
+            return NO_COUNTS
+        amount = call.cost if is_holder else self.rows.attempt_costs.get(settlement.attempt_id, 0)
+        counts, billed = _settled_counts(settlement, amount), billed_cost(settlement) or 0
+        if was_lost:
+            counts = counts.plus(_lost_counts(amount), times=-1)
+            if is_holder:
+                self.add(call_rows.RESOLVE_CALL_COST_SQL, call.session_id, call.request_id)
+            else:
+                self.add(call_rows.RESOLVE_ATTEMPT_COST_SQL, settlement.attempt_id)
         spent = billed if not amount else min(billed, amount)
-        freed = CostChange(reserved=-amount) if is_reserved else CostChange(held=-amount)
-        self._add_cost(call, freed._replace(spent=spent, excess=billed - spent))
+        change = CostChange(spent, counts.held, -amount if is_reserved else 0, billed - spent, counts.unknown)
+        self._count(call, counts, change)
         if billed > spent and not settlement.is_estimate:
             self._bound_excess[call.target] = max(billed - spent, self._bound_excess.get(call.target, 0))
-        if not is_holder:
-            self.add(call_rows.RESOLVE_ATTEMPT_COST_SQL, settlement.attempt_id)
-        elif not is_reserved:
-            self.add(call_rows.RESOLVE_CALL_COST_SQL, call.session_id, call.request_id)
+        return counts
 
-    def _hold_cost(self, call: CallRow) -> None:
-        """Hold what was reserved for an attempt that runs no more, and whose bill is unknown."""
-        if call.cost:
-            self._add_cost(call, CostChange(held=call.cost, reserved=-call.cost))
+    def add_counts(self, call: CallRow, counts: AttemptCounts) -> None:
+        """Add to the counters of a call that no transition changes."""
+        if counts != NO_COUNTS:
+            self.add(call_rows.COUNT_SQL, *counts, call.session_id, call.request_id)
 
-    def _add_cost(self, call: CallRow, change: CostChange) -> None:
+    def _lose_attempt(self, call: CallRow) -> AttemptCounts:
+        """Count a running attempt that nobody has heard the end of; returns what is added to its call."""
+        counts = _lost_counts(call.cost)
+        self._count(call, counts, CostChange(held=call.cost, reserved=-call.cost, unknown=counts.unknown))
+        return counts
+
+    def _count(self, call: CallRow, counts: AttemptCounts, change: CostChange) -> None:
         """Add what the end of an attempt changes: as if it was a lost one, so that take-overs rather wait than end."""
         session, lost = self.rows.sessions[call.session_id], self.rows.lost_costs
+        self.counters.add_tries(session, counts.tries, counts.unproven)
+        if not any(change):
+            return
         self.counters.add_cost(session, change)
         for payer in (session, *session.ancestors):
             if payer.id in lost:
@@ -200,7 +213,7 @@ class Changes:
             assert call.incarnation is not None, "a running call is held by an attempt"
             self.add(call_rows.RECORD_LOSS_SQL, self.rows.holder(call).lost_calls, call.incarnation)
             self._running[call.target, call.incarnation] -= 1
-            self._hold_cost(call)
+            self.add_counts(call, self._lose_attempt(call))
         if call.attempt_id is not None:
             key = (call.session_id, call.request_id)
             held = (*key, call.attempts, call.incarnation or "", "running", self.moment.now, call.cost)
@@ -210,6 +223,22 @@ class Changes:
     def add(self, sql: str, *parameters: SqlValue) -> None:
         """Write with this statement too, for these parameters."""
         self._written.setdefault(sql, []).append(parameters)
+
+
+def _lost_counts(amount: int) -> AttemptCounts:
+    """Return what an attempt counts as that was lost: one request that may have been billed."""
+    return AttemptCounts(tries=1, unproven=1, held=amount, unknown=0 if amount else 1)
+
+
+def _settled_counts(settlement: Settle, amount: int) -> AttemptCounts:
+    """Return what an attempt counts as, for which so many picodollars were reserved: for one try of unknown bill."""
+    billed, unproven = billed_cost(settlement), settlement.unproven or 0
+    unknown = unproven
+    if billed is None:
+        # An answer of unknown cost, besides the tries that failed before it.
+        unknown = unproven + 1 if settlement.outcome is AttemptOutcome.RESULT else max(1, unproven)
+    held = amount if billed is None else 0
+    return AttemptCounts(settlement.tries, unproven, billed or 0, held, unknown - 1 if held else unknown)
 
 
 def billed_cost(settlement: Settle) -> int | None:

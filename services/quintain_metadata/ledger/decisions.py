@@ -259,6 +259,7 @@ def _start_attempt(
         fault=None,
         uncounted_attempts=0 if call is None else call.uncounted_attempts,
         cost=request.max_cost or 0,
+        grader=request.grader or session.grader,
     )
     changes.start(started, before=call)
     return _grant(changes, session, started)

@@ -52,6 +52,7 @@ class SessionRow:
     tokens_output: int
     tokens_cached: int
     tokens_cache_write: int
+    tokens_cache_write_1h: int
     tokens_reasoning: int
     reserved: int
     ignore_unsupported: int
@@ -65,6 +66,9 @@ class SessionRow:
     cost_excess: int
     cost_unknown: int
     cost_estimated: int
+    tries: int
+    unproven_tries: int
+    grader: str | None
     ancestors: tuple[SessionRow, ...] = ()
 
     @property
@@ -224,14 +228,8 @@ def cost_limit_reached(limit: int, left: int, amount: int) -> BudgetExhausted:
 #: Token counts of one call are limited to this, for each kind.
 MAX_TOKENS_PER_CALL = 10**12
 
-#: Adds to the counters of a session; the constraint of the table keeps the first within its limit.
-_COUNT_SQL = (
-    "UPDATE session SET used = used + ?, tokens_input = tokens_input + ?, tokens_output = tokens_output + ?,"
-    " tokens_cached = tokens_cached + ?, tokens_cache_write = tokens_cache_write + ?,"
-    " tokens_reasoning = tokens_reasoning + ?, cost_spent = cost_spent + ?,"
-    " cost_held = cost_held + ?, cost_reserved = cost_reserved + ?, cost_excess = cost_excess + ?,"
-    " cost_unknown = cost_unknown + ?, cost_estimated = cost_estimated + ? WHERE id = ?"
-)
+#: The kinds of tokens, by the fields of `TokenUsage`; the ledger's columns are named after them.
+TOKEN_KINDS = ("input", "output", "cached", "cache_write", "cache_write_1h", "reasoning")
 
 
 class CostChange(NamedTuple):
@@ -245,9 +243,20 @@ class CostChange(NamedTuple):
     estimated: int = 0
 
 
-#: What was added to the counters of a session: its calls, its tokens of each kind, and a `CostChange`.
-_COST_PLACE = 6
-_ZEROS = [0] * (_COST_PLACE + len(CostChange._fields))
+#: The counters of a session, in the order in which they are kept here: its calls, its tokens, its money, its tries.
+_COUNTERS = (
+    "used",
+    *(f"tokens_{kind}" for kind in TOKEN_KINDS),
+    *(f"cost_{name}" for name in CostChange._fields),
+    "tries",
+    "unproven_tries",
+)
+_ZEROS = [0] * len(_COUNTERS)
+_TRIES_PLACE = _COUNTERS.index("tries")
+_COST_PLACE = 1 + len(TOKEN_KINDS)
+
+#: Adds to the counters of a session; the constraint of the table keeps the first within its limit.
+_COUNT_SQL = f"UPDATE session SET {', '.join(f'{name} = {name} + ?' for name in _COUNTERS)} WHERE id = ?"
 _RESERVED_PLACE = _COST_PLACE + CostChange._fields.index("reserved")
 
 
@@ -297,7 +306,7 @@ class Counters:
 
     def add_tokens(self, session: SessionRow, usage: TokenUsage) -> None:
         """Add the token usage of a call to the session and its ancestors."""
-        counted = (*clamp_token_counts(usage), max(0, min(usage.reasoning or 0, MAX_TOKENS_PER_CALL)))
+        counted = clamp_token_counts(usage)
         for payer in (session, *session.ancestors):
             counts = self._added[payer.id]
             for place, count in enumerate(counted, start=1):
@@ -334,7 +343,7 @@ class Counters:
 
     def _final_cost(self, payer: SessionRow) -> int:
         """Return what of a session's money is spent or held, in picodollars, also beyond what was reserved."""
-        added = CostChange(*self._added[payer.id][_COST_PLACE:])
+        added = CostChange(*self._added[payer.id][_COST_PLACE:_TRIES_PLACE])
         known = payer.cost_spent + payer.cost_held + payer.cost_excess
         return known + added.spent + added.held + added.excess
 
@@ -345,6 +354,13 @@ class Counters:
             for place, amount in enumerate(change, start=_COST_PLACE):
                 counts[place] += amount
 
+    def add_tries(self, session: SessionRow, tries: int, unproven: int) -> None:
+        """Add requests that were sent to providers to the session and its ancestors."""
+        for payer in (session, *session.ancestors):
+            counts = self._added[payer.id]
+            counts[_TRIES_PLACE] += tries
+            counts[_TRIES_PLACE + 1] += unproven
+
     def write(self) -> SqlProgram[None]:
         """Add what was added here to the counters in the ledger."""
         yield ForEach(_COUNT_SQL, [(*counts, session_id) for session_id, counts in self._added.items() if any(counts)])
@@ -352,23 +368,19 @@ class Counters:
             yield ForEach("UPDATE session SET reserved = 0 WHERE id = ?", [(each,) for each in sorted(self._released)])
 
 
-def clamp_token_counts(usage: TokenUsage) -> tuple[int, int, int, int]:
-    """Return the tokens of a call's input and output, and of its input from a cache and to one.
+def clamp_token_counts(usage: TokenUsage) -> tuple[int, ...]:
+    """Return the tokens of a call by `TOKEN_KINDS`.
 
     Each is limited to a plausible range, so that a wrong one does not fail the settle.
     """
-    counts = (usage.input, usage.output, usage.cached or 0, usage.cache_write or 0)
+    parts = (usage.cached or 0, usage.cache_write or 0, usage.cache_write_1h or 0, usage.reasoning or 0)
+    counts = (usage.input, usage.output, *parts)
     if min(counts) >= 0 and max(counts) <= MAX_TOKENS_PER_CALL:
         return counts
-    return tuple(max(0, min(count, MAX_TOKENS_PER_CALL)) for count in counts)  # type: ignore[return-value]
+    return tuple(max(0, min(count, MAX_TOKENS_PER_CALL)) for count in counts)
 
 
-def stored_usage(tokens_in: int, tokens_out: int, cached: int, cache_write: int, reasoning: int = 0) -> TokenUsage:
-    """Return token counts that the ledger has: null and 0 are one there, where a provider need not tell them."""
-    return TokenUsage(
-        input=tokens_in,
-        output=tokens_out,
-        cached=cached or None,
-        cache_write=cache_write or None,
-        reasoning=reasoning or None,
-    )
+def stored_usage(tokens_in: int, tokens_out: int, *others: int) -> TokenUsage:
+    """Return token counts that the ledger has, by `TOKEN_KINDS`: null and 0 are one there for what need not be told."""
+    told = {kind: count or None for kind, count in zip(TOKEN_KINDS[2:], others, strict=True)}
+    return TokenUsage(input=tokens_in, output=tokens_out, **told)

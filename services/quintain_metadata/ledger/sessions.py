@@ -90,8 +90,8 @@ def open_session(
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
         " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported,"
-        " max_body_bytes, weight, priority, max_cost)"
-        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " max_body_bytes, weight, priority, max_cost, grader)"
+        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -109,6 +109,7 @@ def open_session(
         request.weight,
         request.priority,
         max_cost,
+        request.grader or (parent.grader if parent else None),
     )
     if parent is not None and reserved:
         parent.require_not_paused()
@@ -269,11 +270,14 @@ def session_info(now: int, session: SessionRow) -> SqlProgram[Info]:
         refunded=counts.refunded,
         in_doubt=counts.in_doubt,
         charged_faults=counts.charged_faults,
+        tries=session.tries,
+        unproven_tries=session.unproven_tries,
         token_usage=stored_usage(
             session.tokens_input,
             session.tokens_output,
             session.tokens_cached,
             session.tokens_cache_write,
+            session.tokens_cache_write_1h,
             session.tokens_reasoning,
         ),
         max_cost_usd=None if session.max_cost is None else to_dollars(session.max_cost),

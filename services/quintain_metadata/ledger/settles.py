@@ -55,13 +55,12 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
         return call, change
     change = TRANSITIONS[call.state, _settle_event(changes, settlement, call)]
     _record_outcome(changes, call, settlement, has_row=state is not None)
-    is_noted = change.effect is TransitionEffect.NOTED
-    changes.settle_cost(call, settlement, is_new=not is_noted)
-    if is_noted:
+    counts = changes.count_settled(call, settlement, was_lost=call.lost > 0 if is_holder else state == "running")
+    if change.effect is TransitionEffect.NOTED:
+        changes.add_counts(call, counts)
         return call, change
-    session = changes.rows.sessions[call.session_id]
-    left = 0 if is_holder else None
-    changes.apply(call, change, stored_fault(settlement, change), settlement.token_usage, cost=left)
+    session, fault = changes.rows.sessions[call.session_id], stored_fault(settlement, change)
+    changes.apply(call, change, fault, settlement.token_usage, counts, is_reported=is_holder)
     if settlement.outcome is AttemptOutcome.RESULT and session.store_replies:
         stored = reply_parameters(changes.moment, call, settlement)
         if stored is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quintain.contracts.money import to_dollars
-from quintain.contracts.session import CostUsage, TargetUsage
+from quintain.contracts.session import CostUsage, UsageLine
 from quintain.errors import Rejected, ReplyTooLarge
-from quintain_metadata.ledger.call_rows import HOLDER_WITHOUT_ROW
 from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger.session_rows import SessionRow, stored_usage
+from quintain_metadata.ledger.session_rows import TOKEN_KINDS, SessionRow, stored_usage
 from quintain_metadata.store.base import SqlProgram, execute
 
 #: A part of the condition of the index of a session's calls by state, which has no entries of answered calls.
@@ -92,26 +91,50 @@ def count_calls(session_id: str) -> SqlProgram[SessionCalls]:
 #: The states of calls that were charged and sent to their target.
 _CHARGED_STATES = ", ".join(f"'{state}'" for state in (CallState.RUNNING, CallState.COMMITTED, CallState.IN_DOUBT))
 
-#: The number of calls with two attempts of which none is proven unbilled, and none void. Few calls have two attempts.
-_MADE_TWICE = (
-    "CAST(coalesce(sum(CASE WHEN attempts >= 2 AND (SELECT count(*) FROM attempt WHERE attempt.session_id ="
-    " call.session_id AND attempt.request_id = call.request_id AND attempt.state NOT IN ('proven', 'void'))"
-    f" + CASE WHEN {HOLDER_WITHOUT_ROW} THEN 1 ELSE 0 END >= 2 THEN 1 ELSE 0 END), 0) AS bigint)"
+#: What is summed over the calls of one target and grader, after the tokens of each kind.
+_SUMS = (
+    f"CASE WHEN state IN ({_CHARGED_STATES}) THEN 1 ELSE 0 END",
+    "CASE WHEN tokens_input IS NULL THEN 0 ELSE 1 END",
+    "tries",
+    "unproven_tries",
+    "billed",
+    "held",
+    f"CASE WHEN state = '{CallState.RUNNING}' THEN cost ELSE 0 END",
+    "unknown",
 )
 
 
-def usage_per_target(session_id: str) -> SqlProgram[dict[str, TargetUsage]]:
-    """Return the calls and token usage of a session and its descendants, by target."""
-    kinds = ("input", "output", "cached", "cache_write")
-    sums = ", ".join(f"CAST(coalesce(sum(tokens_{kind}), 0) AS bigint)" for kind in kinds)
+def usage_lines(session_id: str) -> SqlProgram[list[UsageLine]]:
+    """Return what the calls of a session and its descendants took, by target and grader.
+
+    Requests of calls that were refunded are counted too.
+    """
+    summed = (*(f"tokens_{kind}" for kind in TOKEN_KINDS), *_SUMS)
     rows = yield from execute(
-        f"{FAMILY_CTE} SELECT target, count(*), count(tokens_input), {_MADE_TWICE}, {sums}"
-        " FROM call WHERE session_id IN (SELECT id FROM family)"
-        f" AND state IN ({_CHARGED_STATES}) GROUP BY target ORDER BY target",
+        f"{FAMILY_CTE} SELECT target, grader, {', '.join(f'CAST(coalesce(sum({one}), 0) AS bigint)' for one in summed)}"
+        " FROM call WHERE session_id IN (SELECT id FROM family) AND target <> ''"
+        " GROUP BY target, grader ORDER BY target, grader IS NOT NULL, grader",
         session_id,
     )
-    return {target: _target_usage(*counts) for target, *counts in rows}
+    lines = [_usage_line(*row) for row in rows]
+    return [line for line in lines if line.calls or line.tries]
 
 
-def _target_usage(calls: int, counted: int, made_twice: int, *tokens: int) -> TargetUsage:
-    return TargetUsage(calls=calls, counted=counted, token_usage=stored_usage(*tokens), made_twice=made_twice)
+def _usage_line(target: str, grader: str | None, *sums: int) -> UsageLine:
+    tokens, (calls, counted, tries, unproven, billed, held, reserved, unknown) = (
+        sums[: len(TOKEN_KINDS)],
+        sums[len(TOKEN_KINDS) :],
+    )
+    cost = CostUsage(
+        spent_usd=to_dollars(billed), held_usd=to_dollars(held), reserved_usd=to_dollars(reserved), unknown=unknown
+    )
+    return UsageLine(
+        target=target,
+        grader=grader,
+        calls=calls,
+        counted=counted,
+        tries=tries,
+        unproven_tries=unproven,
+        token_usage=stored_usage(*tokens),
+        cost=cost,
+    )

@@ -21,6 +21,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # whose bill is unknown. ``cost_reserved``: reserved for tries that run. ``cost_excess``: what providers
         # reported beyond what was reserved. ``cost_unknown``: charged tries of unknown cost for which nothing was
         # reserved. ``cost_estimated``: tries for which an estimate was reserved.
+        # ``tries``: requests that were sent to providers; ``unproven_tries`` of them failed, or were lost,
+        # and may have been billed. ``grader``: the one whose calls are made under it.
         """CREATE TABLE session (
             id text PRIMARY KEY,
             token_sha256 bytea NOT NULL,
@@ -43,6 +45,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_output bigint NOT NULL DEFAULT 0,
             tokens_cached bigint NOT NULL DEFAULT 0,
             tokens_cache_write bigint NOT NULL DEFAULT 0,
+            tokens_cache_write_1h bigint NOT NULL DEFAULT 0,
             tokens_reasoning bigint NOT NULL DEFAULT 0,
             weight integer,
             priority text,
@@ -53,6 +56,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             cost_excess bigint NOT NULL DEFAULT 0,
             cost_unknown bigint NOT NULL DEFAULT 0,
             cost_estimated bigint NOT NULL DEFAULT 0,
+            tries bigint NOT NULL DEFAULT 0,
+            unproven_tries bigint NOT NULL DEFAULT 0,
+            grader text,
             CHECK (0 <= used AND used <= max_calls),
             CHECK (0 <= cost_spent AND 0 <= cost_held AND 0 <= cost_reserved),
             CHECK (max_cost IS NULL OR cost_spent + cost_held + cost_reserved <= max_cost)
@@ -63,7 +69,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # ``cancelled_at``: when the caller cancelled it. ``joined_until``: until when another delivery waits for its
         # answer. The tokens are null where its provider reported none. ``cost``: what is reserved for the attempt that
         # holds it, or held it last, until its bill is known: in the session's ``cost_reserved`` while the call runs,
-        # else in ``cost_held``.
+        # else in ``cost_held``. ``lost``: that attempt has ended, as far as is known, and has not been reported. The
+        # counters of its attempts, lost ones as one try that may have been billed, are those of the session: what is
+        # ``billed``, ``held`` and ``unknown``.
         """CREATE TABLE call (
             session_id text NOT NULL REFERENCES session (id),
             request_id text NOT NULL,
@@ -83,7 +91,16 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_output bigint,
             tokens_cached bigint,
             tokens_cache_write bigint,
+            tokens_cache_write_1h bigint,
+            tokens_reasoning bigint,
             cost bigint NOT NULL DEFAULT 0,
+            lost integer NOT NULL DEFAULT 0,
+            grader text,
+            tries bigint NOT NULL DEFAULT 0,
+            unproven_tries bigint NOT NULL DEFAULT 0,
+            billed bigint NOT NULL DEFAULT 0,
+            held bigint NOT NULL DEFAULT 0,
+            unknown bigint NOT NULL DEFAULT 0,
             created_at bigint NOT NULL,
             updated_at bigint NOT NULL,
             PRIMARY KEY (session_id, request_id)

@@ -168,18 +168,17 @@ class _Execution:
                 is_budget_spent = await scheduler.run(self.plan)
         update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
-        summary = self._summary(error_limit, spent=is_budget_spent, calls_made_twice=record.calls_made_twice)
+        summary = self._summary(error_limit, spent=is_budget_spent)
         refused = cost_gate.refused
         summary = replace(summary, next_row_usd=None if refused is None else to_dollars(refused))
         await asyncio.to_thread(write_run, folder, record.with_summary(summary), ended=True)
         return summary
 
-    def _summary(self, error_limit: ErrorLimit, *, spent: bool = False, calls_made_twice: int = 0) -> RunSummary:
+    def _summary(self, error_limit: ErrorLimit, *, spent: bool = False) -> RunSummary:
         summary = summarize(
             self.progress_state,
             threshold=self.run.evaluation.spec.threshold,
             is_budget_spent=spent,
-            calls_made_twice=calls_made_twice,
             results=self.results.path,
             parked_targets=error_limit.parked_targets,
         )
@@ -258,7 +257,7 @@ class _Execution:
         )
 
     async def _with_findings(self, record: RunFile) -> RunFile:
-        """The record with the statistics of the stored rows, the usage of this command's session, and the cost."""
+        """The record with the statistics of the stored rows, the usage of this command's session, and the bill."""
 
         def analyse_rows() -> Analysis:
             spec, columns = self.run.evaluation.spec, record.configuration.columns
@@ -268,10 +267,10 @@ class _Execution:
         analysis, session = await asyncio.to_thread(analyse_rows), self.session
         if session.session_id is not None and (usage := await read_final_usage(session.client)) is not None:
             record = record.with_usage({session.session_id: usage})
-        cost = None
+        bill = None
         if record.sessions:
-            cost = record.cost_of(self.run.prices, session.session_id, session.calls_of_earlier_sessions)
-        return record.with_fields(statistics=analysis, cost=cost)
+            bill = record.bill_of(self.run.prices, session.session_id, session.calls_of_earlier_sessions)
+        return record.with_fields(statistics=analysis, bill=bill, prices=dict(self.run.prices))
 
     @asynccontextmanager
     async def _displayed_progress(self, record: RunFile) -> AsyncIterator[None]:
@@ -288,7 +287,7 @@ class _Execution:
                 try:
                     update_budget(self.progress_state, await self.session.client.get_info(), self.session)
                     if times % BUDGET_POLLS_PER_COST_POLL == 1:
-                        await self._update_cost(record)
+                        await self._update_bill(record)
                 except (Fault, BusError):
                     # These values are only displayed, so a failed read is skipped; the next one may succeed.
                     continue
@@ -304,14 +303,15 @@ class _Execution:
             await asyncio.wait(tasks)
             self.progress.stop()
 
-    async def _update_cost(self, record: RunFile) -> None:
-        """Read the usage so far and update the cost in the progress state, if prices and usage are available."""
-        prices, session = self.run.prices, self.session
-        if session.session_id is None or not prices:
+    async def _update_bill(self, record: RunFile) -> None:
+        """Read the usage so far and update the bill in the progress state."""
+        session = self.session
+        if session.session_id is None:
             return
-        if (usage := (await session.client.get_info(per_target=True)).per_target) is not None:
+        if (usage := (await session.client.get_info(usage=True)).usage) is not None:
             record = record.with_usage({session.session_id: usage})
-            self.progress_state.cost = record.cost_of(prices, session.session_id, session.calls_of_earlier_sessions)
+            earlier = session.calls_of_earlier_sessions
+            self.progress_state.bill = record.bill_of(self.run.prices, session.session_id, earlier)
 
 
 def update_budget(progress_state: ProgressState, info: Info, session: PlanSession, *, has_ended: bool = False) -> None:

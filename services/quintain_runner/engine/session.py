@@ -14,7 +14,7 @@ from typing import Self
 
 from quintain.client.client import Client
 from quintain.contracts.money import NO_LIMIT
-from quintain.contracts.session import AmendSession, Info, OpenSession, TargetUsage
+from quintain.contracts.session import AmendSession, Info, OpenSession, UsageLine
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_metadata.ledger.audit import CallRecord, export_page
 from quintain_metadata.store.opening import open_snapshot
@@ -57,14 +57,14 @@ def _without_running(call: CallRecord) -> CallRecord:
     return call.model_copy(update={"state": "inDoubt"}) if call.state == "running" else call
 
 
-async def read_final_usage(client: Client) -> Mapping[str, TargetUsage] | None:
-    """Return a session's usage per target, after waiting up to `SETTLE_TIMEOUT_SECONDS` until no call is running."""
+async def read_final_usage(client: Client) -> list[UsageLine] | None:
+    """Return what a session's calls took, after waiting up to `SETTLE_TIMEOUT_SECONDS` until no call is running."""
     for _ in range(round(SETTLE_TIMEOUT_SECONDS / SETTLE_POLL_SECONDS)):
-        info = await client.get_info(per_target=True)
+        info = await client.get_info(usage=True)
         if not info.running:
             break
         await asyncio.sleep(SETTLE_POLL_SECONDS)
-    return info.per_target
+    return info.usage
 
 
 #: How long the session of a run is valid, so that what was answered is not asked again: 7 days, in seconds.
@@ -78,7 +78,7 @@ class PlanSession:
     ``session_id`` is None if there is nothing to call: then ``client`` is that of another session, which counts
     nothing. ``calls_of_earlier_sessions`` were charged to other sessions of the run, ``calls_of_earlier_plans`` of them
     before the plan changed. ``is_bounded`` says that the session's limit does not follow from what the plan needs.
-    ``ended_usage`` is the usage by target of a session that this one replaces, by its id.
+    ``ended_usage`` is what the calls took of a session that this one replaces, by its id.
     """
 
     client: Client
@@ -87,7 +87,7 @@ class PlanSession:
     calls_of_earlier_sessions: int = 0
     calls_of_earlier_plans: int = 0
     is_bounded: bool = True
-    ended_usage: Mapping[str, Mapping[str, TargetUsage]] = field(default_factory=dict)
+    ended_usage: Mapping[str, list[UsageLine]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,8 @@ class RunSessions:
         """Open a new session, and close the one before."""
         before, own_calls, ended_usage = self.client, self._stored.own_calls, {}
         if self._is_valid:
-            info = await before.get_info(per_target=True)
-            own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.per_target or {}}
+            info = await before.get_info(usage=True)
+            own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.usage or []}
             self._stored = replace(self._stored, own_cost_usd=_most_cost_usd(info))
         stored = self._stored.followed_by("", own_calls, is_changed=is_changed)
         limit = most_calls

@@ -161,7 +161,7 @@ class JudgeGraderRunner:
             answer,
             target=judge_target_of(self.spec, trial.target, context.judge_targets),
             structured=self.spec.structured,
-        )
+        ).with_fields(grader=self.name)
 
     def _request_id(self, trial: Trial, context: GradingContext, spent_calls: int = 0) -> str:
         """The request id of the judge's call: the same after a crash, so that the call is charged once.

@@ -155,6 +155,7 @@ class ProgramGraderRunner:
             max_cost_usd=None if self.spec.target.max_cost_usd is None else min(limits),
             expires_in_seconds=self.spec.timeout_seconds + SESSION_GRACE_SECONDS,
             label=f"{context.run_name}/{trial.case.id}/{self.name}"[:_LABEL_LENGTH],
+            grader=self.name,
         )
 
     async def _session(self, trial: Trial, context: GradingContext, reserved: ReservedSession | None) -> SessionOpened:

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.tables import TextTable
+from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import KeyHashSet, key_hash
 from quintain_runner.statistics.analysis import (

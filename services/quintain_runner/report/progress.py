@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.errors import Overloaded, QuintainError, Throttled
-from quintain_runner.results.counts import CallsLeft, Cost, ResumeState, RowTally
+from quintain_runner.results.bill import Bill
+from quintain_runner.results.counts import CallsLeft, ResumeState, RowTally
 from quintain_runner.results.row import GraderRow, Row, RowKey, column_name, split_column
 
 #: The codes of faults that mean that a service is overloaded.
@@ -152,8 +153,8 @@ class ProgressState:
         self.target_gauges = {target: TargetProgress() for target in targets}
         self.grader_gauges: dict[str, GraderProgress] = {}
         self.budget = BudgetProgress()
-        #: The cost when it was last read, or None.
-        self.cost: Cost | None = None
+        #: The bill when it was last read, or None.
+        self.bill: Bill | None = None
         #: When each running trial started, the oldest first.
         self.running: dict[RowKey, float] = {}
         #: What calls wait for at present, a line for each quota.

@@ -14,9 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from quintain.contracts.session import Usage
 from quintain.fleet.tables import amount, duration
 from quintain_runner.report.progress import ProgressState, TargetProgress
-from quintain_runner.results.counts import LineUsage, RowTally, TargetCost, dollars
+from quintain_runner.report.tables import LineUsage
+from quintain_runner.results.bill import cost_text
+from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import column_name
 from quintain_runner.statistics.analysis import format_score
 from quintain_runner.untrusted import plain_text
@@ -42,13 +45,14 @@ class _TargetLine:
     pending: int
     progress: TargetProgress
     elapsed_seconds: float
-    cost: TargetCost | None
+    billed: Usage | None
 
     @property
     def usage(self) -> LineUsage:
         """The calls and tokens of the line: those that its cost counts or, without a cost, those of the rows."""
         tally = self.tally
-        return self.cost.usage if self.cost else LineUsage(tally.calls, tally.input_tokens, tally.output_tokens)
+        in_rows = LineUsage(tally.calls, tally.input_tokens, tally.output_tokens)
+        return in_rows if self.billed is None else LineUsage.of(self.billed)
 
     @property
     def queued(self) -> int:
@@ -101,9 +105,7 @@ _COLUMNS = (
 )
 
 #: The cost of the target's calls, as its tokens; the cost of judges is included in the budget line.
-_COST_COLUMN = _TableColumn(
-    "cost", lambda line: "-" if line.cost is None else dollars(line.cost.usd, at_least=line.cost.at_least)
-)
+_COST_COLUMN = _TableColumn("cost", lambda line: "-" if line.billed is None else cost_text(line.billed.cost))
 
 
 def render_progress(
@@ -114,10 +116,11 @@ def render_progress(
     ``elapsed_seconds`` is the time since the run started, ``clock_seconds`` what the clock says by which trials
     started, ``width`` the terminal's width in characters, and ``now`` the current local time.
     """
-    costs = {} if progress_state.cost is None else progress_state.cost.targets
+    bill = progress_state.bill
+    billed = bill.targets if bill is not None and bill.is_priced else {}
     lines = {
         name: _TargetLine(
-            tally, progress_state.pending[name], progress_state.target_gauges[name], elapsed_seconds, costs.get(name)
+            tally, progress_state.pending[name], progress_state.target_gauges[name], elapsed_seconds, billed.get(name)
         )
         for name, tally in progress_state.tallies.items()
     }
@@ -146,7 +149,7 @@ def _long_trials(progress_state: ProgressState, clock_seconds: float) -> Iterato
 def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
     """The table of the targets."""
     columns = [column for column in _COLUMNS if wide or column.shown_when_narrow]
-    if any(line.cost is not None for line in lines.values()):
+    if any(line.billed is not None for line in lines.values()):
         columns.append(_COST_COLUMN)
     table = Table("target", box=None, pad_edge=False)
     for column in columns:
@@ -183,8 +186,8 @@ def _budget_lines(
         filled = min(_BAR_WIDTH, _BAR_WIDTH * progress_state.calls // budget.max_calls)
         bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
         cost = ""
-        if progress_state.cost is not None and progress_state.cost.usd is not None:
-            cost = f", {dollars(progress_state.cost.usd, at_least=progress_state.cost.at_least)}"
+        if progress_state.bill is not None and progress_state.bill.is_priced:
+            cost = f", {progress_state.bill.text}"
         calls = f"{progress_state.calls:,}/{budget.max_calls:,} calls{cost}"
         yield Text(f"budget  {bar} {calls}{_budget_projection(progress_state, elapsed_seconds, now)}")
     seconds_left = {name: line.seconds_left for name, line in lines.items()}

@@ -14,7 +14,9 @@ from quintain.errors import QuintainError
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import TrialCounts, exit_line, parked_target_notes, unavailable_grader_notes
-from quintain_runner.report.tables import TextTable, cost_line, run_tables
+from quintain_runner.report.tables import run_tables
+from quintain_runner.report.text_table import TextTable, bill_table
+from quintain_runner.results.bill import cost_line
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
@@ -102,9 +104,9 @@ def render_markdown(report: RunReport, command: str) -> str:
     page.write(f"## {markdown_code_span(report.run.name)}\n\n{outcome}\n")
     for note in (*parked_target_notes(report.summary), *unavailable_grader_notes(report.summary)):
         page.write(f"\n{markdown_code_span(note, max_length=1000)}\n")
-    for table in run_tables(report):
+    for table in (*run_tables(report), *([] if report.bill is None else [bill_table(report.bill)])):
         page.write(f"\n{''.join(markdown_table_lines(table))}")
-    if (cost := cost_line(report.cost)) is not None:
+    if (cost := cost_line(report.bill)) is not None:
         page.write(f"\n{_escape_markdown(cost)}\n")
     rows = list(islice(_rows_not_passed(report), MAX_SHOWN_CASES + 1))
     if rows:

@@ -18,12 +18,12 @@ from quintain.config.prices import Price
 from quintain.config.secrets import redact_secrets
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.message import Message
-from quintain.contracts.session import TargetUsage
+from quintain.contracts.session import UsageLine
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.files import atomic_write
 from quintain_runner.plan.changes import PlanIdentity, RunFingerprints
 from quintain_runner.report.summary import ColumnTotals, ExitCode, ParkedTarget, RunSummary, RunTotals
-from quintain_runner.results.counts import Cost, run_cost, total_usage
+from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import column_names
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_runner.spec.evaluation import Evaluation
@@ -79,10 +79,10 @@ FILE_NAME = "run.json"
 
 
 class SessionUsage(Message):
-    """One of the sessions of a run, and its usage by target, as it was last read."""
+    """One of the sessions of a run, and what its calls took, as it was last read."""
 
     session_id: str
-    targets: dict[str, TargetUsage]
+    usage: list[UsageLine] = Field(default_factory=list)
 
 
 class EvaluationIdentity(Message):
@@ -174,31 +174,29 @@ class RunFile(Message):
     different_seconds: dict[str, float] = Field(default_factory=dict)
     unavailable_graders: dict[str, str] = Field(default_factory=dict)
     statistics: Analysis | None = None
-    cost: Cost | None = None
+    #: The known prices of the targets, by which rows are given a cost.
+    prices: dict[str, Price] = Field(default_factory=dict, exclude_if=operator.not_)
+    bill: Bill | None = None
 
     @property
     def name(self) -> str:
         """The run's name: the name of its evaluation file without the suffix."""
         return Path(self.configuration.evaluation).stem
 
-    @property
-    def calls_made_twice(self) -> int:
-        """The number of calls that two workers were granted, as far as the ledger told."""
-        return sum(usage.made_twice or 0 for session in self.sessions for usage in session.targets.values())
-
-    def with_usage(self, usage: Mapping[str, Mapping[str, TargetUsage]]) -> RunFile:
+    def with_usage(self, usage: Mapping[str, Sequence[UsageLine]]) -> RunFile:
         """The record, with what these sessions have used by now."""
         known = {session.session_id: session for session in self.sessions}
-        known |= {name: SessionUsage(session_id=name, targets=dict(targets)) for name, targets in usage.items()}
+        known |= {name: SessionUsage(session_id=name, usage=list(lines)) for name, lines in usage.items()}
         return self.with_fields(sessions=list(known.values()))
 
-    def cost_of(self, prices: Mapping[str, Price], session_id: str | None, calls_of_earlier_sessions: int) -> Cost:
-        """The cost of all sessions whose usage is known; a minimum, if those before ``session_id`` made other calls
+    def bill_of(self, prices: Mapping[str, Price], session_id: str | None, calls_of_earlier_sessions: int) -> Bill:
+        """The bill of all sessions whose usage is known; a minimum, if those before ``session_id`` made other calls
         too.
         """
-        earlier = total_usage(session.targets for session in self.sessions if session.session_id != session_id)
-        is_complete = sum(usage.calls for usage in earlier.values()) >= calls_of_earlier_sessions
-        return run_cost(total_usage(session.targets for session in self.sessions), prices, complete=is_complete)
+        earlier = (line for each in self.sessions if each.session_id != session_id for line in each.usage)
+        is_complete = sum(line.calls for line in earlier) >= calls_of_earlier_sessions
+        lines = (line for each in self.sessions for line in each.usage)
+        return Bill.of(lines, is_complete=is_complete, prices=prices)
 
     def with_command(
         self,
@@ -262,16 +260,16 @@ class RunFile(Message):
         )
 
     def counts_to_json(self) -> dict[str, object]:
-        """The counts, the statistics and the cost as in ``run.json``; what is empty is left out."""
+        """The counts, the statistics and the bill as in ``run.json``; what is empty is left out."""
         fields = self.model_dump(by_alias=True, exclude_none=True, mode="json", include=_COUNTS)
-        nulls = {"statistics": None, "cost": None}
+        nulls = {"statistics": None, "bill": None}
         return nulls | {name: value for name, value in fields.items() if value or name not in _OPTIONAL}
 
 
 _OPTIONAL = {"parkedTargets", "differentSeconds", "unavailableGraders"}
 _COUNTS = {
     "exit_code", "totals", "targets", "parked_targets", "different_seconds", "unavailable_graders", "statistics",
-    "cost",
+    "bill",
 }  # fmt: skip
 
 
@@ -318,7 +316,7 @@ def open_run(
         cards=list(cards),
         ended_at=None,
         statistics=None,
-        cost=None,
+        bill=None,
     )
 
 

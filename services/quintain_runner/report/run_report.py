@@ -9,7 +9,7 @@ from pathlib import Path
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.summary import RunSummary, summarize
-from quintain_runner.results.counts import Cost
+from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import current_rows, read_resume_state
 from quintain_runner.statistics.analysis import Analysis, analyse
@@ -26,9 +26,9 @@ class RunReport:
     analysis: Analysis
 
     @property
-    def cost(self) -> Cost | None:
-        """The cost of the run; None if it is unknown."""
-        return self.run.cost
+    def bill(self) -> Bill | None:
+        """The bill of the run; None if it is unknown."""
+        return self.run.bill
 
     @property
     def stale_rows(self) -> int:
@@ -83,7 +83,6 @@ def _counted(folder: Path, run: RunFile) -> RunSummary:
         state,
         threshold=recorded.threshold,
         is_budget_spent=recorded.is_budget_spent,
-        calls_made_twice=totals.calls_made_twice,
         results=recorded.results,
     )
     total = counted.total.with_fields(calls_left=totals.calls_left)

@@ -17,7 +17,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, computed_field, model
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.results.counts import RowTally, dollars
+from quintain_runner.results.bill import dollars
+from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import TARGET_CHANGED, is_zero, split_column
 from quintain_runner.statistics.analysis import format_score
 from quintain_runner.untrusted import plain_line
@@ -86,8 +87,7 @@ class RunTotals(TrialCounts):
     and ``calls_of_earlier_plans`` of the calls are not counted against it.
 
     ``calls_without_row`` of the calls are in no row, because a grader or the run was killed before its row was written.
-    ``calls_made_twice`` are calls that two workers were granted, because the first was lost before it had an answer:
-    their provider may have counted both. ``calls_left`` is the estimate for the trials that the same command would
+    ``calls_left`` is the estimate for the trials that the same command would
     execute; ``run.json`` has it if the budget is spent.
     """
 
@@ -95,7 +95,6 @@ class RunTotals(TrialCounts):
     max_calls: int = 0
     calls_of_earlier_plans: int = Field(default=0, exclude_if=is_zero)
     calls_without_row: int = Field(default=0, exclude_if=is_zero)
-    calls_made_twice: int = Field(default=0, exclude_if=is_zero)
     calls_left: int = Field(default=0, exclude_if=is_zero)
 
     @property
@@ -163,13 +162,12 @@ def summarize(
     threshold: float | None,
     is_budget_spent: bool,
     results: Path,
-    calls_made_twice: int = 0,
     parked_targets: Mapping[str, ParkedTarget] | None = None,
 ) -> RunSummary:
     """Summarize the state of a run.
 
     ``threshold`` is the lowest mean score that passes, ``is_budget_spent`` says whether the run stopped for lack of
-    budget, ``calls_made_twice`` how many calls two workers were granted, and ``results`` is the path of the rows.
+    budget, and ``results`` is the path of the rows.
     """
     tallies, budget, cases = progress_state.tallies, progress_state.budget, progress_state.cases
     calls = budget.calls + budget.calls_of_earlier_plans
@@ -180,7 +178,6 @@ def summarize(
         "max_calls": budget.max_calls,
         "calls_of_earlier_plans": budget.calls_of_earlier_plans,
         "calls_without_row": max(0, calls - progress_state.calls_in_rows),
-        "calls_made_twice": calls_made_twice,
         "calls_left": progress_state.estimated_calls_left,
     }
     columns: dict[str, ColumnTotals] = {}
@@ -221,17 +218,6 @@ def unaccounted_calls_note(summary: RunSummary) -> str | None:
     return (
         f"{total.calls_without_row} of {total.calls} calls are in no row: graders that were killed after a call "
         "were started again, and calls that waited when the run ended may have been answered"
-    )
-
-
-def calls_made_twice_note(summary: RunSummary) -> str | None:
-    """A sentence about the calls that were made twice, or None if none is known."""
-    if not (count := summary.total.calls_made_twice):
-        return None
-    calls = "1 call was" if count == 1 else f"{count} calls were"
-    return (
-        f"{calls} made twice: the worker was lost before it had an answer, and another one made the call again; it is "
-        "charged once here, and the provider may count both"
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from rich.table import Table
-from rich.text import Text
-
+from quintain.contracts.session import Usage
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
-from quintain_runner.results.counts import Cost, LineUsage, dollars
+from quintain_runner.report.text_table import TextTable
+from quintain_runner.results.bill import Bill, cost_text
 from quintain_runner.statistics.analysis import (
     MISSING,
     Analysis,
@@ -26,37 +26,9 @@ from quintain_runner.statistics.analysis import (
     format_share_interval,
     p_note,
 )
-from quintain_runner.untrusted import plain_line, plain_text
 
 #: The most pairs of targets shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """A table of text: title, columns and rows. The first ``name_columns`` columns contain untrusted names."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    name_columns: int = 1
-    #: The last row, with totals.
-    total: tuple[str, ...] | None = None
-    #: Explanations below the table, one sentence each.
-    notes: list[str] = field(default_factory=list)
-
-
-def rich_table(text_table: TextTable) -> Table:
-    """A text table as a rich table, without its notes."""
-    table = Table(title=Text(plain_line(text_table.title)), title_justify="left", title_style="bold")
-    for number, column in enumerate(text_table.columns):
-        table.add_column(column, justify="left" if number < text_table.name_columns else "right", overflow="fold")
-    for row in text_table.rows:
-        table.add_row(*map(plain_text, row))
-    if text_table.total is not None:
-        table.add_section()
-        table.add_row(*map(plain_text, text_table.total))
-    return table
 
 
 def run_tables(report: RunReport) -> list[TextTable]:
@@ -73,27 +45,17 @@ def run_tables(report: RunReport) -> list[TextTable]:
     return tables
 
 
-def cost_line(cost: Cost | None) -> str | None:
-    """The cost of the run, in total and by target, as one line; None if it is unknown."""
-    if cost is None or cost.usd is None:
-        return None
-    known = sorted(
-        ((target.usd, name) for name, target in cost.targets.items() if target.usd is not None), reverse=True
-    )
-    parts = [f"{name} {dollars(usd, at_least=cost.targets[name].at_least)}" for usd, name in known]
-    unknown = [name for name, target in cost.targets.items() if target.usd is None and target.calls]
-    unpriced_note = f"; not included, because the price is unknown: {', '.join(unknown)}" if unknown else ""
-    return f"cost {dollars(cost.usd, at_least=cost.at_least)}: {', '.join(parts)}{_cache_note(cost)}{unpriced_note}"
+class LineUsage(NamedTuple):
+    """The calls and tokens in one line of a table; a cost in the same line is the cost of these calls."""
 
+    calls: int
+    input_tokens: int
+    output_tokens: int
 
-def _cache_note(cost: Cost) -> str:
-    """What the providers' caches saved, and of how many tokens; empty where none was used."""
-    saved, tokens = cost.cache_saved_usd, [target.token_usage for target in cost.targets.values()]
-    if saved is None:
-        return ""
-    amount = f"cost {dollars(-saved)} more than it saved" if saved < 0 else f"saved {dollars(saved)}"
-    read, written = sum(each.cached or 0 for each in tokens), sum(each.cache_write or 0 for each in tokens)
-    return f"; cache {amount} ({read:,} tokens read, {written:,} written)"
+    @classmethod
+    def of(cls, usage: Usage) -> LineUsage:
+        """Those of a line of a bill."""
+        return cls(usage.calls, usage.token_usage.input, usage.token_usage.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +66,7 @@ class _ReportLine:
     counts: TrialCounts | None = None
     statistics: TargetStatistics = field(default_factory=TargetStatistics)
     usage: LineUsage
-    usd: str
+    cost: str
 
     def cells(self, shown: Sequence[str], *, has_reduced: bool) -> tuple[str, ...]:
         """The cells, with these optional columns."""
@@ -114,7 +76,7 @@ class _ReportLine:
         more = {
             "in doubt": f"{counts.in_doubt:,}" if counts else missing,
             "tokens in/out": f"{self.usage.input_tokens:,}/{self.usage.output_tokens:,}",
-            "cost": self.usd,
+            "cost": self.cost,
         }
         return (
             self.name,
@@ -126,12 +88,12 @@ class _ReportLine:
 
 def _targets_table(report: RunReport) -> TextTable:
     """The table of the targets, with the optional columns that have values, and a total."""
-    summary, cost = report.summary, report.cost
+    summary, bill = report.summary, report.bill
     all_counts = [*summary.per_target.values(), summary.total]
     extra = {
         "in doubt": any(counts.in_doubt for counts in all_counts),
         "tokens in/out": any(counts.token_usage.input or counts.token_usage.output for counts in all_counts),
-        "cost": cost is not None and cost.usd is not None,
+        "cost": bill is not None and bill.is_priced,
     }
     shown = [name for name, is_shown in extra.items() if is_shown]
     reduced = _first_reduced(statistics.row for statistics in report.analysis.targets.values())
@@ -140,8 +102,8 @@ def _targets_table(report: RunReport) -> TextTable:
     total = None
     if len(rows) > 1:
         usage = LineUsage(*(sum(counts) for counts in zip(*(line.usage for line in lines), strict=True)))
-        usd = dollars(cost.usd, at_least=cost.at_least) if cost else ""
-        all_line = _ReportLine(name="all", counts=summary.total, usage=usage, usd=usd)
+        cost = "" if bill is None else bill.text
+        all_line = _ReportLine(name="all", counts=summary.total, usage=usage, cost=cost)
         total = all_line.cells(shown, has_reduced=reduced is not None)
     reduced_columns = (reduced.reducer, "95 %") if reduced else ()
     return TextTable(
@@ -165,19 +127,20 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
     """
     columns = report.summary.per_target
     has_prompts = bool(report.run.configuration.prompts)
-    called = {} if report.cost is None or report.cost.usd is None or has_prompts else report.cost.targets
+    called = {} if report.bill is None or not report.bill.is_priced or has_prompts else report.bill.targets
     for name, counts in columns.items():
         in_rows = LineUsage(counts.calls, counts.token_usage.input, counts.token_usage.output)
         yield _ReportLine(
             name=name,
             counts=counts,
             statistics=report.analysis.targets.get(name, TargetStatistics()),
-            usage=called[name].usage if name in called else in_rows,
-            usd=_cost_cell(report.cost, name),
+            usage=LineUsage.of(called[name]) if name in called else in_rows,
+            cost=_cost_cell(report.bill, name),
         )
     for name in called:
         if name not in columns:
-            yield _ReportLine(name=f"{name} (graders)", usage=called[name].usage, usd=_cost_cell(report.cost, name))
+            usage = LineUsage.of(called[name])
+            yield _ReportLine(name=f"{name} (graders)", usage=usage, cost=_cost_cell(report.bill, name))
 
 
 def _stale_note(count: int) -> str:
@@ -246,14 +209,10 @@ def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple
     )
 
 
-def _cost_cell(cost: Cost | None, name: str) -> str:
+def _cost_cell(bill: Bill | None, name: str) -> str:
     """The cost of a target's calls, or a dash."""
-    target_cost = None if cost is None else cost.targets.get(name)
-    return (
-        MISSING
-        if target_cost is None
-        else dollars(target_cost.usd, at_least=target_cost.at_least and target_cost.usd is not None)
-    )
+    usage = None if bill is None else bill.targets.get(name)
+    return MISSING if usage is None else cost_text(usage.cost)
 
 
 def _graders_table(analysis: Analysis) -> TextTable:

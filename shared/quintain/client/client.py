@@ -225,15 +225,15 @@ class Client:
             return 0
         return (await self._call(CANCEL, session_messages.CancelCalls(request_ids=list(request_ids)))).cancelled
 
-    async def get_info(self, *, per_target: bool = False) -> session_messages.Info:
-        """Return the session with its counters and allowed targets; with ``per_target`` also the usage of each target.
+    async def get_info(self, *, usage: bool = False) -> session_messages.Info:
+        """Return the session with its counters and targets; with ``usage`` also what its calls took.
 
         Example::
 
             info = await client.get_info()
             print(info.max_calls - info.call_count)
         """
-        return await self._call(INFO, session_messages.GetInfo(per_target=per_target))
+        return await self._call(INFO, session_messages.GetInfo(usage=usage))
 
     async def get_quotas(self) -> QuotaList:
         """Return what the quotas of the fleet's targets do at present: their limits, and how many calls wait.

@@ -233,7 +233,7 @@ def _method_and_path(request: Message, own_session_id: str | None) -> tuple[str,
     """
     match request:
         case session_messages.GetInfo():
-            return "GET", "/info?perTarget=true" if request.per_target else "/info"
+            return "GET", "/info?usage=true" if request.usage else "/info"
         case session_messages.OpenSession():
             return "POST", "/sessions"
         case session_messages.AmendSession():

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, Stri
 
 from quintain import errors
 from quintain.contracts.message import Message
-from quintain.contracts.values import Number, Whole, non_finite_path, shorten
+from quintain.contracts.values import GraderId, Number, Whole, non_finite_path, shorten
 
 #: A number between 0 and 1, such as a probability.
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
@@ -106,7 +106,8 @@ class InvokeSettings(Message):
 class InvokeRequest(Message):
     """A request to one target; ``provider`` is an alias of ``target``.
 
-    It has one of ``question`` and ``messages``.
+    It has one of ``question`` and ``messages``. ``grader`` names the grader that asks, if one does: the session's usage
+    is told by it.
 
     NaN and infinite numbers are refused at any depth of ``settings`` and ``messages``: JSON has none.
 
@@ -127,6 +128,7 @@ class InvokeRequest(Message):
     attempt: Annotated[int, Field(ge=0)] | None = None
     settings: InvokeSettings | None = None
     metadata: dict[str, str] | None = None
+    grader: GraderId | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -28,6 +28,9 @@ from quintain.contracts.values import MAX_DEADLINE_SECONDS, Id, Number, RequestI
 #: Upper bound of a target's ``max_concurrency``.
 MAX_CONCURRENCY = 10_000
 
+#: More requests than one attempt can send.
+MAX_TRIES = 1_000_000
+
 #: A time in milliseconds since the epoch, small enough to be exact in every JSON parser.
 Milliseconds = Annotated[Whole, Field(ge=0, lt=2**53)]
 
@@ -162,7 +165,7 @@ class Admit(Message):
     ``copy_of``: its message is a copy of the one of this attempt's call, for which the worker holds no slot.
 
     ``max_cost`` is the most that one try can cost, in picodollars; with ``is_estimate`` it may cost more. Where it is
-    None, ``cost_problem`` says why it is not known.
+    None, ``cost_problem`` says why it is not known. ``grader`` is that of the request.
     """
 
     token: str | None = None
@@ -181,6 +184,7 @@ class Admit(Message):
     max_cost: Picodollars | None = None
     is_estimate: bool | None = None
     cost_problem: Text | None = None
+    grader: Text | None = None
 
     def credential(self) -> SessionToken | CallProof:
         """Return what authorizes the call, whose format is right. Raises `Unauthorized`."""
@@ -294,8 +298,9 @@ class Settle(Message):
     ``reply`` is stored for replays, as the text of its JSON: nobody reads it on the way. ``compressed_reply`` is one of
     more than `LARGE_REPLY_BYTES` as it is stored: compressed by zlib. The times and the cost are those of a result.
     ``fault`` is returned for repeated requests; ``traceparent`` is the call's own. ``report`` is how the provider took
-    the call, for the quota of its target. ``unproven``: a try of this attempt, which was throttled in the end, may have
-    been billed. ``cost`` is what the provider's answer cost, in picodollars; None where that is unknown.
+    the call, for the quota of its target. ``tries`` is how many requests the attempt sent to the provider, and
+    ``unproven`` how many of them failed, and may have been billed. ``cost`` is what the provider's answer cost, in
+    picodollars; None where that is unknown.
     ``is_estimate``: what was reserved for it was no bound (`Admit.is_estimate`).
     """
 
@@ -312,7 +317,8 @@ class Settle(Message):
     token_usage: TokenUsage | None = None
     traceparent: str | None = None
     report: TryReport | None = None
-    unproven: bool | None = None
+    tries: Annotated[Whole, Field(ge=0, le=MAX_TRIES)] = 0
+    unproven: Annotated[Whole, Field(ge=0, le=MAX_TRIES)] | None = None
     cost: Picodollars | None = None
     is_estimate: bool | None = None
 

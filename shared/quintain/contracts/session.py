@@ -11,7 +11,7 @@ from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
 from quintain.contracts.money import CostTerms, MaxCostUsd, NoLimit
-from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, Id, RequestId, TargetName
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, GraderId, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
 DEFAULT_MAX_CALLS = 50
@@ -53,13 +53,13 @@ MAX_ANSWERED_IDS = 1000
 
 
 class GetInfo(Message):
-    """Request a session's information; with ``per_target`` also its usage per target.
+    """Request a session's information; with ``usage`` also what its calls took, by target and grader.
 
     ``answered`` are request ids of this session whose answers the asker has: the reply waits up to 1 s until none of
     these calls counts as running.
     """
 
-    per_target: bool = False
+    usage: bool = False
     answered: Annotated[list[RequestId], Field(max_length=MAX_ANSWERED_IDS)] | None = None
 
 
@@ -82,18 +82,60 @@ class CostUsage(Message):
     left_usd: float | None = None
     free_usd: float | None = None
 
+    @property
+    def known_usd(self) -> float:
+        """What is known to be billed."""
+        return _sum_usd(self.spent_usd, self.excess_usd)
 
-class TargetUsage(Message):
-    """The usage of one target by a session and its children; ``counted`` calls reported their tokens.
+    @property
+    def most_usd(self) -> float:
+        """What it is at most, but for tries of unknown cost."""
+        return _sum_usd(self.spent_usd, self.excess_usd, self.held_usd, self.reserved_usd)
 
-    ``made_twice`` of the calls have at least two attempts of which neither is known to have sent nothing: the provider
-    may have counted both. It is None if the metadata service does not tell.
+    def __add__(self, other: CostUsage) -> CostUsage:
+        return CostUsage(
+            spent_usd=_sum_usd(self.spent_usd, other.spent_usd),
+            held_usd=_sum_usd(self.held_usd, other.held_usd),
+            reserved_usd=_sum_usd(self.reserved_usd, other.reserved_usd),
+            excess_usd=_sum_usd(self.excess_usd, other.excess_usd),
+            unknown=self.unknown + other.unknown,
+        )
+
+
+def _sum_usd(*amounts: float) -> float:
+    """Return a sum of amounts in US dollars, exact to a picodollar."""
+    return round(sum(amounts), 12)
+
+
+class Usage(Message):
+    """What some calls took: ``counted`` of the charged ``calls`` reported their tokens.
+
+    ``tries`` requests were sent to providers; ``unproven_tries`` of them failed, or were lost, and may be billed too.
     """
 
     calls: int = 0
     counted: int = 0
+    tries: int = 0
+    unproven_tries: int = 0
     token_usage: TokenUsage = NO_TOKENS
-    made_twice: int | None = None
+    cost: CostUsage = CostUsage()
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            calls=self.calls + other.calls,
+            counted=self.counted + other.counted,
+            tries=self.tries + other.tries,
+            unproven_tries=self.unproven_tries + other.unproven_tries,
+            token_usage=self.token_usage + other.token_usage,
+            cost=self.cost + other.cost,
+        )
+
+
+class UsageLine(Usage):
+    """What the calls of one target took that one grader made, or that are no grader's."""
+
+    target: str
+    grader: str | None = None
 
 
 class Info(Message):
@@ -101,8 +143,9 @@ class Info(Message):
 
     ``call_count`` = reserved + running + committed + in doubt. ``charged_faults`` are the committed calls that ended
     with a fault, without those that the provider answered (``rejected``, ``reply_too_large``).
-    ``now`` and ``expires_at`` are milliseconds since the epoch on the metadata service's clock. ``per_target`` is set
-    if it was requested.
+    ``now`` and ``expires_at`` are milliseconds since the epoch on the metadata service's clock. ``usage`` is set if it
+    was requested. ``tries`` requests were sent to providers; ``unproven_tries`` of them failed, or were lost, and may
+    be billed too.
     ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     ``different_since`` are the times since when the live workers of some of them have reported different ones.
@@ -128,6 +171,8 @@ class Info(Message):
     refunded: int = 0
     in_doubt: int = 0
     charged_faults: int = 0
+    tries: int = 0
+    unproven_tries: int = 0
     token_usage: TokenUsage
     max_cost_usd: float | None = None
     cost: CostUsage | None = None
@@ -135,7 +180,7 @@ class Info(Message):
     state: SessionState
     label: str | None = None
     parent_id: str | None = None
-    per_target: dict[str, TargetUsage] | None = None
+    usage: list[UsageLine] | None = None
     target_fingerprints: dict[str, str] | None = None
     different_since: dict[str, int] | None = None
     unsupported: Unsupported | None = None
@@ -161,7 +206,8 @@ class OpenSession(StrictMessage):
     than 8 MiB. A child has at most its parent's. ``max_cost_usd`` is the most that its calls may cost, in US dollars; a
     child stays within its parent's too.
     ``weight`` and ``priority`` are its share of the quotas of the targets that it calls (``docs/limits.md``): 10 and
-    ``normal`` by default. A child has its parent's, and may have less.
+    ``normal`` by default. A child has its parent's, and may have less. ``grader`` is whose calls are made under it, by
+    which their usage is told. A child has its parent's.
     """
 
     default_target: TargetName
@@ -174,6 +220,7 @@ class OpenSession(StrictMessage):
     unsupported: Unsupported | None = None
     max_body_bytes: BodyBytes | None = None
     label: Id | None = None
+    grader: GraderId | None = None
     reserve: StrictBool | Count | None = None
     weight: Weight | None = None
     priority: Priority | None = None

@@ -73,6 +73,9 @@ def _check_routing_key(text: str) -> str:
 #: An identifier of a worker, an attempt or a session; short, because ledgers index it, and routing keys contain it.
 Id = Annotated[str, StringConstraints(max_length=MAX_ID_LENGTH), AfterValidator(_check_id)]
 
+#: The name of a grader, by which usage is told.
+GraderId = Annotated[Text, StringConstraints(min_length=1, max_length=64)]
+
 #: A routing key that another process tells, to be published with.
 RoutingKey = Annotated[str, AfterValidator(_check_routing_key)]
 

@@ -223,8 +223,8 @@ async def test_parallel_batches_overspend_nothing(fleet: MemoryFleet) -> None:
     ("method", "path"),
     [
         ("TRACE", "/info"),
-        ("GET", "/info?perTarget=1"),
-        ("POST", "/invoke?perTarget=true"),
+        ("GET", "/info?usage=1"),
+        ("POST", "/invoke?usage=true"),
         ("POST", "/invoke?x=1"),
         ("GET", "/inf%6F"),
         ("GET", "/Info"),

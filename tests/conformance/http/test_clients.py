@@ -319,13 +319,13 @@ async def test_what_went_to_which_target_is_told_to_whoever_asks(open_client: Op
     async with open_client("echo", 3) as target:
         await target.invoke("hello")
         await target.invoke("which?", target="judge")
-        assert (await target.get_info()).per_target is None
+        assert (await target.get_info()).usage is None
         async with asyncio.timeout(5):
-            while (info := await target.get_info(per_target=True)).committed < 2:
+            while (info := await target.get_info(usage=True)).committed < 2:
                 await asyncio.sleep(0.01)
-        assert info.per_target is not None
-        assert {name: (one.calls, one.counted) for name, one in info.per_target.items()} == {
+        assert info.usage is not None
+        assert {line.target: (line.calls, line.counted) for line in info.usage} == {
             "echo": (1, 1),
             "judge": (1, 1),
         }
-        assert info.per_target["judge"].token_usage.input == 10
+        assert next(line for line in info.usage if line.target == "judge").token_usage.input == 10

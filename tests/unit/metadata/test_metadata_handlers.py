@@ -151,6 +151,8 @@ async def test_info_is_the_protocols(metadata: RunningMetadataService, session: 
         "refunded": 0,
         "inDoubt": 0,
         "chargedFaults": 0,
+        "tries": 0,
+        "unprovenTries": 0,
         "tokenUsage": {"input": 0, "output": 0},
         "state": "open",
         "groupSlots": {"a": 64, "b": 64},

@@ -20,7 +20,7 @@ from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.money import MoneyAsk, payable
-from quintain_metadata.ledger.session_rows import CostChange, SessionRow
+from quintain_metadata.ledger.session_rows import TOKEN_KINDS, CostChange, SessionRow
 from quintain_metadata.store.base import ForEach, Moment, SqlValue
 
 ROUNDS, FAMILIES = 10_000, 50
@@ -109,9 +109,9 @@ class Family:
                     cost=values[11],  # type: ignore[arg-type]
                 )
             case call_rows.TRANSITION_SQL:
-                key = (values[8], values[9])
-                if self.calls[key].state == values[10]:
-                    self.change(key, state=values[0], fault=values[1], cost=values[2])
+                *key, state = values[-3:]
+                if self.calls[tuple(key)].state == state:  # type: ignore[index]
+                    self.change(tuple(key), state=values[0], fault=values[1], cost=values[2], lost=values[3])
             case call_rows.CANCEL_SQL:
                 if (key := (values[0], values[1])) not in self.calls:
                     self.calls[key] = CallRow(*key, "", "", values[2], 0, None, None, 0, 0, None)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ class Family:
             case call_rows.UNCOUNT_ATTEMPT_SQL:
                 self.change((values[0], values[1]), attempts=self.calls[values[0], values[1]].attempts - 1)  # type: ignore[index]
             case call_rows.RESOLVE_CALL_COST_SQL:
-                self.change((values[0], values[1]), cost=0)
+                self.change((values[0], values[1]), cost=0, lost=0)
             case call_rows.INSERT_ATTEMPT_SQL | call_rows.UPSERT_ATTEMPT_SQL:
                 attempt_id, session_id, request_id, _, _, state, _, cost = values
                 new = AttemptRow((session_id, request_id), state, cost)  # type: ignore[arg-type]
@@ -131,22 +131,24 @@ class Family:
             case call_rows.RESOLVE_ATTEMPT_COST_SQL:
                 self.attempts[values[0]].cost = 0  # type: ignore[index]
             case (
-                call_rows.COUNT_RUNNING_SQL | call_rows.RECORD_LOSS_SQL | call_rows.STORE_FAULT_SQL | call_rows.JOIN_SQL
+                call_rows.COUNT_RUNNING_SQL
+                | call_rows.RECORD_LOSS_SQL
+                | call_rows.STORE_FAULT_SQL
+                | call_rows.JOIN_SQL
+                | call_rows.COUNT_SQL
             ):
-                pass  # they say nothing of money
+                pass  # no decision is made by it
             case _:
                 assert sql.startswith("UPDATE session SET used = used + ?"), sql
                 *added, session_id = values
                 counted = self.sessions[session_id]  # type: ignore[index]
-                names = ("used", *_TOKENS, *(f"cost_{name}" for name in CostChange._fields))
+                money = (f"cost_{name}" for name in CostChange._fields)
+                names = ("used", *(f"tokens_{kind}" for kind in TOKEN_KINDS), *money, "tries", "unproven_tries")
                 total = {name: getattr(counted, name) + more for name, more in zip(names, added, strict=True)}  # type: ignore[operator]
                 self.sessions[session_id] = replace(counted, **total)  # type: ignore[index]
 
     def change(self, key: object, **fields: object) -> None:
         self.calls[key] = self.calls[key]._replace(**fields)  # type: ignore[index,arg-type]
-
-
-_TOKENS = ("tokens_input", "tokens_output", "tokens_cached", "tokens_cache_write", "tokens_reasoning")
 
 
 def family_of_sessions(rng: random.Random, limit: int) -> Family:
@@ -257,7 +259,8 @@ class Rounds:
             attempt_id=attempt,
             outcome=outcome,
             cost=cost if is_known else None,
-            unproven=is_unproven or None,
+            tries=1,
+            unproven=int(is_unproven) or None,
         )
         self.settled.append(report)
         self.settle(report)

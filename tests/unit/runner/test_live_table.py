@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import re
 from datetime import datetime
-from decimal import Decimal
 
 import pytest
 from rich.console import Console
 
-from quintain.config.prices import Price
-from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.session import TargetUsage
+from quintain.contracts.session import CostUsage, UsageLine
 from quintain_runner.report.progress import Latencies, ProgressState
 from quintain_runner.report.progress_display import render_progress
-from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState, run_cost
+from quintain_runner.results.bill import Bill
+from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowKey, RowStatus
 from support.results_folder import MADE_OF
 
@@ -178,8 +176,7 @@ def test_what_it_cost_is_shown_as_far_as_it_is_known() -> None:
     board.budget.update(0, 20)
     board.add_row(row("1"))
     board.budget.update(2, 20)
-    spent = {"bot": TargetUsage(calls=1, counted=1, token_usage=TokenUsage(input=1_000_000, output=0))}
-    board.cost = run_cost(spent, {"bot": Price(input_per_million=Decimal(2), output_per_million=Decimal(4))})
+    board.bill = Bill.of([UsageLine(target="bot", calls=1, tries=1, cost=CostUsage(spent_usd=2.0))])
     lines = rendered_lines(board)
     assert lines[0].endswith("cost")
     assert [line.split()[-1] for line in lines[1:3]] == ["$2.00", "-"]

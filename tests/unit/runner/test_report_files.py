@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import csv
-from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
 
-from quintain.config.prices import Price
-from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.session import TargetUsage
+from quintain.contracts.session import CostUsage, UsageLine
 from quintain.errors import ConfigError
 from quintain_runner.report.report_files import MAX_SHOWN_CASES, render_markdown, write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport, read_report
-from quintain_runner.report.tables import TextTable, rich_table, run_tables
-from quintain_runner.results.counts import run_cost
+from quintain_runner.report.tables import run_tables
+from quintain_runner.report.text_table import TextTable, rich_table
+from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from support.junit_schema import validate_junit
 from support.results_folder import errored_row, graded_row, write_results
@@ -147,9 +145,8 @@ def test_one_target_needs_no_sum_and_no_pair(tmp_path: Path) -> None:
 
 
 def test_the_cost_stands_in_the_table_where_it_is_known(tmp_path: Path) -> None:
-    spent = {"bot": TargetUsage(calls=1, counted=1, token_usage=TokenUsage(input=2_000_000))}
-    cost = run_cost(spent, {"bot": Price(input_per_million=Decimal(1), output_per_million=Decimal(1))})
-    (sheet,) = run_tables(write_results(tmp_path / "run", [graded_row("1", 1.0)], cost=cost))
+    bill = Bill.of([UsageLine(target="bot", calls=1, tries=1, cost=CostUsage(spent_usd=2.0))])
+    (sheet,) = run_tables(write_results(tmp_path / "run", [graded_row("1", 1.0)], bill=bill))
     assert sheet.columns[-1] == "cost"
     assert sheet.rows[0][-1] == "$2.00"
 

@@ -9,16 +9,23 @@ import pytest
 from quintain.config.prices import LISTED, Price, known_prices, target_price
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice, TargetTarget
 from quintain.contracts.invoke import TokenUsage
-from quintain.contracts.session import TargetUsage
-from quintain_runner.report.tables import cost_line
-from quintain_runner.results.counts import Cost, dollars, run_cost, total_usage
+from quintain.contracts.session import CostUsage, UsageLine
+from quintain_runner.results.bill import Bill, CallRole, cost_line, cost_text, dollars, tries_line
 
 CHEAP = Price(input_per_million=Decimal(1), output_per_million=Decimal(4))
 
 
-def target_usage(calls: int, *, counted: int | None = None, tokens_in: int = 0, tokens_out: int = 0) -> TargetUsage:
-    usage = TokenUsage(input=tokens_in, output=tokens_out)
-    return TargetUsage(calls=calls, counted=calls if counted is None else counted, token_usage=usage)
+def line(target: str, calls: int, *, grader: str | None = None, tries: int = 0, **cost: float) -> UsageLine:
+    """What so many calls took, each of ten tokens, of which ``unproven`` tries may be billed too."""
+    return UsageLine(
+        target=target,
+        grader=grader,
+        calls=calls,
+        counted=calls,
+        tries=tries or calls,
+        token_usage=TokenUsage(input=10 * calls),
+        cost=CostUsage.model_validate(cost),
+    )
 
 
 def test_the_configured_price_is_taken_before_the_list() -> None:
@@ -69,7 +76,6 @@ def test_a_price_that_rises_with_the_prompt_is_the_least() -> None:
     found = target_price(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
     assert found is not None
     assert found.tiers
-    assert run_cost({"it": target_usage(1, tokens_in=10)}, {"it": found}).at_least
 
 
 def test_tokens_that_the_provider_put_into_its_cache_cost_more() -> None:
@@ -136,13 +142,41 @@ def test_a_configured_price_has_all_kinds_of_tokens() -> None:
     assert found.of(TokenUsage(input=1_000_000, output=250_000, cached=400_000, cache_write=100_000)) == Decimal("1.9")
 
 
-def test_a_run_costs_what_its_targets_cost() -> None:
-    cost = run_cost(
-        {"bot": target_usage(2, tokens_in=1_000_000, tokens_out=500_000), "judge": target_usage(3)},
-        {"bot": CHEAP, "judge": CHEAP},
-    )
-    assert (cost.usd, cost.at_least) == (3.0, False)
-    assert cost_line(cost) == "cost $3.00: bot $3.00, judge $0.00"
+def test_a_bill_is_the_sum_of_its_lines_in_each_division() -> None:
+    lines = [
+        line("bot", 2, spent_usd=2.0),
+        line("bot", 1, grader="style", spent_usd=0.5),
+        line("judge", 3, grader="relevance", spent_usd=1.0, tries=5),
+        line("bot", 2, spent_usd=0.1),
+    ]
+    bill = Bill.of(lines)
+    assert {name: usage.calls for name, usage in bill.targets.items()} == {"bot": 5, "judge": 3}
+    assert {name: usage.calls for name, usage in bill.graders.items()} == {"style": 1, "relevance": 3}
+    assert {role: usage.token_usage.input for role, usage in bill.roles.items()} == {
+        CallRole.ASKED: 40,
+        CallRole.JUDGE: 40,
+    }
+    for division in (bill.targets, bill.roles):
+        assert sum(usage.tries for usage in division.values()) == bill.total.tries == 10
+        assert round(sum(usage.cost.spent_usd for usage in division.values()), 9) == bill.total.cost.spent_usd == 3.6
+    said = "cost $3.60: bot $2.60, judge $1.00; asked $2.10, graders $1.50 (style $0.5000, relevance $1.00)"
+    assert cost_line(bill) == said
+    assert Bill.from_wire(bill.to_wire()) == bill
+
+
+@pytest.mark.parametrize(
+    ("cost", "shown"),
+    [
+        (CostUsage(), "$0.00"),
+        (CostUsage(unknown=1), "unknown"),
+        (CostUsage(spent_usd=1.0, excess_usd=0.25), "$1.25"),
+        (CostUsage(spent_usd=1.0, unknown=1), "≥ $1.00"),
+        (CostUsage(spent_usd=1.0, held_usd=0.25, reserved_usd=0.25), "$1.00 + ≤ $0.5000"),
+        (CostUsage(held_usd=2.0, unknown=3), "≥ $0.00 + ≤ $2.00"),
+    ],
+)
+def test_what_is_not_known_is_never_nothing(cost: CostUsage, shown: str) -> None:
+    assert cost_text(cost) == shown
 
 
 @pytest.mark.parametrize(
@@ -154,35 +188,30 @@ def test_a_run_costs_what_its_targets_cost() -> None:
 )
 def test_a_run_says_what_caches_saved(used: dict[str, int], saved: float, told: str) -> None:
     prices = {"cached_input_per_million": Decimal("0.5"), "cache_write_per_million": Decimal(2)}
-    usage = TargetUsage(calls=2, counted=2, token_usage=TokenUsage(input=1_000_000, **used))
-    cost = run_cost(
-        {"bot": usage, "judge": target_usage(1)}, dict.fromkeys(("bot", "judge"), CHEAP.with_fields(**prices))
-    )
-    assert cost.cache_saved_usd == cost.targets["bot"].cache_saved_usd == saved
-    assert cost.targets["judge"].cache_saved_usd is None
-    assert told in str(cost_line(cost))
+    cached = line("bot", 2).with_fields(token_usage=TokenUsage(input=1_000_000, **used))
+    bill = Bill.of([cached, line("judge", 1)], prices=dict.fromkeys(("bot", "judge"), CHEAP.with_fields(**prices)))
+    assert bill.cache_saved_usd == saved
+    assert told in str(cost_line(bill))
+    assert Bill.of([cached]).cache_saved_usd is None
 
 
-def test_calls_without_their_tokens_and_targets_without_a_price_make_it_at_least() -> None:
-    some = run_cost({"bot": target_usage(3, counted=2, tokens_in=1000)}, {"bot": CHEAP})
-    assert some.at_least
-    assert cost_line(some) == "cost ≥ $0.0010: bot ≥ $0.0010"
-    other = run_cost({"bot": target_usage(1, tokens_in=1_000_000), "judge": target_usage(1)}, {"bot": CHEAP})
-    assert cost_line(other) == "cost ≥ $1.00: bot $1.00; not included, because the price is unknown: judge"
-    assert run_cost({"bot": target_usage(1)}, {"bot": CHEAP}, complete=False).at_least
+def test_calls_of_unknown_cost_and_of_lost_sessions_make_it_at_least() -> None:
+    some = Bill.of([line("bot", 1, spent_usd=1.0), line("judge", 1, unknown=1)])
+    assert cost_line(some) == "cost ≥ $1.00: bot $1.00, judge unknown"
+    assert cost_line(Bill.of([line("bot", 1, spent_usd=1.0)], is_complete=False)) == "cost ≥ $1.00: bot $1.00"
 
 
 def test_where_no_price_is_known_no_cost_is_told() -> None:
-    cost = run_cost({"bot": target_usage(1, tokens_in=1000)}, {})
-    assert cost.usd is None
-    assert cost_line(cost) is None
+    assert cost_line(Bill.of([line("bot", 1, unknown=1)])) is None
     assert cost_line(None) is None
-    assert b"usd" not in cost.to_wire()
 
 
-def test_what_is_written_is_read_again() -> None:
-    cost = run_cost({"bot": target_usage(3, counted=2, tokens_in=1000)}, {"bot": CHEAP})
-    assert Cost.from_wire(cost.to_wire()) == cost
+def test_requests_are_told_where_they_are_not_the_calls() -> None:
+    assert tries_line(Bill.of([line("bot", 3)])) is None
+    once = line("bot", 3, tries=5).with_fields(unproven_tries=2)
+    said = tries_line(Bill.of([once]))
+    assert said is not None
+    assert said.startswith("provider requests 5 for 3 calls; 2 ")
 
 
 @pytest.mark.parametrize(
@@ -190,11 +219,3 @@ def test_what_is_written_is_read_again() -> None:
 )
 def test_an_amount_is_shown_as_precisely_as_it_takes(usd: float | None, shown: str) -> None:
     assert dollars(usd) == shown
-
-
-def test_the_usage_of_several_sessions_is_added_by_target() -> None:
-    one = {"bot": TargetUsage(calls=2, counted=1, token_usage=TokenUsage(input=10, output=1))}
-    other = {"bot": TargetUsage(calls=1, counted=1, token_usage=TokenUsage(input=5, output=2)), "judge": TargetUsage()}
-    total = total_usage([one, other])
-    assert (total["bot"].calls, total["bot"].counted, total["bot"].token_usage.input) == (3, 2, 15)
-    assert total["judge"] == TargetUsage()

@@ -75,7 +75,7 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
     assert content["targets"] == {"bot": json.loads(BOT.to_wire())}
     assert content["exitCode"] == 1
     assert set(content["versions"]) == {"quintain", "python", "platform"}  # type: ignore[call-overload]
-    assert content.keys() >= {"revision", "sessionId", "calls", "cards", "statistics", "cost"}
+    assert content.keys() >= {"revision", "sessionId", "calls", "cards", "statistics", "bill"}
 
 
 def test_a_run_under_way_has_neither_an_end_nor_an_exit_code(tmp_path: Path) -> None:

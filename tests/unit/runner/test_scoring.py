@@ -16,7 +16,8 @@ from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
-from quintain_runner.report.tables import TextTable, run_tables
+from quintain_runner.report.tables import run_tables
+from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.spec.evaluation import load_evaluation
 from quintain_runner.statistics.frame import MAX_TAGS, OTHER_TAGS, build_tagged_frames

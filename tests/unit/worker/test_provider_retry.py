@@ -89,7 +89,7 @@ async def test_an_answer_is_a_result_at_the_first_try() -> None:
 
 async def test_an_answer_after_failures_is_a_result_and_says_how_many_tries_it_took() -> None:
     provider = ScriptedProvider(failure(Billing.UNKNOWN), failure(Billing.BILLED), YES)
-    assert await run_attempt(provider) == AttemptResult(tries=3, answer=YES, outcome=AttemptOutcome.RESULT)
+    assert await run_attempt(provider) == AttemptResult(tries=3, answer=YES, outcome=AttemptOutcome.RESULT, unproven=2)
 
 
 async def test_tries_are_bounded() -> None:
