@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quintain.config.targets import TARGET_MODELS
+from quintain.config.prices import target_price
+from quintain.config.targets import TARGET_MODELS, AnthropicTarget
 from quintain.contracts.api_request import ApiRequest, json_text
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import Message
+from quintain.contracts.money import picodollars
+from quintain_worker.providers.model_api import model_provider
 from quintain_worker.providers.model_requests import MIN_CACHED_CHARACTERS, RequestBuilder
+from quintain_worker.providers.provider import ProviderContext
+from support.priced_provider import PRICE, PricedProvider, serving
 
 LONG = "x" * MIN_CACHED_CHARACTERS
 MARK = {"type": "ephemeral"}
@@ -104,3 +110,32 @@ def test_thinking_has_no_mark() -> None:
     turns = [{"role": "user", "content": "q"}, {**last, "toolCalls": None}]
     found = asked(agents(messages=turns))
     assert set(marks(found)) == {".tools[1]", ".system[0]"}
+
+
+async def test_what_an_agents_turns_cost_is_what_the_provider_bills() -> None:
+    provider, turns = PricedProvider(seconds=0), list[dict[str, Any]]()
+    costs, usages = [], []
+    async with serving(provider) as url:
+        target = AnthropicTarget.model_validate(
+            {"provider": "anthropic", "model": "m", "base_url": url, "max_tokens": 50, "price": PRICE}
+        )
+        model, price = model_provider("it", target, ProviderContext(Path.cwd(), {})), target_price(target)
+        assert price is not None
+        hour = {"type": "text", "text": LONG * 3, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+        raw = {"messages": [{"role": "user", "content": [hour]}], "max_tokens": 5}
+        for turn in ("Begin.", "Go on.", LONG * 3, "End.", None):
+            turns += [{"role": "user", "content": turn}]
+            request = agents(messages=turns) if turn else ApiRequest("messages", json_text(raw), {})
+            answer = await model.answer(request, timeout_seconds=10)
+            turns += [{"role": "assistant", "content": answer.text}]
+            usages.append(answer.token_usage)
+            costs.append(picodollars(price.of_call(answer.token_usage) or 0))
+        await model.close()
+    assert sum(costs) == provider.bill
+    read, written, for_an_hour = (
+        [getattr(usage, kind) or 0 for usage in usages] for kind in ("cached", "cache_write", "cache_write_1h")
+    )
+    # Each turn reads what the one before wrote, once the prompt is long enough.
+    assert read == [0, 0, 0, written[2], 0]
+    assert (written[:2], for_an_hour[:4], for_an_hour[4]) == ([0, 0], [0] * 4, written[4])
+    assert written[4] > 1024
