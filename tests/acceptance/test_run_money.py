@@ -251,3 +251,23 @@ async def test_a_long_prompt_is_written_to_the_cache_once_and_the_bill_is_the_pr
     assert sum(billed) == pytest.approx(provider.bill / 1e6, abs=1)
     per_token = (PRICE["input_per_million"] - PRICE["cached_input_per_million"]) / 1e6
     assert costs[1]["cacheSavedUsd"] == pytest.approx(usages[1]["cached"] * per_token)
+
+
+@pytest.mark.timeout(120)
+async def test_a_target_that_bills_more_than_its_bound_is_stopped_until_its_price_is_mended(shell: CommandLine) -> None:
+    provider = PricedProvider(output=3, answer=ANSWER)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=6)
+        stopped = await run_within(shell, 5, code=1)
+        first = amounts(shell)
+        assert first["excess"] > 0
+        assert "The bound of small was wrong by $" in stopped.stderr
+        assert provider.bill == sum(first.values())
+        requests = provider.requests
+        await run_within(shell, 5, code=1)
+        assert provider.requests == requests
+        config = shell.folder / "quintain.yaml"
+        config.write_text(config.read_text().replace('"output_per_million": 15.0', '"output_per_million": 45.0'))
+        provider.output = 1
+        await run_within(shell, 5, code=0)
+    assert {row["status"] for row in final_rows(shell).values()} == {"graded"}
