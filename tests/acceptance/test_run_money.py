@@ -254,6 +254,25 @@ async def test_a_long_prompt_is_written_to_the_cache_once_and_the_bill_is_the_pr
 
 
 @pytest.mark.timeout(120)
+async def test_answers_without_a_limit_make_the_runs_limit_soft(shell: CommandLine) -> None:
+    provider = PricedProvider(answer=ANSWER)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=30)
+        config = shell.folder / "quintain.yaml"
+        config.write_text(config.read_text().replace("max_tokens: 300", "output_estimate: 20"))
+        evaluation = shell.folder / "eval.yaml"
+        evaluation.write_text(EVALUATION + "max_cost_usd: 0.05\n")
+        told: Json = shell.run("check", "eval.yaml", "--json").json["costLimit"]  # type: ignore[assignment]
+        assert told["soft"] == ["small"]
+        stopped = await run_within(shell, 0.05, code=4)
+    assert "the soft limit in money" in stopped.stdout
+    spent = amounts(shell)
+    assert provider.bill == spent["spent"] + spent["excess"]
+    assert spent["excess"] > 0
+    assert spent["spent"] + spent["held"] <= 0.05 * DOLLAR
+
+
+@pytest.mark.timeout(120)
 async def test_a_target_that_bills_more_than_its_bound_is_stopped_until_its_price_is_mended(shell: CommandLine) -> None:
     provider = PricedProvider(output=3, answer=ANSWER)
     async with serving(provider) as url:

@@ -85,7 +85,7 @@ class PricedProvider:
         how = self.random.choice(self.kinds) if is_failing else "answered"
         if how == "429":
             return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"retry-after": "0"})
-        limit = asked.get("max_completion_tokens") or asked["max_tokens"]
+        limit = asked.get("max_completion_tokens") or asked.get("max_tokens") or 300
         tokens_in, tokens_out, cached = len(body) // 4, max(1, round(limit * self.output)), 0
         if not self.is_exact:
             tokens_in, tokens_out = self.random.randint(1, len(body)), self.random.randint(1, tokens_out)
