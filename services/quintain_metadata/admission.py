@@ -61,8 +61,8 @@ class AdmissionQueue:
         quotas: QuotaAdmission | None = None,
     ) -> None:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
-        self.operations, self._waiting = CallOperations(ledger), WaitingAdmits()
-        self.quotas = quotas or QuotaAdmission(ledger)
+        self.quotas, self._waiting = quotas or QuotaAdmission(ledger), WaitingAdmits()
+        self.operations = CallOperations(ledger, has_owners=self.quotas.is_shared)
         self.quotas.on_dropped = self._forget_targets
         self._clock = Clock()
         self._targets_to_fill: set[str] = set()
@@ -85,11 +85,12 @@ class AdmissionQueue:
         self._metrics.observe_admits(len(batch.items))
         now = asyncio.get_running_loop().time()
         renewed_ids, admits, awaited_targets = list[str](), batch.items, set[str]()
+        awaited_payers: Sequence[Collection[str]] = ()
         if self._waiting.admits:
             renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
             admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
             awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
-        awaited_payers = [self._waiting.awaited_payers()] * len(admits)
+            awaited_payers = [self._waiting.awaited_payers()] * len(admits)
         decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets, awaited_payers)
         answers, first_number = list[Admission](), next(self._arrivals)
         waiting_ids = renewed_ids if self._is_ledger_available else []
@@ -107,7 +108,7 @@ class AdmissionQueue:
         # Capacity and money may have become free while these were decided to wait behind others.
         for target in awaited_targets:
             await self.fill(target)
-        if any(number >= first_number for number in self._waiting.awaited_payers().values()):
+        if self._waiting.admits and any(each >= first_number for each in self._waiting.awaited_payers().values()):
             await self.money.fill()
 
     def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
@@ -140,10 +141,11 @@ class AdmissionQueue:
             for target in targets:
                 await self.fill(target)
             await self.money.fill()
-        # What is awaited here still has no capacity left for others, and a quota has one owner.
-        self._ledger.announce_capacity(
-            target for target in targets if not (self._waiting.is_awaited(target) or self.quotas.has_quota(target))
-        )
+        if self._ledger.is_shared:
+            # What is awaited here still has no capacity left for others, and a quota has one owner.
+            self._ledger.announce_capacity(
+                target for target in targets if not (self._waiting.is_awaited(target) or self.quotas.has_quota(target))
+            )
 
     async def retry_waiting(self) -> None:
         """Decide the waiting admits that no longer need to wait; called at every sweep."""

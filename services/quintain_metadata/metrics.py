@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
+from operator import attrgetter
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -191,8 +192,8 @@ class MetadataMetrics(ServiceMetrics):
     def count_settles(self, items: Sequence[Settle]) -> None:
         """Count a worker's batch of settles, by their outcomes."""
         self._batches("settle").observe(len(items))
-        for item in items:
-            self._settles(item.outcome.value).inc()
+        for outcome, count in Counter(map(attrgetter("outcome"), items)).items():
+            self._settles(outcome.value).inc(count)
 
     def set_gauges(self, gauges: LedgerGauges) -> None:
         """Export these values of the ledger until the next call."""

@@ -23,7 +23,7 @@ from quintain.contracts.quota import TryOutcome, TryReport
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
 from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
 from quintain.observe.spans import Span, span, tracer
-from quintain.runtime.concurrency import TimeLimits
+from quintain.runtime.concurrency import TimeLimit, TimeLimits
 from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.target import OK, PauseState, WorkerMetrics, WorkerTarget
 
@@ -197,7 +197,7 @@ class Attempt:
         on_text = None if self.on_text is None else partial(self.on_text, self._tries)
         try:
             # The provider applies the timeout itself; this limit is for one that does not.
-            with self.limits.until(asyncio.get_running_loop().time() + remaining_seconds):
+            with TimeLimit(self.limits, asyncio.get_running_loop().time() + remaining_seconds):
                 # An `ApiRequest` comes with a provider that takes it.
                 request: Any = self.request
                 return await self.provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)

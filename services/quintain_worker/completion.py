@@ -20,14 +20,14 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.config.prices import Price
 from quintain.contracts.group import GroupItem, count_fitting
 from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage, content_text
-from quintain.contracts.ledger import Admission, AttemptOutcome, encode_settle_batch
+from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import (
     DEFAULT_REPLY_BYTES,
     MAX_BODY_BYTES,
@@ -230,7 +230,9 @@ class Completion:
         return await ended
 
     async def _send_settles(self, _: None, calls: list[_UnfinishedCall]) -> None:
-        body = encode_settle_batch(self._incarnation, map(attrgetter("settle"), calls))
+        # A `SettleBatch` of settles that are encoded already.
+        settles = b",".join(map(attrgetter("settle"), calls))
+        body = b"".join((b'{"incarnation":', to_json(self._incarnation), b',"items":[', settles, b"]}"))
         try:
             await self._bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=body, type=SETTLE.key))
         except BusError as error:

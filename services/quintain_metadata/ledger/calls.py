@@ -52,10 +52,13 @@ MAX_BATCHES = 8
 
 
 class CallOperations:
-    """Runs admits and settles on a ledger; what waits at the same time shares a transaction."""
+    """Runs admits and settles on a ledger; what waits at the same time shares a transaction.
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    ``has_owners``: quotas have owners, which may be other services by now.
+    """
+
+    def __init__(self, ledger: Ledger, *, has_owners: bool = True) -> None:
+        self._ledger, self._has_owners = ledger, has_owners
         self._sender = BatchSender[None, tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]](self._run)
 
     async def run(self, operations: Sequence[CallOperation]) -> list[Outcome]:
@@ -70,7 +73,8 @@ class CallOperations:
     async def _run(self, _: None, batches: list[tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]]) -> None:
         operations = list(itertools.chain.from_iterable(map(itemgetter(0), batches)))
         try:
-            found = await self._ledger.transact(partial(run_batch, operations=operations))
+            program = partial(run_batch, operations=operations, has_owners=self._has_owners)
+            found = await self._ledger.transact(program)
         except BudgetUnavailable as unavailable:
             found = [unavailable] * len(operations)
         except Exception as defect:
@@ -93,12 +97,14 @@ class NotOwner(Exception):
     """The admit is to be decided by another metadata service, which owns the quota of its target by now."""
 
 
-def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram[list[Outcome]]:
+def run_batch(
+    moment: Moment, operations: Sequence[CallOperation], *, has_owners: bool = True
+) -> SqlProgram[list[Outcome]]:
     """Run operations as if one after another; returns the result or the fault of each, or `NotOwner`."""
     outcomes = list[Outcome]()
     for one_of_each_call in _rounds(operations):
         changes = Changes(moment, (yield from _read(moment, one_of_each_call)))
-        taken = yield from _taken_quotas(one_of_each_call.values())
+        taken = (yield from _taken_quotas(one_of_each_call.values())) if has_owners else set()
         for operation in one_of_each_call.values():
             try:
                 if isinstance(operation, Settle):
@@ -169,7 +175,8 @@ def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgra
     if wanted_targets:
         yield from read_workers(moment, rows, incarnations)
         yield from read_targets(moment, rows, wanted_targets)
-        rows.lost_costs = yield from read_lost_costs(moment, _sessions_of_lost(rows))
+        lost = _sessions_of_lost(rows) if rows.calls else []
+        rows.lost_costs = (yield from read_lost_costs(moment, lost)) if lost else {}
     return rows
 
 

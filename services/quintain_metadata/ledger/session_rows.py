@@ -91,7 +91,9 @@ class SessionRow:
     @property
     def has_cost_limit(self) -> bool:
         """Whether it or an ancestor has a limit in money."""
-        return self.max_cost is not None or any(payer.max_cost is not None for payer in self.ancestors)
+        if self.max_cost is not None or not self.ancestors:
+            return self.max_cost is not None
+        return any(payer.max_cost is not None for payer in self.ancestors)
 
     @property
     def money_left(self) -> tuple[int, int] | None:

@@ -177,13 +177,9 @@ class CallGroups:
         key = (request.headers.get(TOKEN_HEADER), request.headers.get(ACCEPT_HEADER), request.key, interval)
         self._batches.add(key, GroupedRequest(request, correlation_id, reply), max_batch=max_calls)
 
-    async def _send(self, _: _GroupKey, gathered: list[GroupedRequest]) -> None:
-        requests = [each for each in gathered if not each.reply.done()]
+    async def _send(self, _: _GroupKey, requests: list[GroupedRequest]) -> None:
         try:
-            if len(requests) > 1:
-                await self._rpc_client.publish_group(requests, partial(self._slots.pop, requests[0].request.key, None))
-            elif requests:
-                await self._rpc_client.publish(requests[0].request, requests[0].correlation_id)
+            await self._rpc_client.publish_together(requests, partial(self._slots.pop, requests[0].request.key, None))
         except Exception as error:
             for request in requests:
                 if not request.reply.done():

@@ -11,12 +11,10 @@ These are not part of the public protocol: workers and metadata service must be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Base64Bytes, Field, StringConstraints
-from pydantic_core import to_json
 
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
@@ -351,8 +349,3 @@ class AttemptsEnded(Message):
     """Attempts that ended, from one metadata service to another."""
 
     items: list[AttemptEnded]
-
-
-def encode_settle_batch(incarnation: str, settles: Iterable[bytes]) -> bytes:
-    """Return a `SettleBatch` of settles that are encoded already."""
-    return b"".join((b'{"incarnation":', to_json(incarnation), b',"items":[', b",".join(settles), b"]}"))

@@ -21,7 +21,7 @@ from quintain.observe.semconv import ERROR_TYPE, AttributeValue, SpanStart
 
 try:
     from opentelemetry import trace
-    from opentelemetry.context import Context
+    from opentelemetry.context import Context, get_current
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError:
     _INSTALLED = False
@@ -190,7 +190,7 @@ def record_finished_span(
 
 def current_traceparent() -> str | None:
     """Return the current ``traceparent`` for an outgoing message, None if there is none."""
-    if _INSTALLED:
+    if _INSTALLED and get_current():
         span_context = trace.get_current_span().get_span_context()
         if span_context.is_valid:
             return _traceparent_of(span_context)

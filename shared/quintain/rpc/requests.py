@@ -32,7 +32,7 @@ from quintain.observe.spans import current_traceparent
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.groups import split_replies
 from quintain.rpc.private_queues import ReplyQueue
-from quintain.runtime.concurrency import RandomIds, TimeLimits
+from quintain.runtime.concurrency import RandomIds, TimeLimit, TimeLimits
 from quintain.topology import Exchange
 
 log = logging.getLogger(__name__)
@@ -114,18 +114,24 @@ class RpcClient:
         )
         await self._bus.publish(request.exchange, request.key, envelope, timeout_seconds=request.deadline_seconds)
 
-    async def publish_group(self, requests: Sequence[GroupedRequest], on_refused: Callable[[], object]) -> None:
-        """Publish several requests of one session to one target in one message; each has its own correlation id.
+    async def publish_together(self, gathered: Sequence[GroupedRequest], on_refused: Callable[[], object]) -> None:
+        """Publish requests of one session to one target, several in one message; each has its own correlation id.
 
-        If the group is answered as a whole, nobody has looked at its requests: ``on_refused`` is called, and each is
-        published again alone. Raises what `Bus.publish` raises.
+        One whose caller waits no more is left out. If a group is answered as a whole, nobody has looked at its
+        requests: ``on_refused`` is called, and each is published again alone. Raises what `Bus.publish` raises.
         """
-        first = requests[0].request
-        group = SentGroup(self.random_ids.next(), on_refused)
+        requests, group = list[GroupedRequest](), SentGroup(self.random_ids.next(), on_refused)
         now = asyncio.get_running_loop().time()
-        for each in requests:
-            if (pending := self._pending.get(each.correlation_id)) is not None:
+        for each in gathered:
+            pending = self._pending.get(each.correlation_id)
+            if pending is not None and not each.reply.done():
                 pending.request, pending.sent_at, pending.group = each.request, now, group
+                requests.append(each)
+        if len(requests) < 2:
+            for each in requests:
+                await self.publish(each.request, each.correlation_id)
+            return
+        first = requests[0].request
         envelope = Envelope(
             body=b"".join([each.item for each in requests]),
             type=INVOKE_GROUP_TYPE,
@@ -159,7 +165,7 @@ class RpcClient:
         correlation_id = self.random_ids.next()
         self._pending[correlation_id] = PendingCall(on_partial, reply)
         try:
-            with self._limits.until(loop.time() + request.deadline_seconds):
+            with TimeLimit(self._limits, loop.time() + request.deadline_seconds):
                 if publish_later is None:
                     await self.publish(request, correlation_id)
                 else:

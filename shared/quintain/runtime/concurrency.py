@@ -233,23 +233,13 @@ LATENESS_SECONDS = 0.01
 
 
 class TimeLimits:
-    """Limits of time for many blocks at once: `asyncio.timeout_at` with one timer for all, which costs a fifth of it.
-
-    Example::
-
-        with limits.until(loop.time() + 30):
-            answer = await reply
-    """
+    """The blocks that run under a `TimeLimit`, with one timer of the event loop for all."""
 
     def __init__(self) -> None:
         #: Those whose blocks run, in the order in which they began.
         self.running: dict[TimeLimit, None] = {}
         self.checked_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
-
-    def until(self, ends_at: float) -> TimeLimit:
-        """Return the limit of a block, in the loop's seconds: it ends with `TimeoutError` then."""
-        return TimeLimit(self, ends_at)
 
     def check_at(self, at: float) -> None:
         """Look at this time of the loop which blocks are to end, and not before."""
@@ -265,27 +255,35 @@ class TimeLimits:
             self.check_at(max(next_at, now + LATENESS_SECONDS))
 
 
+@dataclass(slots=True, eq=False)
 class TimeLimit:
-    """The limit of one block, as `TimeLimits.until` gives it: it cancels the block's task, like `asyncio.timeout`."""
+    """Ends a block with `TimeoutError` at this time of the loop: `asyncio.timeout_at` at a fifth of its cost.
 
-    __slots__ = ("_cancelling", "_is_over", "_limits", "_task", "ends_at")
+    Example::
 
-    def __init__(self, limits: TimeLimits, ends_at: float) -> None:
-        self._limits, self.ends_at, self._is_over = limits, ends_at, False
+        with TimeLimit(time_limits, loop.time() + 30):
+            answer = await reply
+    """
+
+    limits: TimeLimits
+    ends_at: float
+    _task: asyncio.Task[object] = field(init=False)
+    _cancelling: int = field(init=False)
+    _is_over: bool = False
 
     def __enter__(self) -> None:
         """Begin."""
         task = asyncio.current_task()
         assert task is not None, "only a task can be cancelled"
         self._task, self._cancelling = task, task.cancelling()
-        self._limits.running[self] = None
-        if self.ends_at < self._limits.checked_at:
-            self._limits.check_at(self.ends_at)
+        self.limits.running[self] = None
+        if self.ends_at < self.limits.checked_at:
+            self.limits.check_at(self.ends_at)
 
     def end(self) -> None:
         """End the block."""
         self._is_over = True
-        del self._limits.running[self]
+        del self.limits.running[self]
         self._task.cancel()
 
     def __exit__(
@@ -293,7 +291,7 @@ class TimeLimit:
     ) -> None:
         """End. Raises `TimeoutError` where it was this limit that cancelled the task."""
         if not self._is_over:
-            del self._limits.running[self]
+            del self.limits.running[self]
         elif self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 

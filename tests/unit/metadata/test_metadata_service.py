@@ -20,7 +20,6 @@ from quintain.contracts.ledger import (
     LeaseRenewed,
     Settle,
     SettleBatch,
-    encode_settle_batch,
 )
 from quintain.contracts.message import LARGE_REPLY_BYTES
 from quintain.contracts.session import SessionOpened
@@ -137,7 +136,7 @@ async def test_large_replays_are_sent_one_by_one_and_once_however_often_they_are
     for each in first:
         await worker.admit_granted(each)
     settles = [*(large_settle(session, each) for each in first[:2]), settle_request(session, first[2]).to_wire()]
-    await worker.publish("settle", encode_settle_batch("w1", settles))
+    await worker.publish("settle", b'{"incarnation":"w1","items":[%s]}' % b",".join(settles))
     await wait_for_counters(metadata, session, committed=3)
     again = [admit_request(session, each.request_id) for each in first]
     async with metadata.service._admits._large_replays.lock:

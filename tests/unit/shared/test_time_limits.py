@@ -7,14 +7,14 @@ import math
 
 import pytest
 
-from quintain.runtime.concurrency import TimeLimits
+from quintain.runtime.concurrency import TimeLimit, TimeLimits
 
 
 async def ends_after(limits: TimeLimits, seconds: float) -> float:
     """Wait for ever in a block of so many seconds; returns how long it took."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    with pytest.raises(TimeoutError), limits.until(began + seconds):
+    with pytest.raises(TimeoutError), TimeLimit(limits, began + seconds):
         await loop.create_future()
     return loop.time() - began
 
@@ -30,9 +30,9 @@ async def test_each_block_ends_at_its_own_time_whatever_the_order() -> None:
 
 async def test_a_block_that_ends_in_time_is_not_touched() -> None:
     limits, loop = TimeLimits(), asyncio.get_running_loop()
-    with limits.until(loop.time() + 0.02):
+    with TimeLimit(limits, loop.time() + 0.02):
         await asyncio.sleep(0)
-    with limits.until(math.inf):
+    with TimeLimit(limits, math.inf):
         await asyncio.sleep(0.1)
     assert not limits.running
 
@@ -41,7 +41,7 @@ async def test_a_task_that_is_cancelled_is_cancelled_and_an_error_stays_itself()
     limits, loop = TimeLimits(), asyncio.get_running_loop()
 
     async def wait() -> None:
-        with limits.until(loop.time() + 30):
+        with TimeLimit(limits, loop.time() + 30):
             await loop.create_future()
 
     task = asyncio.create_task(wait())
@@ -49,7 +49,7 @@ async def test_a_task_that_is_cancelled_is_cancelled_and_an_error_stays_itself()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    with pytest.raises(OSError, match="own"), limits.until(loop.time() + 30):
+    with pytest.raises(OSError, match="own"), TimeLimit(limits, loop.time() + 30):
         raise OSError("own")
     assert not limits.running
 
@@ -58,7 +58,7 @@ async def test_a_cancellation_in_the_moment_of_the_end_is_not_lost() -> None:
     limits, loop = TimeLimits(), asyncio.get_running_loop()
 
     async def wait() -> None:
-        with limits.until(loop.time() + 30):
+        with TimeLimit(limits, loop.time() + 30):
             await loop.create_future()
 
     task = asyncio.create_task(wait())
