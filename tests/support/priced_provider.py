@@ -39,10 +39,10 @@ class PricedProvider:
     """Answers chat completions and messages, and bills them; of messages it caches what they mark, as Anthropic does.
 
     ``failing`` is the part of requests that end otherwise than answered, in one of ``kinds``: 500 after they were
-    billed, a connection that is closed before the answer or in the middle of it, an answer without usage, 429. ``failed`` of them were billed and
-    brought no answer; ``answered_bill`` and ``tokens`` are of those that told their usage. ``output`` is the part of
-    ``max_tokens`` that answers have at most, ``answer`` their text. ``is_exact``: answers have that part, and questions
-    a token per four bytes. ``cheaper`` divides the prices of models, by name.
+    billed, a connection that is closed before the answer or in the middle of it, an answer without usage, 429.
+    ``failed`` of them were billed and brought no answer; ``answered_bill`` and ``tokens`` are of those that told their
+    usage. ``output`` is the part of ``max_tokens`` that answers have at most, ``answer`` their text. ``is_exact``:
+    answers have that part, and questions a token per four bytes. ``cheaper`` divides the prices of models, by name.
     """
 
     failing: float = 0.0
