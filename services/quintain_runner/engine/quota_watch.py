@@ -13,7 +13,6 @@ from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.values import TargetName
 from quintain.errors import (
     BusError,
-    ConfigError,
     Expired,
     Fault,
     NoAnswer,
@@ -126,9 +125,6 @@ class QuotaWatch(CallWaits):
                 return bool(self._waits)
             try:
                 quotas = await self._read()
-            except ConfigError:
-                # Over HTTP there is no such operation.
-                return False
             except (Fault, NoAnswer, BusError):
                 return True
             self._read_at = self._clock()

@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from quintain.client.transport import REPLY_GRACE_SECONDS, BatchItem, InvokeCall, expired_fault
 from quintain.contracts import session as session_messages
 from quintain.contracts.credentials import public_id
+from quintain.contracts.fleet import ListQuotas
 from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, InvokeRequest, JsonObject, Result
 from quintain.contracts.message import Message
@@ -226,7 +227,9 @@ def _reason(error: NotSent | ConnectionLost) -> str:
     return f" ({error})" if str(error) else ""
 
 
-def _method_and_path(request: Message, own_session_id: str | None) -> tuple[str, str]:
+def _method_and_path(  # noqa: PLR0911 -- one for each operation
+    request: Message, own_session_id: str | None
+) -> tuple[str, str]:
     """Return the HTTP method and path of an operation. Raises `ConfigError` if the gateway does not offer it.
 
     ``own_session_id`` is the id of the session whose token is used, None for the admin token.
@@ -246,6 +249,8 @@ def _method_and_path(request: Message, own_session_id: str | None) -> tuple[str,
         case session_messages.ListSessions():
             query = urlencode(json.loads(request.to_wire()))
             return "GET", f"/sessions?{query}" if query else "/sessions"
+        case ListQuotas():
+            return "GET", "/quotas"
     raise ConfigError(
         f"A gateway has no operation {type(request).__name__}: connect to the broker (QUINTAIN_BROKER_URL)"
     )

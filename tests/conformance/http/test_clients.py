@@ -19,12 +19,14 @@ from quintain_gateway.settings import GatewayLimits
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = """
+quotas: {team: {requests_per_minute: 600}}
 targets:
   echo: {provider: mock}
   judge: {provider: mock, response: "Paris", token_usage: {input: 10, output: 5}}
   broken: {provider: mock, fail_rate: 1, max_tries: 1}
   slow: {provider: mock, delay_ms: 3000}
   stuck: {provider: mock, delay_ms: 60000}
+  paced: {provider: mock, quota: team}
 """
 
 OpenClient = Callable[..., AbstractAsyncContextManager[Client]]
@@ -65,6 +67,12 @@ async def admin(fleet: MemoryFleet, transport: str) -> AsyncIterator[Admin]:
     url = fleet.gateway_url if transport == "http" else "memory://"
     async with connect_admin(url, ADMIN_TOKEN, memory=fleet.running.memory) as admin:
         yield admin
+
+
+async def test_whoever_calls_may_see_what_the_quotas_do(open_client: OpenClient, admin: Admin) -> None:
+    async with open_client() as client:
+        for quotas in (await client.get_quotas()).quotas, (await admin.quotas()).quotas:
+            assert [(quota.name, quota.targets, quota.waiting) for quota in quotas] == [("team", ["paced"], 0)]
 
 
 @pytest.mark.parametrize("only", ["reserve", "cancel", "targets"])
@@ -196,7 +204,7 @@ async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(open_clie
         assert faults[3] is not None
         assert "question" in faults[3].message
         assert faults[4] is not None
-        assert faults[4].available_targets == ("echo", "judge", "broken", "slow", "stuck")
+        assert faults[4].available_targets == ("echo", "judge", "broken", "slow", "stuck", "paced")
         assert (await target.get_info()).call_count == 4
         assert await target.invoke_batch([]) == []
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import ConfigError, Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
+from quintain.errors import Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
 from quintain_runner.engine import quota_watch
 from quintain_runner.engine.quota_watch import QuotaHistory, QuotaWatch, wait_line
 from quintain_runner.engine.run_settings import ErrorPolicy
@@ -208,14 +208,6 @@ async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
     await watch.refresh()
     assert watch.line_seconds("bot") > 0
     assert watch.line_seconds("judge") == 0
-
-
-async def test_a_transport_without_the_operation_is_not_asked_again() -> None:
-    async def read() -> QuotaList:
-        raise ConfigError("no such operation")
-
-    watch = QuotaWatch(read, {"bot": frozenset({"bot"})})
-    assert not await watch.refresh()
 
 
 @pytest.mark.parametrize(
