@@ -64,31 +64,6 @@ def test_without_a_routing_key_the_body_or_the_default_decides(
     assert (kind, reply["target"], text_of(reply)) == ("result", target, text)
 
 
-@pytest.mark.parametrize(
-    ("body", "key", "sentence"),
-    [
-        ({"question": "x"}, "foo", "Unknown target 'foo'. Available: parrot, sage"),
-        ({"question": "x", "target": "foo"}, "", "Unknown target 'foo'. Available: parrot, sage"),
-        ({"question": "x", "provider": "foo"}, "", "Unknown provider 'foo'. Available: parrot, sage"),
-        ({"question": "x", "target": ""}, "", "Unknown target ''. Available: parrot, sage"),
-    ],
-)
-def test_an_unknown_target_is_a_fault_with_the_list(
-    raw_client: RawAmqpClient, body: dict[str, object], key: str, sentence: str
-) -> None:
-    assert raw_client.call(body, key=key) == (
-        "fault",
-        {
-            "error": sentence,
-            "code": "unknown_target",
-            "status": 400,
-            "retryable": False,
-            "charged": False,
-            "availableTargets": ["parrot", "sage"],
-        },
-    )
-
-
 def test_the_operations_of_the_metadata_exchange(fleet: ProcessFleet, raw_client: RawAmqpClient) -> None:
     def operate(name: str, body: object, token: str | None = None) -> tuple[str, dict[str, object]]:
         headers: dict[str, object] = {} if token is None else {"x-quintain-session": token}

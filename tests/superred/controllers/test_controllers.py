@@ -339,8 +339,8 @@ async def test_our_controller_leaves_the_loop_to_others_while_it_waits(host: Thr
     assert [task.error for task in result.task_results] == [None] * 12
 
 
-#: What two hosts serve in processes of their own. The first runs end when three have begun, and in the host that is
-#: killed none ends.
+#: What two hosts serve in processes of their own, which know nothing of superred. The first runs end when three have
+#: begun, and in the host that is killed none ends.
 SWEPT = """
 import asyncio, os, pathlib
 from support.target_placements import scripted_target_class
@@ -360,7 +360,7 @@ async def run(target, emit, send):
         await asyncio.Event().wait()
     write(target, "ends")
 
-class Swept(scripted_target_class("superred")):
+class Swept(scripted_target_class("ours")):
     def __init__(self):
         super().__init__(run)
 """
