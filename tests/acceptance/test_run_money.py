@@ -7,6 +7,7 @@ import json
 import shlex
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,23 +205,49 @@ def test_a_call_of_unknown_cost_is_refused_with_the_key_that_is_missing(shell: C
     assert not (shell.folder / OUTPUT / "results.jsonl").exists()
 
 
-def test_a_check_says_what_a_call_reserves_and_what_lacks_a_price_or_a_limit(shell: CommandLine) -> None:
+def test_a_check_says_what_a_row_reserves_and_what_lacks_a_price_or_a_limit(shell: CommandLine) -> None:
     write_priced_evaluation(shell.folder, "http://127.0.0.1:1", cases=3)
     evaluation = shell.folder / "eval.yaml"
-    evaluation.write_text(EVALUATION + "max_cost_usd: 1\n")
-    told: Json = shell.run("check", "eval.yaml", "--json").json["costLimit"]  # type: ignore[assignment]
-    assert isinstance(told["reservationsUsd"], dict)
-    reserved = told["reservationsUsd"]["small"]
+
+    def check(*more: str, code: int = 0) -> Any:
+        return shell.run("check", "eval.yaml", "--json", *more, code=code).json
+
+    assert check()["costLimit"] is None
+    told = check("--max-cost-usd", "1")["costLimit"]
+    reserved, row = told["reservationsUsd"]["small"], told["rowsUsd"]["small"]
     assert 0.0045 < reserved < 0.0065
-    assert told["callsAtOnce"] == 1 // reserved
-    assert "targets.small.max_tokens" in str(told["advice"])
+    # The judge reads the question, its prompt and the longest answer, and answers itself.
+    assert 0.02 < row < 0.03
+    assert told["rowsAtOnce"] == 1 // row
+    assert "targets.small.max_tokens" in told["advice"]
     evaluation.write_text(EVALUATION + "max_cost_usd: 0.001\n")
-    assert "more than the limit of $0.001" in shell.run("check", "eval.yaml", code=2).stdout
+    (problem,) = check(code=2)["problems"]
+    assert "more than the limit of $0.001" in problem
     config = shell.folder / "quintain.yaml"
     config.write_text(config.read_text().replace("max_tokens: 300, ", ""))
     assert "set targets.small.max_tokens" in shell.run("check", "eval.yaml", code=2).stdout
     config.write_text("targets: {small: {provider: mock}}\n")
     assert "set targets.small.price" in shell.run("check", "eval.yaml", code=2).stdout
+
+
+@pytest.mark.timeout(120)
+async def test_a_check_estimates_a_range_that_earlier_rows_narrow(shell: CommandLine) -> None:
+    provider = PricedProvider(output=1 / 3, answer=ANSWER, is_exact=True)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=20)
+
+        def estimated() -> Any:
+            checked: Any = shell.run("check", "eval.yaml", "--json").json
+            return checked["estimate"]["usdRange"]
+
+        before = await asyncio.to_thread(estimated)
+        await run_within(shell, 5, code=0)
+        after, spent = await asyncio.to_thread(estimated), amounts(shell)["spent"] / DOLLAR
+    for told in (before, after):
+        assert told["leastUsd"] < spent < told["mostUsd"]
+    assert before["mostUsd"] > 1.8 * after["mostUsd"]
+    assert any("max_tokens of 300" in part for part in before["basis"])
+    assert any("40 earlier calls" in part for part in after["basis"])
 
 
 CACHED = """

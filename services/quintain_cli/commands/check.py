@@ -16,6 +16,7 @@ from quintain_cli.console import (
     EXIT_OK,
     EXIT_USAGE,
     AsJson,
+    MaxCostOption,
     escape_for_terminal,
     format_count,
     print_json,
@@ -24,7 +25,8 @@ from quintain_cli.console import (
 )
 from quintain_cli.run_output import format_size
 from quintain_runner.engine.cost_limit import CostLimitCheck
-from quintain_runner.engine.preflight import CheckReport, ProbeResult, RunEstimate, check_evaluation
+from quintain_runner.engine.estimate import CostRange, RunEstimate
+from quintain_runner.engine.preflight import CheckReport, ProbeResult, check_evaluation
 from quintain_runner.engine.run_settings import RunOptions
 from quintain_runner.results.bill import dollars
 
@@ -35,6 +37,7 @@ def check(
     config: Annotated[
         Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
     ] = None,
+    max_cost_usd: MaxCostOption = None,
     probe: Annotated[bool, typer.Option("--probe", help="Call each target once; each call is charged.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +47,7 @@ def check(
     Estimates calls, tokens and cost. No call is made, except with --probe. Exit codes: 0 ready, 1 a probe failed,
     2 there are errors to fix.
     """
-    options = RunOptions(path=path, targets=tuple(target or ()), config=config)
+    options = RunOptions(path=path, targets=tuple(target or ()), config=config, max_cost_usd=max_cost_usd)
     report = run_command(check_evaluation(options, read_settings(environment()), probe=probe), as_json=as_json)
     code = (
         EXIT_USAGE
@@ -118,6 +121,8 @@ def _estimate_lines(report: CheckReport, run_estimate: RunEstimate) -> Iterator[
         basis = ", ".join(["4 characters a token", *tokens.basis])
         yield f"tokens    {name}: about {tokens.input:,} in, {output} out ({basis})"
     yield f"cost      {_cost_text(run_estimate)}"
+    if run_estimate.usd_range is not None:
+        yield f"range     {_range_text(run_estimate.usd_range)}"
     for source in sorted(set(run_estimate.price_sources.values())):
         names = ", ".join(name for name, own in run_estimate.price_sources.items() if own == source)
         yield f"prices    {source}: {names}"
@@ -135,9 +140,14 @@ def _cost_text(run_estimate: RunEstimate) -> str:
     return f"about {dollars(run_estimate.usd)}{unpriced_note}"
 
 
+def _range_text(usd: CostRange) -> str:
+    most = "no known limit" if usd.most_usd is None else dollars(usd.most_usd)
+    return f"{dollars(usd.least_usd)} to {most} ({'; '.join(usd.basis)})"
+
+
 def _cost_limit_text(limit: CostLimitCheck) -> str:
-    reserved = [f"a call of {name} reserves {dollars(usd)}" for name, usd in limit.reservations_usd.items()]
-    at_once = [] if limit.calls_at_once is None else [f"{format_count(limit.calls_at_once, 'call')} at once fit"]
+    reserved = [f"a row of {name} reserves {dollars(usd)} with its graders" for name, usd in limit.rows_usd.items()]
+    at_once = [] if limit.rows_at_once is None else [f"{format_count(limit.rows_at_once, 'row')} at once fit"]
     advice = [] if limit.advice is None else [limit.advice]
     soft = [f"soft: answers of {', '.join(limit.soft)} have no limit, and are estimated"] if limit.soft else []
     return "; ".join([f"at most {dollars(limit.max_cost_usd)}", *soft, *reserved, *at_once, *advice])

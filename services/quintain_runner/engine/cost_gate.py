@@ -10,11 +10,11 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from quintain.contracts.money import picodollars
+from quintain.contracts.money import CostTerms, picodollars
 from quintain.contracts.session import Info
 from quintain.errors import Fault
 from quintain_runner.engine.trial import TrialBudget
-from quintain_runner.graders.base import PlannedCalls, call_with_retry
+from quintain_runner.graders.base import call_with_retry
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Row
 
@@ -27,6 +27,12 @@ FIRST_ANSWER_BYTES = 4_000
 
 #: How often the money that others have reserved is read again, in seconds.
 POLL_SECONDS = 0.5
+
+
+def longest_answer(terms: CostTerms | None, max_tokens: int | None = None, known_bytes: int = 0) -> int:
+    """Return how long an answer may be, in bytes, by its limit; without one as long as the longest that is known."""
+    limit = max_tokens or (None if terms is None else terms.max_tokens)
+    return known_bytes or FIRST_ANSWER_BYTES if limit is None else limit * BYTES_PER_TOKEN
 
 
 class CostGate:
@@ -52,32 +58,16 @@ class CostGate:
         """Return the most that a trial can cost, in picodollars: its answer, unless it has one, and its graders."""
         if not self.is_limited:
             return 0
-        cost, request = 0, trial.request
-        costs = self._budget.context.costs
+        cost, request, costs = 0, trial.request, self._budget.context.costs
         body_bytes, terms = len(request.to_wire()), costs.get(trial.target)
         max_tokens = None if request.settings is None else request.settings.max_tokens
-        if trial.kept is not None:
-            answer_bytes = len((trial.kept.output or "").encode())
+        if trial.kept is None:
+            cost = 0 if terms is None else terms.bound(body_bytes, max_tokens) or 0
+            answer_bytes = longest_answer(terms, max_tokens, self._answer_bytes[trial.target])
         else:
-            cost += 0 if terms is None else terms.bound(body_bytes, max_tokens) or 0
-            limit = max_tokens or (None if terms is None else terms.max_tokens)
-            answer_bytes = self._answer_bytes[trial.target] or FIRST_ANSWER_BYTES
-            answer_bytes = answer_bytes if limit is None else limit * BYTES_PER_TOKEN
-        return cost + sum(
-            self._most_of_grader(planned, body_bytes, answer_bytes)
-            for planned in self._budget.planned_calls(trial).values()
-        )
-
-    def _most_of_grader(self, planned: PlannedCalls, body_bytes: int, answer_bytes: int) -> int:
-        session, costs = planned.session, self._budget.context.costs
-        if session is None:
-            terms = costs.get(planned.target)
-            return 0 if terms is None else terms.bound(planned.body_bytes + answer_bytes) or 0
-        if session.max_cost_usd is not None:
-            return picodollars(session.max_cost_usd)
-        # What a program shows its judge is not known: the question and the answer, as a rule.
-        terms = costs.get(session.default_target)
-        return 0 if terms is None else planned.reserved_calls * (terms.bound(body_bytes + answer_bytes) or 0)
+            answer_bytes = len((trial.kept.output or "").encode())
+        planned = self._budget.planned_calls(trial).values()
+        return cost + sum(calls.most_cost(costs, body_bytes, answer_bytes) for calls in planned)
 
     def add_row(self, row: Row) -> None:
         """Note how long an answer was."""

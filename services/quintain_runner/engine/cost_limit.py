@@ -1,86 +1,160 @@
-"""What a limit in money lets a run do: what a call of each target reserves, and how many calls that leaves at once."""
+"""What a limit in money lets a run do: what a call and a row of each target reserve, and how many rows fit at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from pydantic import Field
 
-from quintain.config.prices import Price, known_prices
-from quintain.config.targets import ModelTarget, TargetConfig
-from quintain.contracts.invoke import InvokeRequest
+from quintain.config.prices import known_prices
 from quintain.contracts.message import Message
-from quintain.contracts.money import NO_LIMIT, dollars_text, picodollars, to_dollars
-from quintain_runner.engine.run_settings import Inspection
+from quintain.contracts.money import NO_LIMIT, CostTerms, dollars_text, picodollars, to_dollars
+from quintain.contracts.session import OpenSession
+from quintain_runner.engine.cost_gate import longest_answer
+from quintain_runner.engine.estimate import judge_prompts
+from quintain_runner.engine.run_settings import Inspection, judge_targets_of
+from quintain_runner.graders.base import PlannedCalls, judge_target_of
+from quintain_runner.plan.trials import calling_graders
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import JudgeGrader
 from quintain_worker.cost_bound import CostRule
 
-#: What a request has besides its question, in bytes, about.
-_REQUEST_BYTES = 50
+#: What a request has besides its question, and a judge's besides what it is shown, in bytes, about.
+_REQUEST_BYTES, _JUDGE_BYTES = 50, 1_000
 
 
 class CostLimitCheck(Message):
     """What a limit of so many US dollars means for the targets of a run.
 
-    ``reservations_usd`` is the most that one call of each can cost, with a question of the usual size; so many calls of
-    the dearest fit into the limit at once. ``advice`` names the setting with which more would, where there is one. With
-    ``soft`` targets the limit is soft: the length of their answers is estimated.
+    ``reservations_usd`` is the most that one call of each can cost, and ``rows_usd`` the most that a row of each under
+    test can cost with its graders, with a question of the usual size; so many rows of the dearest fit into the limit at
+    once. ``advice`` names the setting with which more would, where there is one. With ``soft`` targets the limit is
+    soft: the length of their answers is estimated.
     """
 
     max_cost_usd: float
     reservations_usd: dict[str, float] = Field(default_factory=dict)
-    calls_at_once: int | None = None
+    rows_usd: dict[str, float] = Field(default_factory=dict)
+    rows_at_once: int | None = None
     advice: str | None = None
     soft: list[str] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list)
 
 
-def inspect_cost_limit(found: Inspection) -> CostLimitCheck | None:
+def has_cost_limit(found: Inspection) -> bool:
+    """Whether a run has a limit in money."""
+    return _cost_limit(found) is not None
+
+
+def configured_costs(found: Inspection) -> dict[str, CostTerms]:
+    """What calls of the configured targets can cost at most."""
+    if found.config is None:
+        return {}
+    targets = {name: target for name, target in found.config.targets.items() if name in found.called_targets}
+    prices = known_prices(targets)
+    return {name: CostRule.of_target(name, target, prices.get(name)).terms() for name, target in targets.items()}
+
+
+def inspect_cost_limit(found: Inspection, costs: Mapping[str, CostTerms]) -> CostLimitCheck | None:
     """Check the limit in money of a run, and add its problems to those that were found; None where it has none.
 
-    On a fleet the configuration of the workers decides.
+    ``costs`` are what calls of the targets can cost at most, as far as that is known.
     """
-    limit = found.options.max_cost_usd
-    if limit is None and found.evaluation is not None:
-        limit = found.evaluation.spec.max_cost_usd
-    if limit is None or limit == NO_LIMIT or found.evaluation is None or found.config is None or found.is_on_fleet:
+    limit, evaluation, stats = _cost_limit(found), found.evaluation, found.dataset
+    if limit is None or evaluation is None or not costs:
         return None
-    targets = {name: target for name, target in found.config.targets.items() if name in found.called_targets}
-    stats = found.dataset
-    size = _REQUEST_BYTES + (0 if stats is None else stats.input_characters // max(1, stats.cases))
-    checked = check_cost_limit(limit, targets, known_prices(targets), size)
-    found.problems.extend(checked.problems)
-    return checked
-
-
-def check_cost_limit(
-    max_cost_usd: float, targets: Mapping[str, TargetConfig], prices: Mapping[str, Price], body_bytes: int
-) -> CostLimitCheck:
-    """Check a limit in money for calls to these targets, with questions of so many bytes."""
-    limit, found, problems, soft = picodollars(max_cost_usd), dict[str, int](), list[str](), list[str]()
-    for name, target in targets.items():
-        rule = CostRule.of_target(name, target, prices.get(name))
-        bound = rule.bound(InvokeRequest(question="-"), body_bytes)
-        if bound.amount is None:
-            problems.append(f"max_cost_usd: the cost of {name} has no bound: {bound.problem}")
-        else:
-            found[name] = bound.amount
-            if bound.is_estimate:
-                soft.append(name)
-            if bound.amount > limit:
-                text = f"max_cost_usd: one call of {name} may cost {dollars_text(bound.amount)}, more than the limit of"
-                problems.append(f"{text} {dollars_text(limit)}{_lower(name, target)}")
-    dearest = max(found, key=lambda name: found[name], default="")
+    asked = {name: costs[name] for name in found.called_targets if name in costs}
+    problems = cost_problems(asked)
+    trials = 0 if stats is None else evaluation.trials_of(stats.cases, targets=1) // evaluation.spec.repeats
+    question, expected = (
+        (stats.input_characters // trials, stats.expected_characters // trials) if stats and trials else (0, 0)
+    )
+    calls = {name: terms.bound(_REQUEST_BYTES + question) for name, terms in asked.items()}
+    rows = {
+        name: _RowCost(found, evaluation, costs, name, question, expected) for name in found.targets if name in costs
+    }
+    dearest = max(rows, key=lambda name: rows[name].most, default=None)
+    for name, row in rows.items():
+        if not problems and row.most > picodollars(limit):
+            text = f"max_cost_usd: one row of {name} may cost {dollars_text(row.most)}, more than the limit of"
+            problems.append(f"{text} {dollars_text(picodollars(limit))}{row.advice and f'; {row.advice}'}")
+    found.problems.extend(problems)
     return CostLimitCheck(
-        max_cost_usd=max_cost_usd,
-        reservations_usd={name: to_dollars(amount) for name, amount in found.items()},
-        calls_at_once=limit // found[dearest] if dearest and found[dearest] else None,
-        advice=_lower(dearest, targets[dearest]).removeprefix("; ") or None if dearest else None,
-        soft=soft,
+        max_cost_usd=limit,
+        reservations_usd={name: to_dollars(amount) for name, amount in calls.items() if amount is not None},
+        rows_usd={name: to_dollars(row.most) for name, row in rows.items()},
+        rows_at_once=picodollars(limit) // rows[dearest].most if dearest and rows[dearest].most else None,
+        advice=rows[dearest].advice or None if dearest else None,
+        soft=[name for name, terms in asked.items() if terms.is_estimate],
         problems=problems,
     )
 
 
-def _lower(name: str, target: TargetConfig) -> str:
-    """Say which setting lowers what a call reserves."""
-    limit = target.default_settings.max_tokens if isinstance(target, ModelTarget) else None
-    return "" if limit is None else f"; a lower targets.{name}.max_tokens than {limit:,} lets more fit"
+def cost_problems(costs: Mapping[str, CostTerms]) -> list[str]:
+    """A line for each target whose calls a limit in money refuses, because nobody knows what they can cost."""
+    return [
+        f"max_cost_usd: the cost of {name} has no bound: "
+        + (terms.problem or f"its answers have no limit; set targets.{name}.max_tokens, or output_estimate")
+        for name, terms in costs.items()
+        if terms.bound(0) is None
+    ]
+
+
+class _RowCost:
+    """The most that a row of a target can cost, in picodollars, and the setting that has the largest part in that."""
+
+    def __init__(
+        self,
+        found: Inspection,
+        evaluation: Evaluation,
+        costs: Mapping[str, CostTerms],
+        target: str,
+        question: int,
+        expected: int,
+    ) -> None:
+        terms, body = costs[target], _REQUEST_BYTES + question
+        answer = longest_answer(terms)
+        parts: Counter[str] = Counter({_key(target, terms): terms.bound(body) or 0})
+        for name, planned in _planned_calls(found, evaluation, target, body + expected):
+            most = planned.most_cost(costs, body, answer)
+            without_answer = planned.most_cost(costs, body, 0)
+            # What a judge reads of an answer is by the limit of the answer.
+            parts[_key(target, terms)] += most - without_answer
+            judge = costs.get(planned.target)
+            limit = f"a target: {{max_cost_usd: …}} of grader {name}" if judge is None else _key(planned.target, judge)
+            parts[limit] += without_answer
+        self.most = sum(parts.values())
+        largest, amount = parts.most_common(1)[0]
+        self.advice = f"{largest} lets more fit" if largest and amount else ""
+
+
+def _key(target: str, terms: CostTerms) -> str:
+    key = "output_estimate" if terms.is_estimate else "max_tokens"
+    return "" if terms.max_tokens is None else f"a lower targets.{target}.{key} than {terms.max_tokens:,}"
+
+
+def _planned_calls(
+    found: Inspection, evaluation: Evaluation, target: str, shown_bytes: int
+) -> Iterator[tuple[str, PlannedCalls]]:
+    """The calls of the graders of a row of this target, by the grader's name."""
+    judges, prompts = judge_targets_of(found.config), judge_prompts(evaluation)
+    for grader in evaluation.spec.graders:
+        if isinstance(grader, JudgeGrader):
+            body_bytes = _JUDGE_BYTES + len(prompts.get(grader.name, "")) + shown_bytes
+            yield grader.name, PlannedCalls(target=judge_target_of(grader, target, judges), body_bytes=body_bytes)
+    for program in calling_graders(evaluation):
+        request = OpenSession(
+            default_target=judge_target_of(program, target, judges),
+            max_calls=program.target.max_calls,
+            reserve=True if program.has_explicit_limit else min(1, program.target.max_calls),
+            max_cost_usd=program.target.max_cost_usd,
+        )
+        yield program.name, PlannedCalls(session=request)
+
+
+def _cost_limit(found: Inspection) -> float | None:
+    limit = found.options.max_cost_usd
+    if limit is None and found.evaluation is not None:
+        limit = found.evaluation.spec.max_cost_usd
+    return None if limit == NO_LIMIT else limit

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 
 from pydantic import Field
 
 from quintain.client.client import Client
 from quintain.config.loader import Config
-from quintain.config.prices import Price, known_prices, source_text, target_price
+from quintain.config.prices import Price, known_prices, target_price
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
-from quintain.contracts.session import AmendSession, OpenSession, SessionState
-from quintain.errors import ConfigError, Fault
+from quintain.contracts.money import CostTerms
+from quintain.contracts.session import AmendSession, OpenSession, SessionState, Usage
+from quintain.errors import BusError, ConfigError, Fault
 from quintain.settings import Settings
 from quintain_metadata.store.base import IN_MEMORY_URL
 from quintain_runner.engine.backend import connect_backend
-from quintain_runner.engine.cost_limit import CostLimitCheck, inspect_cost_limit
+from quintain_runner.engine.cost_limit import CostLimitCheck, configured_costs, has_cost_limit, inspect_cost_limit
+from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run, judge_prompts
 from quintain_runner.engine.run_settings import (
     Inspection,
     RunOptions,
@@ -30,13 +31,10 @@ from quintain_runner.engine.run_settings import (
     inspect_evaluation,
     judge_targets_of,
 )
-from quintain_runner.files import read_text_file
-from quintain_runner.graders.base import judge_target_of
-from quintain_runner.plan.cases import token_count
-from quintain_runner.plan.dataset import DatasetStats
-from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls, max_grader_calls
+from quintain_runner.plan.trials import max_grader_calls
+from quintain_runner.report.run_file import FILE_NAME, read_run
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import JudgeGrader, grader_kind
+from quintain_runner.spec.graders import grader_kind
 
 #: The deadline of a probe, in seconds.
 PROBE_TIMEOUT_SECONDS = 120.0
@@ -68,7 +66,7 @@ async def probe_targets(run: RunSettings, targets: Sequence[str]) -> list[ProbeR
     request = InvokeRequest(
         question=case.question, messages=case.messages, system_prompt=case.system_prompt, settings=case.settings
     )
-    async with _open_probe_session(run, targets) as session:
+    async with _open_probe_session(run, targets, len(targets)) as session:
         available_targets = (await session.get_info()).available_targets
         probes = [_probe_target(run.config, session, request, target, available_targets) for target in targets]
         return list(await asyncio.gather(*probes))
@@ -112,11 +110,11 @@ def _price_of_target(config: Config | None, target: str) -> Price | None:
 
 
 @contextlib.asynccontextmanager
-async def _open_probe_session(run: RunSettings, targets: Sequence[str]) -> AsyncIterator[Client]:
-    """Open a session with one call per target; it is closed on exit if there is an admin token."""
+async def _open_probe_session(run: RunSettings, targets: Sequence[str], max_calls: int) -> AsyncIterator[Client]:
+    """Open a session with so many calls; it is closed on exit if there is an admin token."""
     request = OpenSession(
         default_target=targets[0],
-        max_calls=len(targets),
+        max_calls=max_calls,
         label=f"check {run.evaluation.name}"[:200],
         max_body_bytes=run.evaluation.spec.max_body_bytes,
         expires_in_seconds=10 * PROBE_TIMEOUT_SECONDS,
@@ -169,15 +167,33 @@ async def check_evaluation(options: RunOptions, settings: Settings, *, probe: bo
     Raises `BusError` if there is no fleet to probe.
     """
     found = await inspect_evaluation(options, settings)
-    cost_limit = inspect_cost_limit(found)
+    costs = await _fleet_costs(found) if found.is_on_fleet else configured_costs(found)
+    cost_limit = inspect_cost_limit(found, costs or {})
     probes: list[ProbeResult] = []
     if probe and not found.problems:
         with found.collect_errors():
             probes = await probe_targets(found.checked(), found.called_targets)
-    return _build_report(options.path, found, probes).model_copy(update={"cost_limit": cost_limit})
+    report = _build_report(options.path, found, probes, costs or {})
+    if costs is None:
+        unknown = "what a row reserves, which this fleet did not tell: with QUINTAIN_ADMIN_TOKEN or a session it does"
+        report.not_checked.append(unknown)
+    return report.model_copy(update={"cost_limit": cost_limit})
 
 
-def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> CheckReport:
+async def _fleet_costs(found: Inspection) -> Mapping[str, CostTerms] | None:
+    """What calls of a fleet's targets can cost at most, if the run has a limit in money; None if it does not tell."""
+    if found.problems or not has_cost_limit(found):
+        return {}
+    try:
+        async with _open_probe_session(found.checked(), found.called_targets, max_calls=0) as session:
+            return (await session.get_info()).target_costs or {}
+    except (BusError, ConfigError, Fault):
+        return None
+
+
+def _build_report(
+    path: Path, found: Inspection, probes: list[ProbeResult], costs: Mapping[str, CostTerms]
+) -> CheckReport:
     report = CheckReport(
         evaluation=str(path),
         problems=found.problems,
@@ -200,7 +216,7 @@ def _build_report(path: Path, found: Inspection, probes: list[ProbeResult]) -> C
             "graders": list(_grader_summaries(found, evaluation)),
             "max_calls": spec.max_calls,
             "probes": probes,
-            "estimate": _build_estimate(found, evaluation, probes),
+            "estimate": _build_estimate(found, evaluation, probes, costs),
         }
     )
 
@@ -220,7 +236,9 @@ def _is_mock(found: Inspection, name: str) -> bool:
     return name in targets and targets[name].provider == "mock"
 
 
-def _build_estimate(found: Inspection, evaluation: Evaluation, probes: list[ProbeResult]) -> RunEstimate | None:
+def _build_estimate(
+    found: Inspection, evaluation: Evaluation, probes: list[ProbeResult], costs: Mapping[str, CostTerms]
+) -> RunEstimate | None:
     if found.dataset is None or not found.targets:
         return None
     return estimate_run(
@@ -229,21 +247,28 @@ def _build_estimate(found: Inspection, evaluation: Evaluation, probes: list[Prob
             dataset=found.dataset,
             targets=found.targets,
             judge_targets=judge_targets_of(found.config),
-            judge_prompts=_prompts(evaluation),
+            judge_prompts=judge_prompts(evaluation),
             probed_usage={probe.target: probe.token_usage for probe in probes if probe.token_usage is not None},
             prices={} if found.config is None else known_prices(found.config.targets),
+            earlier_usage=_earlier_usage(found.options.folder),
+            max_tokens={
+                name: terms.max_tokens
+                for name, terms in costs.items()
+                if terms.max_tokens is not None and not terms.is_estimate
+            },
         )
     )
 
 
-def _prompts(evaluation: Evaluation) -> dict[str, str]:
-    prompts: dict[str, str] = {}
-    for grader in evaluation.spec.graders:
-        if isinstance(grader, JudgeGrader):
-            # A prompt that cannot be read is already among the problems.
-            with contextlib.suppress(ConfigError):
-                prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)
-    return prompts
+def _earlier_usage(folder: Path) -> Mapping[str, Usage]:
+    """What calls took in the run whose results are in this folder, by target."""
+    usage: defaultdict[str, Usage] = defaultdict(Usage)
+    # A record that cannot be read is told by the run.
+    with contextlib.suppress(ConfigError):
+        for session in read_run(folder).sessions if (folder / FILE_NAME).is_file() else ():
+            for line in session.usage:
+                usage[line.target] += line
+    return usage
 
 
 def _grader_summaries(found: Inspection, evaluation: Evaluation) -> Iterator[GraderSummary]:
@@ -251,124 +276,3 @@ def _grader_summaries(found: Inspection, evaluation: Evaluation) -> Iterator[Gra
         called = [target for place, target in found.judge_references if place == index]
         most_calls = max_grader_calls(evaluation, grader) if called else 0
         yield GraderSummary(name=grader.name, kind=grader_kind(grader), calls=called, most_calls=most_calls)
-
-
-#: Approximate tokens of the rules that are added to a judge's prompt, and of its verdict.
-_JUDGE_RULES_TOKENS, _VERDICT_TOKENS = 150, 60
-
-
-class TokensEstimate(Message):
-    """The tokens of one target, for its answers and its judgements together.
-
-    ``output`` is None if the length of its answers is unknown. ``basis`` lists the assumptions of the estimate.
-    """
-
-    input: int
-    output: int | None = None
-    basis: list[str] = Field(default_factory=list)
-
-
-class RunEstimate(Message):
-    """The estimate of a run.
-
-    ``tokens`` are by target. ``usd`` is the cost of the targets in ``usd_of``, those with a known price and known
-    tokens, or None if there are none; ``price_sources`` says where each target's price is from. ``left_out`` are the
-    graders whose own code calls targets: their tokens and costs are unknown and not included.
-    """
-
-    calls: CallsEstimate
-    tokens: dict[str, TokensEstimate]
-    left_out: list[str] = Field(default_factory=list)
-    usd: float | None = None
-    usd_of: list[str] = Field(default_factory=list)
-    price_sources: dict[str, str] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateInput:
-    """The data that an estimate is computed from.
-
-    ``judge_prompts`` are the judges' instructions by grader name, and ``probed_usage`` the tokens of one probe call by
-    target.
-    """
-
-    evaluation: Evaluation
-    dataset: DatasetStats
-    targets: Sequence[str]
-    judge_targets: Mapping[str, str | None] = field(default_factory=dict)
-    judge_prompts: Mapping[str, str] = field(default_factory=dict)
-    probed_usage: Mapping[str, TokenUsage] = field(default_factory=dict)
-    prices: Mapping[str, Price] = field(default_factory=dict)
-
-
-def estimate_run(inputs: EstimateInput) -> RunEstimate:
-    """Estimate the calls, tokens and cost of a run."""
-    tokens = _estimate_tokens(inputs)
-    trials = inputs.evaluation.trials_of(inputs.dataset.cases, targets=len(inputs.targets))
-    known_prices = {
-        name: inputs.prices[name] for name in tokens if name in inputs.prices and tokens[name].output is not None
-    }
-    costs = [
-        price.of(TokenUsage(input=tokens[name].input, output=tokens[name].output or 0))
-        for name, price in known_prices.items()
-    ]
-    return RunEstimate(
-        calls=estimate_calls(inputs.evaluation, trials=trials),
-        tokens=tokens,
-        usd=float(sum(costs, Decimal(0))) if costs else None,
-        usd_of=sorted(known_prices),
-        price_sources={name: source_text(price) for name, price in inputs.prices.items() if name in tokens},
-        left_out=[grader.name for grader in calling_graders(inputs.evaluation)],
-    )
-
-
-def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
-    """The tokens by target: the answers of each target under test, and the judgements of each judge."""
-    totals: dict[str, TokensEstimate] = {}
-    for target in inputs.targets:
-        answers = _estimate_answers(inputs, target)
-        _add_tokens(totals, target, answers)
-        for grader in inputs.evaluation.spec.graders:
-            if isinstance(grader, JudgeGrader):
-                judge = judge_target_of(grader, target, inputs.judge_targets)
-                _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
-    return totals
-
-
-def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
-    """The tokens of a target's answers; their length comes from the probe, else from the expected answers."""
-    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
-    count = inputs.evaluation.trials_of(dataset.cases, targets=1)
-    probed_usage = inputs.probed_usage.get(target)
-    input_tokens = token_count(dataset.input_characters * repeats)
-    if probed_usage is not None:
-        output = probed_usage.output * count
-        return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as in the probe"])
-    expected_tokens = token_count(dataset.expected_characters * repeats)
-    if not expected_tokens:
-        return TokensEstimate(input=input_tokens, basis=["the length of its answers is unknown; a probe measures it"])
-    return TokensEstimate(input=input_tokens, output=expected_tokens, basis=["answers as long as the expected ones"])
-
-
-def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_tokens: int | None) -> TokensEstimate:
-    """The tokens of a judge for all answers of one target."""
-    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
-    count = inputs.evaluation.trials_of(dataset.cases, targets=1)
-    shown = token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
-    prompt_tokens = token_count(len(inputs.judge_prompts.get(grader.name, ""))) + _JUDGE_RULES_TOKENS
-    basis = [f"verdicts of {_VERDICT_TOKENS} tokens"]
-    return TokensEstimate(input=shown + prompt_tokens * count, output=_VERDICT_TOKENS * count, basis=basis)
-
-
-def _add_tokens(totals: dict[str, TokensEstimate], target: str, more: TokensEstimate) -> None:
-    """Add an estimate to the total of a target."""
-    previous = totals.get(target)
-    if previous is None:
-        totals[target] = more
-        return
-    unknown = previous.output is None or more.output is None
-    totals[target] = TokensEstimate(
-        input=previous.input + more.input,
-        output=None if unknown else (previous.output or 0) + (more.output or 0),
-        basis=list(dict.fromkeys([*previous.basis, *more.basis])),
-    )

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from quintain.contracts.money import to_dollars
 from quintain.contracts.session import Info
-from quintain.errors import BusError, Fault
+from quintain.errors import BusError, ConfigError, Fault
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.cost_gate import CostGate
+from quintain_runner.engine.cost_limit import cost_problems
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan
 from quintain_runner.engine.run_settings import RunSettings
@@ -152,6 +153,7 @@ class _Execution:
         """Execute the trials, and write the record before the first call and after the last."""
         run, evaluation, folder = self.run, self.run.evaluation, self.run.options.folder
         info = await self.session.client.get_info()
+        self._require_bounded_costs(info)
         update_budget(self.progress_state, info, self.session)
         error_limit = ErrorLimit(run.options.error_policy)
         before = record.with_summary(self._summary(error_limit))
@@ -173,6 +175,15 @@ class _Execution:
         summary = replace(summary, next_row_usd=None if refused is None else to_dollars(refused))
         await asyncio.to_thread(write_run, folder, record.with_summary(summary), ended=True)
         return summary
+
+    def _require_bounded_costs(self, info: Info) -> None:
+        """Raise `ConfigError` if the run has a limit in money, and what it calls can cost is not known."""
+        if info.cost is None or info.cost.left_usd is None or not self.plan.calls_left.most:
+            return
+        called = {name for _, name in _target_references(self.run, self.run.targets)}
+        costs = {name: terms for name, terms in (info.target_costs or {}).items() if name in called}
+        if problems := cost_problems(costs):
+            raise ConfigError("\n".join(problems))
 
     def _summary(self, error_limit: ErrorLimit, *, spent: bool = False) -> RunSummary:
         summary = summarize(

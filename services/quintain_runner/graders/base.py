@@ -12,7 +12,7 @@ from quintain.client.client import Client
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.config.prices import Price
 from quintain.contracts.invoke import Result, TokenUsage
-from quintain.contracts.money import CostTerms
+from quintain.contracts.money import CostTerms, picodollars
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import (
@@ -145,6 +145,20 @@ class PlannedCalls:
             return 0
         reserve = self.session.reserve
         return (self.session.max_calls if reserve is True else reserve) or 0
+
+    def most_cost(self, costs: Mapping[str, CostTerms], body_bytes: int, answer_bytes: int) -> int:
+        """Return the most that the calls cost, in picodollars, for a question and an answer of so many bytes.
+
+        What a program shows its judge is not known: the question and the answer, as a rule.
+        """
+        if self.session is None:
+            terms, shown_bytes, calls = costs.get(self.target), self.body_bytes + answer_bytes, 1
+        elif self.session.max_cost_usd is not None:
+            return picodollars(self.session.max_cost_usd)
+        else:
+            terms, shown_bytes = costs.get(self.session.default_target), body_bytes + answer_bytes
+            calls = self.reserved_calls
+        return 0 if terms is None else calls * (terms.bound(shown_bytes) or 0)
 
 
 @dataclass(frozen=True, slots=True)

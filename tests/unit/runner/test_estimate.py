@@ -7,7 +7,8 @@ from pathlib import Path
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
-from quintain_runner.engine.preflight import EstimateInput, RunEstimate, TokensEstimate, estimate_run
+from quintain.contracts.session import Usage
+from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
 from quintain_runner.plan.dataset import CaseSource, DatasetStats
 from quintain_runner.plan.trials import estimate_calls, grader_limits
 from quintain_runner.results.counts import CallsLeft, GraderCallSamples, NeededCalls
@@ -100,3 +101,32 @@ def test_the_cost_is_that_of_the_targets_with_a_price_and_says_which() -> None:
     both = estimate_for(EXACT, prices={"a": PRICE})
     assert (both.usd, both.usd_of) == (0.004, ["a"])
     assert estimate_for(EXACT).usd is None
+
+
+def test_the_range_is_from_four_characters_a_token_to_the_limits_of_the_answers() -> None:
+    prices = {"a": PRICE, "b": PRICE}
+    unlimited = estimate_for(EXACT, prices=prices, max_tokens={"a": 50}).usd_range
+    assert unlimited is not None
+    assert (unlimited.least_usd, unlimited.most_usd) == (2 * (2000 + 10 * 200) / 10**6, None)
+    limited = estimate_for(EXACT, prices=prices, max_tokens={"a": 50, "b": 10}).usd_range
+    assert limited is not None
+    assert limited.most_usd == (2 * 8000 + 10 * 100 * (50 + 10)) / 10**6
+    earlier = {"b": Usage(calls=9, counted=8, token_usage=TokenUsage(input=1, output=8 * 3))}
+    known = estimate_for(EXACT, prices=prices, max_tokens={"a": 50}, earlier_usage=earlier).usd_range
+    assert known is not None
+    assert known.most_usd == (2 * 8000 + 10 * 100 * (50 + 3)) / 10**6
+    assert estimate_for(EXACT, max_tokens={"a": 50}).usd_range is None
+
+
+def test_calls_with_a_price_of_their_own_cost_as_much_at_least_as_at_most() -> None:
+    found = estimate_for(EXACT, prices={"a": Price(per_call=Decimal("0.5"))}).usd_range
+    assert found is not None
+    assert (found.least_usd, found.most_usd) == (50, 50)
+
+
+def test_a_judge_reads_at_most_the_longest_answers() -> None:
+    limits, judges = {"a": 50, "b": 10, "sage": 5}, {"a": "sage", "b": "sage"}
+    found = estimate_for(JUDGE, prices={"sage": PRICE}, max_tokens=limits, judge_targets=judges).usd_range
+    assert found is not None
+    read = 2 * (8000 + 800 + 600 * 100) + 100 * (50 + 10)
+    assert found.most_usd == (read + 10 * 200 * 5) / 10**6

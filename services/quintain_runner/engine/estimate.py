@@ -1,0 +1,259 @@
+"""Estimates the calls, tokens and cost of a run before it makes a call. No I/O but the judges' prompts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from pydantic import Field
+
+from quintain.config.prices import Price, source_text
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.message import Message
+from quintain.contracts.session import Usage
+from quintain.errors import ConfigError
+from quintain_runner.files import read_text_file
+from quintain_runner.graders.base import judge_target_of
+from quintain_runner.plan.cases import token_count
+from quintain_runner.plan.dataset import DatasetStats
+from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import JudgeGrader
+
+
+def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
+    """The instructions of the judges by grader name."""
+    prompts: dict[str, str] = {}
+    for grader in evaluation.spec.graders:
+        if isinstance(grader, JudgeGrader):
+            # A prompt that cannot be read is already among the problems.
+            with contextlib.suppress(ConfigError):
+                prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)
+    return prompts
+
+
+#: Approximate tokens of the rules that are added to a judge's prompt, and of its verdict.
+_JUDGE_RULES_TOKENS, _VERDICT_TOKENS = 150, 60
+
+
+class TokensEstimate(Message):
+    """The tokens of one target, for its answers and its judgements together.
+
+    ``output`` is None if the length of its answers is unknown. ``basis`` lists the assumptions of the estimate.
+    """
+
+    input: int
+    output: int | None = None
+    basis: list[str] = Field(default_factory=list)
+
+
+class CostRange(Message):
+    """The least and the most that a run may cost, in US dollars, without what is unknown; ``basis`` says by what.
+
+    ``most_usd`` is None if the answers of a target have no limit.
+    """
+
+    least_usd: float
+    most_usd: float | None = None
+    basis: list[str] = Field(default_factory=list)
+
+
+class RunEstimate(Message):
+    """The estimate of a run.
+
+    ``usd_range`` is between what it costs at least and at most; None if no target has a price.
+    ``tokens`` are by target. ``usd`` is the cost of the targets in ``usd_of``, those with a known price and known
+    tokens, or None if there are none; ``price_sources`` says where each target's price is from. ``left_out`` are the
+    graders whose own code calls targets: their tokens and costs are unknown and not included.
+    """
+
+    calls: CallsEstimate
+    tokens: dict[str, TokensEstimate]
+    left_out: list[str] = Field(default_factory=list)
+    usd: float | None = None
+    usd_of: list[str] = Field(default_factory=list)
+    price_sources: dict[str, str] = Field(default_factory=dict)
+    usd_range: CostRange | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateInput:
+    """The data that an estimate is computed from.
+
+    ``judge_prompts`` are the judges' instructions by grader name, and ``probed_usage`` the tokens of one probe call by
+    target. ``earlier_usage`` is what calls of earlier rows took, and ``max_tokens`` limits answers, by target.
+    """
+
+    evaluation: Evaluation
+    dataset: DatasetStats
+    targets: Sequence[str]
+    judge_targets: Mapping[str, str | None] = field(default_factory=dict)
+    judge_prompts: Mapping[str, str] = field(default_factory=dict)
+    probed_usage: Mapping[str, TokenUsage] = field(default_factory=dict)
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    earlier_usage: Mapping[str, Usage] = field(default_factory=dict)
+    max_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """The number of answers of each target."""
+        return self.evaluation.trials_of(self.dataset.cases, targets=1)
+
+
+def estimate_run(inputs: EstimateInput) -> RunEstimate:
+    """Estimate the calls, tokens and cost of a run."""
+    tokens = _estimate_tokens(inputs)
+    trials = inputs.evaluation.trials_of(inputs.dataset.cases, targets=len(inputs.targets))
+    known_prices = {
+        name: inputs.prices[name] for name in tokens if name in inputs.prices and tokens[name].output is not None
+    }
+    costs = [
+        price.of(TokenUsage(input=tokens[name].input, output=tokens[name].output or 0))
+        for name, price in known_prices.items()
+    ]
+    return RunEstimate(
+        calls=estimate_calls(inputs.evaluation, trials=trials),
+        tokens=tokens,
+        usd=float(sum(costs, Decimal(0))) if costs else None,
+        usd_of=sorted(known_prices),
+        usd_range=_estimate_range(inputs),
+        price_sources={name: source_text(price) for name, price in inputs.prices.items() if name in tokens},
+        left_out=[grader.name for grader in calling_graders(inputs.evaluation)],
+    )
+
+
+def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
+    """The tokens by target: the answers of each target under test, and the judgements of each judge."""
+    totals: dict[str, TokensEstimate] = {}
+    for target in inputs.targets:
+        answers = _estimate_answers(inputs, target)
+        _add_tokens(totals, target, answers)
+        for grader in inputs.evaluation.spec.graders:
+            if isinstance(grader, JudgeGrader):
+                judge = judge_target_of(grader, target, inputs.judge_targets)
+                _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
+    return totals
+
+
+def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
+    """The tokens of a target's answers; their length comes from the probe, else from the expected answers."""
+    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
+    count = inputs.count
+    probed_usage = inputs.probed_usage.get(target)
+    input_tokens = token_count(dataset.input_characters * repeats)
+    if probed_usage is not None:
+        output = probed_usage.output * count
+        return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as in the probe"])
+    expected_tokens = token_count(dataset.expected_characters * repeats)
+    if not expected_tokens:
+        return TokensEstimate(input=input_tokens, basis=["the length of its answers is unknown; a probe measures it"])
+    return TokensEstimate(input=input_tokens, output=expected_tokens, basis=["answers as long as the expected ones"])
+
+
+def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_tokens: int | None) -> TokensEstimate:
+    """The tokens of a judge for all answers of one target."""
+    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
+    count = inputs.count
+    shown = token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
+    prompt_tokens = token_count(len(inputs.judge_prompts.get(grader.name, ""))) + _JUDGE_RULES_TOKENS
+    basis = [f"verdicts of {_VERDICT_TOKENS} tokens"]
+    return TokensEstimate(input=shown + prompt_tokens * count, output=_VERDICT_TOKENS * count, basis=basis)
+
+
+def _add_tokens(totals: dict[str, TokensEstimate], target: str, more: TokensEstimate) -> None:
+    """Add an estimate to the total of a target."""
+    previous = totals.get(target)
+    if previous is None:
+        totals[target] = more
+        return
+    unknown = previous.output is None or more.output is None
+    totals[target] = TokensEstimate(
+        input=previous.input + more.input,
+        output=None if unknown else (previous.output or 0) + (more.output or 0),
+        basis=list(dict.fromkeys([*previous.basis, *more.basis])),
+    )
+
+
+#: The characters of the rules that are added to a judge's prompt, about.
+_JUDGE_RULES_CHARACTERS = 4 * _JUDGE_RULES_TOKENS
+
+
+@dataclass(slots=True)
+class _TokenRange:
+    """The calls of a target, and the fewest and the most tokens of them; None where nothing limits them."""
+
+    calls: int = 0
+    least_input: int = 0
+    least_output: int = 0
+    most_input: int | None = 0
+    most_output: int | None = 0
+
+    def add(self, calls: int, characters: int, shown: tuple[int, int | None], output: tuple[int, int | None]) -> None:
+        """Add calls with so many characters, and with so many tokens at least and at most besides, and of answers."""
+        self.calls += calls
+        self.least_input += token_count(characters) + shown[0]
+        self.least_output += output[0]
+        self.most_input = _sum(self.most_input, _sum(characters, shown[1]))
+        self.most_output = _sum(self.most_output, output[1])
+
+    def least(self, price: Price) -> Decimal:
+        """The least that they cost."""
+        return price.of(TokenUsage(input=self.least_input, output=self.least_output), self.calls)
+
+    def most(self, price: Price) -> Decimal | None:
+        """The most that they cost, if all are of one size; None where that is not known."""
+        if not (price.input_per_million or price.output_per_million):
+            return self.calls * price.per_call
+        if self.most_input is None or self.most_output is None or not self.calls:
+            return None
+        return self.calls * price.most(-(-self.most_input // self.calls), -(-self.most_output // self.calls))
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
+
+
+def _estimate_range(inputs: EstimateInput) -> CostRange | None:
+    """The least and the most that the run costs by the targets whose price is known."""
+    ranges, basis = _token_ranges(inputs), ["4 characters to 1 a token of input"]
+    for name, tokens in ranges.items():
+        usage, limit = inputs.earlier_usage.get(name), inputs.max_tokens.get(name)
+        if usage is not None and usage.counted:
+            tokens.least_output = tokens.most_output = round(usage.token_usage.output / usage.counted * tokens.calls)
+            basis.append(f"answers of {name} as in {usage.counted:,} earlier calls")
+        elif name not in inputs.probed_usage and name in inputs.prices:
+            basis.append(f"answers of {name} up to {'any length' if limit is None else f'its max_tokens of {limit:,}'}")
+    priced = [(tokens, inputs.prices[name]) for name, tokens in ranges.items() if name in inputs.prices]
+    if not priced:
+        return None
+    most = [tokens.most(price) for tokens, price in priced]
+    known = [each for each in most if each is not None]
+    return CostRange(
+        least_usd=float(sum((tokens.least(price) for tokens, price in priced), Decimal(0))),
+        most_usd=float(sum(known, Decimal(0))) if len(known) == len(most) else None,
+        basis=basis,
+    )
+
+
+def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
+    """The tokens by target: of the answers of each target under test, and of the judgements of each judge."""
+    ranges: defaultdict[str, _TokenRange] = defaultdict(_TokenRange)
+    dataset, repeats, count = inputs.dataset, inputs.evaluation.spec.repeats, inputs.count
+    asked, expected = dataset.input_characters * repeats, dataset.expected_characters * repeats
+    for target in inputs.targets:
+        probed, limit = inputs.probed_usage.get(target), inputs.max_tokens.get(target)
+        answers = (token_count(expected), None if limit is None else limit * count)
+        if probed is not None:
+            answers = (probed.output * count, probed.output * count)
+        ranges[target].add(count, asked, (0, 0), answers)
+        for grader in inputs.evaluation.spec.graders:
+            if isinstance(grader, JudgeGrader):
+                judge = judge_target_of(grader, target, inputs.judge_targets)
+                prompt = len(inputs.judge_prompts.get(grader.name, "")) + _JUDGE_RULES_CHARACTERS
+                limit = inputs.max_tokens.get(judge)
+                verdicts = (_VERDICT_TOKENS * count, None if limit is None else limit * count)
+                ranges[judge].add(count, asked + expected + prompt * count, answers, verdicts)
+    return ranges
