@@ -72,6 +72,7 @@ def start_with_crash(
     return fleet.start_with_faults(service, crash_point=fault)
 
 
+@pytest.mark.long
 async def test_nothing_breaks(fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker) -> None:
     after = await FaultScenario(fleet, questions).run("none", no_fault)
     assert set(after.provider_calls.values()) == {1}
