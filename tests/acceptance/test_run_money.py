@@ -293,6 +293,7 @@ async def test_answers_without_a_limit_make_the_runs_limit_soft(shell: CommandLi
         assert told["soft"] == ["small"]
         stopped = await run_within(shell, 0.05, code=4)
     assert "the soft limit in money" in stopped.stdout
+    assert json.loads((shell.folder / OUTPUT / "run.json").read_text())["bill"]["isSoft"]
     spent = amounts(shell)
     assert provider.bill == spent["spent"] + spent["excess"]
     assert spent["excess"] > 0
@@ -308,6 +309,9 @@ async def test_a_target_that_bills_more_than_its_bound_is_stopped_until_its_pric
         first = amounts(shell)
         assert first["excess"] > 0
         assert "The bound of small was wrong by $" in stopped.stderr
+        assert "the bound of small was wrong by $" in stopped.stdout
+        bill: Json = json.loads((shell.folder / OUTPUT / "run.json").read_text())["bill"]
+        assert list(bill["wrongBounds"]) == ["small"]  # type: ignore[call-overload]
         assert provider.bill == sum(first.values())
         requests = provider.requests
         await run_within(shell, 5, code=1)

@@ -25,7 +25,7 @@ from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
-from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_usage
+from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info
 from quintain_runner.engine.trial import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import grader_fingerprints, open_graders
@@ -276,11 +276,13 @@ class _Execution:
             return analyse(tagged.columns, spec.reducers, tagged.by_tag)
 
         analysis, session = await asyncio.to_thread(analyse_rows), self.session
-        if session.session_id is not None and (usage := await read_final_usage(session.client)) is not None:
-            record = record.with_usage({session.session_id: usage})
+        info = None if session.session_id is None else await read_final_info(session.client)
+        if info is not None and info.usage is not None:
+            record = record.with_usage({info.session_id: info.usage})
         bill = None
         if record.sessions:
-            bill = record.bill_of(self.run.prices, session.session_id, session.calls_of_earlier_sessions)
+            earlier = session.calls_of_earlier_sessions
+            bill = record.bill_of(self.run.prices, session.session_id, earlier).with_info(info)
         return record.with_fields(statistics=analysis, bill=bill, prices=dict(self.run.prices))
 
     @asynccontextmanager
@@ -319,10 +321,12 @@ class _Execution:
         session = self.session
         if session.session_id is None:
             return
-        if (usage := (await session.client.get_info(usage=True)).usage) is not None:
-            record = record.with_usage({session.session_id: usage})
+        info = await session.client.get_info(usage=True)
+        if info.usage is not None:
+            record = record.with_usage({session.session_id: info.usage})
             earlier = session.calls_of_earlier_sessions
-            self.progress_state.bill = record.bill_of(self.run.prices, session.session_id, earlier)
+            bill = record.bill_of(self.run.prices, session.session_id, earlier)
+            self.progress_state.bill = bill.with_info(info)
 
 
 def update_budget(progress_state: ProgressState, info: Info, session: PlanSession, *, has_ended: bool = False) -> None:

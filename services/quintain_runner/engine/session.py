@@ -57,14 +57,17 @@ def _without_running(call: CallRecord) -> CallRecord:
     return call.model_copy(update={"state": "inDoubt"}) if call.state == "running" else call
 
 
-async def read_final_usage(client: Client) -> list[UsageLine] | None:
-    """Return what a session's calls took, after waiting up to `SETTLE_TIMEOUT_SECONDS` until no call is running."""
+async def read_final_info(client: Client) -> Info:
+    """Return a session's information with what its calls took, once no call is running.
+
+    It waits for that up to `SETTLE_TIMEOUT_SECONDS`.
+    """
     for _ in range(round(SETTLE_TIMEOUT_SECONDS / SETTLE_POLL_SECONDS)):
         info = await client.get_info(usage=True)
         if not info.running:
             break
         await asyncio.sleep(SETTLE_POLL_SECONDS)
-    return info.usage
+    return info
 
 
 #: How long the session of a run is valid, so that what was answered is not asked again: 7 days, in seconds.

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from quintain.config.prices import Price
 from quintain.contracts.message import Message
-from quintain.contracts.session import CostUsage, Usage, UsageLine
+from quintain.contracts.session import CostUsage, Info, Usage, UsageLine
 
 #: Amounts below one dollar are shown with four decimal places, larger ones with two.
 _CENT_QUANTUM, _SUBDOLLAR_QUANTUM = Decimal("0.01"), Decimal("0.0001")
@@ -37,7 +37,9 @@ class Bill(Message):
     """What calls took in all, by target, by grader and by role.
 
     ``is_complete``: no call of an earlier session is missing. ``cache_saved_usd`` is what the caches of providers with
-    known prices saved, less than 0 where writing to them cost more; None where none was used.
+    known prices saved, less than 0 where writing to them cost more; None where none was used. ``wrong_bounds`` are the
+    targets of which a try cost so many US dollars more than was reserved for it. ``is_soft``: under a limit in money
+    some tries were reserved by an estimate.
     """
 
     total: Usage = Usage()
@@ -46,6 +48,8 @@ class Bill(Message):
     roles: dict[CallRole, Usage] = Field(default_factory=dict)
     is_complete: bool = True
     cache_saved_usd: float | None = None
+    wrong_bounds: dict[str, float] = Field(default_factory=dict)
+    is_soft: bool = False
 
     @classmethod
     def of(
@@ -69,6 +73,14 @@ class Bill(Message):
             cache_saved_usd=_cache_saved(targets, prices),
         )
 
+    def with_info(self, info: Info | None) -> Bill:
+        """The bill, with what the session of its last calls says of their limit in money."""
+        if info is None:
+            return self
+        is_limited = info.cost is not None and info.cost.left_usd is not None
+        is_soft = is_limited and info.cost is not None and info.cost.estimated > 0
+        return self.with_fields(wrong_bounds=info.wrong_bounds or {}, is_soft=is_soft)
+
     @property
     def is_priced(self) -> bool:
         """Whether anything is known of what it cost."""
@@ -77,7 +89,7 @@ class Bill(Message):
     @property
     def text(self) -> str:
         """What it cost in all, in a few words."""
-        return cost_text(self.total.cost, is_complete=self.is_complete)
+        return cost_text(self.total.cost, is_complete=self.is_complete) + (", soft limit" if self.is_soft else "")
 
 
 def _cache_saved(targets: Mapping[str, Usage], prices: Mapping[str, Price]) -> float | None:
@@ -136,7 +148,8 @@ def cost_line(bill: Bill | None) -> str | None:
         graders = ", ".join(f"{name} {cost_text(usage.cost)}" for name, usage in bill.graders.items())
         asked = bill.roles.get(CallRole.ASKED, Usage()).cost
         parts.append(f"asked {cost_text(asked)}, graders {cost_text(bill.roles[CallRole.JUDGE].cost)} ({graders})")
-    return f"cost {bill.text}: {'; '.join(parts)}{_cache_note(bill)}"
+    wrong = "".join(f"; the bound of {name} was wrong by {dollars(usd)}" for name, usd in bill.wrong_bounds.items())
+    return f"cost {bill.text}: {'; '.join(parts)}{_cache_note(bill)}{wrong}"
 
 
 def _cache_note(bill: Bill) -> str:
