@@ -32,7 +32,8 @@ from quintain.contracts.fleet import (
 )
 from quintain.contracts.ledger import DrainState
 from quintain.contracts.message import Message
-from quintain.contracts.session import RegisteredWorker, SessionState
+from quintain.contracts.money import to_dollars
+from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState, is_at
 from quintain.errors import BudgetUnavailable, BusError, Fault, Unroutable
 from quintain.rpc.server import log_defect
 from quintain.topology import EVENTS, FLEET_KEY, backlog_queue, target_queue
@@ -49,7 +50,8 @@ def read_fleet(now: int) -> SqlProgram[FleetState]:
     registered = yield from targets.list_targets(now)
     listed = yield from leases.list_workers(now)
     rows = yield from execute(
-        "SELECT id, label, parent_id, default_target, used, max_calls, state FROM session WHERE state <> ?"
+        "SELECT id, label, parent_id, default_target, used, max_calls, state, max_cost, warn_at, cost_spent, cost_held,"
+        " cost_reserved, cost_excess, cost_unknown FROM session WHERE state <> ?"
         " AND (expires_at IS NULL OR expires_at > ?) ORDER BY created_at DESC, id DESC LIMIT ?",
         *(SessionState.CLOSED, now, MAX_FLEET_SESSIONS),
     )
@@ -70,11 +72,24 @@ def read_fleet(now: int) -> SqlProgram[FleetState]:
                 call_count=row[4],
                 max_calls=row[5],
                 state=SessionState(row[6]),
+                max_cost_usd=None if row[7] is None else to_dollars(row[7]),
+                warn_at=None if row[8] is None else row[8] / 1_000_000,
+                cost=_cost_of(*row[9:]) if row[7] is not None or any(row[9:]) else None,
             )
             for row in rows
         ],
         more_sessions=max(0, count[0] - len(rows)),
         now=now,
+    )
+
+
+def _cost_of(spent: int, held: int, reserved: int, excess: int, unknown: int) -> CostUsage:
+    return CostUsage(
+        spent_usd=to_dollars(spent),
+        held_usd=to_dollars(held),
+        reserved_usd=to_dollars(reserved),
+        excess_usd=to_dollars(excess),
+        unknown=unknown,
     )
 
 
@@ -135,8 +150,11 @@ def _worker_events(before: FleetState, changed: FleetChanged, now: int) -> Itera
 def _session_events(before: FleetState, changed: FleetChanged, now: int) -> Iterator[FleetEvent]:
     old = {session.session_id: session for session in before.sessions}
     for session in changed.sessions:
-        if (event := _session_event(old.get(session.session_id), session)) is not None:
+        earlier = old.get(session.session_id)
+        if (event := _session_event(earlier, session)) is not None:
             yield _session_changed(event, session, now)
+        if _is_warned(session) and not (earlier is not None and _is_warned(earlier)):
+            yield _session_changed(SessionEvent.WARNED, session, now)
     for session_id in changed.ended_sessions:
         yield _session_changed(SessionEvent.ENDED, old[session_id], now)
 
@@ -173,6 +191,11 @@ def _session_event(before: FleetSession | None, after: FleetSession) -> SessionE
 
 def _is_spent(session: FleetSession) -> bool:
     return session.call_count >= session.max_calls
+
+
+def _is_warned(session: FleetSession) -> bool:
+    limit, cost = session.max_cost_usd, session.cost
+    return limit is not None and cost is not None and is_at(cost, limit, session.warn_at)
 
 
 def _worker_changed(event: WorkerEvent, worker: RegisteredWorker, now: int) -> FleetEvent:

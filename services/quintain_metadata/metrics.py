@@ -22,6 +22,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from quintain.contracts.fleet import BUCKET_BASE, CallCounts, QuotaState, RegisteredTarget
 from quintain.contracts.ledger import Admission, Settle
+from quintain.contracts.money import to_dollars
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable
 from quintain.observe.metrics import ServiceMetrics
@@ -111,6 +112,12 @@ class LedgerGauges:
     in_doubt: int = 0
     near_limit: int = 0
     targets: tuple[RegisteredTarget, ...] = ()
+    #: What root sessions that are open have spent, and so on, in US dollars.
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+
+#: The amounts of money of sessions.
+_AMOUNTS = ("spent", "held", "reserved", "excess")
 
 
 def read_gauges(moment: Moment) -> SqlProgram[LedgerGauges]:
@@ -125,11 +132,21 @@ def read_gauges(moment: Moment) -> SqlProgram[LedgerGauges]:
         "SELECT count(*) FROM session WHERE state = ? AND max_calls > 0 AND used * 100 >= max_calls * ?",
         *(SessionState.OPEN, NEAR_LIMIT_PERCENT),
     )
+    cost_row = yield from fetch_one(
+        f"SELECT {', '.join(f'coalesce(sum(cost_{name}), 0)' for name in _AMOUNTS)} FROM session"
+        " WHERE parent_id IS NULL AND state = ?",
+        SessionState.OPEN,
+    )
     registered = yield from targets.list_targets(moment.now)
+    assert cost_row is not None
     assert in_doubt_row is not None
     assert near_limit_row is not None
     return LedgerGauges(
-        {row[0]: row[1] for row in state_rows}, in_doubt_row[0], near_limit_row[0], tuple(registered.targets)
+        {row[0]: row[1] for row in state_rows},
+        in_doubt_row[0],
+        near_limit_row[0],
+        tuple(registered.targets),
+        {name: to_dollars(int(amount)) for name, amount in zip(_AMOUNTS, cost_row, strict=True)},
     )
 
 
@@ -213,6 +230,10 @@ class MetadataMetrics(ServiceMetrics):
             "Open sessions that have charged nine tenths of their limit",
             value=gauges.near_limit,
         )
+        costs = GaugeMetricFamily(self.full_name("cost_usd"), "US dollars of the open root sessions", labels=["amount"])
+        for name, usd in gauges.costs.items():
+            costs.add_metric([name], usd)
+        yield costs
         running = GaugeMetricFamily(self.full_name("target_running"), "Calls that hold a grant", labels=["target"])
         limit = GaugeMetricFamily(
             self.full_name("target_limit"), "A registered target's calls at once", labels=["target"]

@@ -141,6 +141,17 @@ async def test_a_limit_below_one_row_asks_nothing_and_can_be_taken_away(shell: C
     assert (provider.requests, amounts(shell)["spent"]) == (6, provider.bill)
 
 
+@pytest.mark.timeout(120)
+async def test_a_run_says_once_that_it_is_near_its_limit(shell: CommandLine) -> None:
+    provider = PricedProvider(answer=ANSWER)
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=80)
+        evaluation = shell.folder / "eval.yaml"
+        evaluation.write_text(f"{evaluation.read_text()}warn_at: 0.5\n")
+        ended = await run_within(shell, 0.25, code=4)
+    assert sum(line.startswith("warning") and "warn_at: 0.5" in line for line in ended.stderr.splitlines()) == 1
+
+
 def record_of(shell: CommandLine) -> Json:
     return json.loads((shell.folder / OUTPUT / "run.json").read_text())  # type: ignore[no-any-return]
 

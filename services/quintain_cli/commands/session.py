@@ -22,7 +22,6 @@ from quintain.contracts.message import describe_validation_error
 from quintain.contracts.session import (
     DEFAULT_MAX_CALLS,
     AmendSession,
-    CostUsage,
     Info,
     ListSessions,
     OpenSession,
@@ -47,7 +46,7 @@ from quintain_cli.console import (
 from quintain_cli.run_output import print_table as print_text_table
 from quintain_cli.running_fleet import missing_workers, print_missing, require_admin_token
 from quintain_runner.report.text_table import bill_table
-from quintain_runner.results.bill import Bill, dollars, is_priced
+from quintain_runner.results.bill import Bill, dollars, money_text
 
 ResultT = TypeVar("ResultT")
 
@@ -66,6 +65,9 @@ def open_session(
         typer.Option(help="What happens to settings that a provider cannot honour; by default the call is refused."),
     ] = None,
     max_cost_usd: MaxCostOption = None,
+    warn_at: Annotated[
+        float | None, typer.Option(help="The part of --max-cost-usd at which an event says so, such as 0.8.")
+    ] = None,
     max_body_bytes: Annotated[
         int | None,
         typer.Option(help="The size of its largest request; by default 1048576, at most 16777216."),
@@ -90,6 +92,7 @@ def open_session(
             expires_in_seconds=expires_in,
             unsupported=unsupported,
             max_cost_usd=max_cost_usd,
+            warn_at=warn_at,
             max_body_bytes=max_body_bytes,
             weight=weight,
             priority=priority or default_priority(max_calls),
@@ -172,23 +175,6 @@ def print_info(info: Info, *, as_json: bool) -> None:
     print_table(rows.items())
     if info.usage:
         print_text_table(bill_table(Bill.of(info.usage)))
-
-
-def money_text(cost: CostUsage, limit: float | None) -> str:
-    """Return what a session cost, and what it may cost, in words."""
-    parts = [f"{dollars(cost.spent_usd)} spent"] if is_priced(cost) else []
-    if cost.held_usd:
-        parts.append(f"≤ {dollars(cost.held_usd)} of unknown bills")
-    if cost.reserved_usd:
-        parts.append(f"≤ {dollars(cost.reserved_usd)} for running tries")
-    if cost.excess_usd:
-        parts.append(f"{dollars(cost.excess_usd)} above what was reserved")
-    if cost.unknown:
-        parts.append(f"{cost.unknown} tries of unknown cost")
-    if limit is not None:
-        soft = f", soft: {cost.estimated} tries were reserved by an estimate" if cost.estimated else ""
-        parts[-1] += f"; limit {dollars(limit)}{soft}"
-    return ", ".join(parts)
 
 
 def bounds_text(wrong_bounds: Mapping[str, float]) -> str:

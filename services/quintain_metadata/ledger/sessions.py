@@ -90,8 +90,8 @@ def open_session(
     yield from execute(
         "INSERT INTO session (id, token_sha256, parent_id, default_target, allowed_targets, max_calls, state, label,"
         " deadline_ms, store_replies, created_at, expires_at, reserved, ignore_unsupported,"
-        " max_body_bytes, weight, priority, max_cost, grader)"
-        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " max_body_bytes, weight, priority, max_cost, warn_at, grader)"
+        " VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         token.id,
         token.sha256,
         parent.id if parent else None,
@@ -109,6 +109,7 @@ def open_session(
         request.weight,
         request.priority,
         max_cost,
+        None if request.warn_at is None else round(request.warn_at * 1_000_000),
         request.grader or (parent.grader if parent else None),
     )
     if parent is not None and reserved:

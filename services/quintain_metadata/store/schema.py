@@ -17,6 +17,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # ``max_body_bytes``: the size of its largest request; null where it was opened without a limit of its own.
         # ``weight`` and ``priority``: its share of quotas; null where it has its parent's, or the default one.
         # Money is in picodollars (10^-12 US dollars). ``max_cost``: null where the session has no limit in money.
+        # ``warn_at``: the millionths of it at which an event says so; null where nobody asks.
         # ``cost_spent``: what is known to be spent, at most what was reserved for it. ``cost_held``: reserved for tries
         # whose bill is unknown. ``cost_reserved``: reserved for tries that run. ``cost_excess``: what providers
         # reported beyond what was reserved. ``cost_unknown``: charged tries of unknown cost for which nothing was
@@ -50,6 +51,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             weight integer,
             priority text,
             max_cost bigint,
+            warn_at integer,
             cost_spent bigint NOT NULL DEFAULT 0,
             cost_held bigint NOT NULL DEFAULT 0,
             cost_reserved bigint NOT NULL DEFAULT 0,

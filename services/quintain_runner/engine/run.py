@@ -152,6 +152,7 @@ class _Execution:
     async def execute(self, record: RunFile) -> RunSummary:
         """Execute the trials, and write the record before the first call and after the last."""
         run, evaluation, folder = self.run, self.run.evaluation, self.run.options.folder
+        self.progress_state.money.warn_at = evaluation.spec.warn_at
         info = await self.session.client.get_info()
         self._require_bounded_costs(info)
         update_budget(self.progress_state, info, self.session)
@@ -168,7 +169,7 @@ class _Execution:
             scheduler = TrialScheduler(run, budget, cost_gate, self.results, self.progress_state, error_limit)
             async with self._displayed_progress(record), self._watched_quotas(quotas, scheduler):
                 is_budget_spent = await scheduler.run(self.plan)
-        update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
+                update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
         summary = self._summary(error_limit, spent=is_budget_spent)
         refused = cost_gate.refused
@@ -339,6 +340,8 @@ def update_budget(progress_state: ProgressState, info: Info, session: PlanSessio
     own_calls = info.call_count - info.reserved - (0 if has_ended else info.running)
     progress_state.budget.update(own_calls + earlier_calls, info.max_calls + earlier_calls)
     progress_state.budget.calls_of_earlier_plans = session.calls_of_earlier_plans
+    if (warning := progress_state.money.update(own_calls, info.cost, info.max_cost_usd)) is not None:
+        progress_state.warnings.append(warning)
 
 
 async def _open_session(sessions: RunSessions, plan: RerunPlan, record: RunFile) -> tuple[PlanSession, RunFile]:

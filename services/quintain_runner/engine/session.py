@@ -311,6 +311,7 @@ class RunSessions:
             default_target=self._run.targets[0],
             max_calls=max_calls,
             max_cost_usd=max_cost_usd,
+            warn_at=evaluation.spec.warn_at,
             label=f"run {evaluation.name}",
             max_body_bytes=evaluation.spec.max_body_bytes,
             weight=self._run.weight,

@@ -10,8 +10,9 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
+from quintain.contracts.session import CostUsage, is_at
 from quintain.errors import Overloaded, QuintainError, Throttled
-from quintain_runner.results.bill import Bill
+from quintain_runner.results.bill import Bill, dollars, is_priced, money_text
 from quintain_runner.results.counts import CallsLeft, ResumeState, RowTally
 from quintain_runner.results.row import GraderRow, Row, RowKey, column_name, split_column
 
@@ -111,6 +112,36 @@ class BudgetProgress:
             self.initial_calls = calls
 
 
+class MoneyProgress:
+    """What the session of the run's plan cost, as last read from the ledger.
+
+    ``warn_at`` is the part of its limit at which a line says so, once, when so much is spent or held.
+    """
+
+    def __init__(self, warn_at: float | None = None) -> None:
+        self.warn_at = warn_at
+        self.limit_usd: float | None = None
+        self.cost: CostUsage | None = None
+        self._calls = 0
+        self._is_warned = False
+
+    def update(self, calls: int, cost: CostUsage | None, limit_usd: float | None) -> str | None:
+        """Store the amounts, and for how many calls they are; returns a warning, if one is due."""
+        self._calls, self.cost, self.limit_usd = calls, cost, limit_usd
+        if self._is_warned or cost is None or limit_usd is None or not is_at(cost, limit_usd, self.warn_at):
+            return None
+        self._is_warned = True
+        return f"{money_text(cost, limit_usd)} (warn_at: {self.warn_at})"
+
+    def text(self, calls_left: int) -> str | None:
+        """The amounts, and the total to expect with so many calls more; None where nothing is known of them."""
+        if self.cost is None or not (is_priced(self.cost) or self.limit_usd):
+            return None
+        final = self.cost.known_usd + self.cost.held_usd
+        projected = f", about {dollars(final + final / self._calls * calls_left)} in total" if self._calls else ""
+        return f"{money_text(self.cost, self.limit_usd)}{projected if is_priced(self.cost) else ''}"
+
+
 #: The most errors that wait to be shown; the results contain all of them.
 _MAX_PENDING_ERRORS = 20
 
@@ -153,6 +184,9 @@ class ProgressState:
         self.target_gauges = {target: TargetProgress() for target in targets}
         self.grader_gauges: dict[str, GraderProgress] = {}
         self.budget = BudgetProgress()
+        self.money = MoneyProgress()
+        #: What is to be shown once.
+        self.warnings: deque[str] = deque()
         #: The bill when it was last read, or None.
         self.bill: Bill | None = None
         #: When each running trial started, the oldest first.
@@ -166,6 +200,11 @@ class ProgressState:
     def calls(self) -> int:
         """The calls that are known to be made: as last read from the ledger, or those of the plan's rows if more."""
         return max(self.budget.calls, self._calls_in_rows_of_plan)
+
+    @property
+    def money_text(self) -> str | None:
+        """What the plan cost so far, and about what it will; None where nothing is known of it."""
+        return self.money.text(self.projected_calls - self.calls)
 
     @property
     def projected_calls(self) -> int:

@@ -185,11 +185,10 @@ def _budget_lines(
     if budget.max_calls:
         filled = min(_BAR_WIDTH, _BAR_WIDTH * progress_state.calls // budget.max_calls)
         bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
-        cost = ""
-        if progress_state.bill is not None and progress_state.bill.is_priced:
-            cost = f", {progress_state.bill.text}"
-        calls = f"{progress_state.calls:,}/{budget.max_calls:,} calls{cost}"
+        calls = f"{progress_state.calls:,}/{budget.max_calls:,} calls"
         yield Text(f"budget  {bar} {calls}{_budget_projection(progress_state, elapsed_seconds, now)}")
+    if (money := progress_state.money_text) is not None:
+        yield Text(f"money   {money}")
     seconds_left = {name: line.seconds_left for name, line in lines.items()}
     known = {name: left for name, left in seconds_left.items() if left is not None}
     if len(known) == len(seconds_left) and any(known.values()):
@@ -266,7 +265,9 @@ class _ErrorPrinter:
         self._console, self._printed_count = console, 0
 
     def print_new(self, progress_state: ProgressState) -> None:
-        """Print the errors since the last call."""
+        """Print the warnings and errors since the last call."""
+        while progress_state.warnings:
+            self._console.print(plain_text(f"warning  {progress_state.warnings.popleft()}"), soft_wrap=True)
         for error in progress_state.take_new_errors():
             self._printed_count += 1
             if self._printed_count <= _MAX_SHOWN_ERRORS:

@@ -121,6 +121,23 @@ def cost_text(cost: CostUsage, *, is_complete: bool = True) -> str:
     return f"{dollars(cost.known_usd, at_least=bool(cost.unknown) or not is_complete)}{held}"
 
 
+def money_text(cost: CostUsage, limit: float | None) -> str:
+    """What a session cost, and what it may cost, in words."""
+    parts = [f"{dollars(cost.spent_usd)} spent"] if is_priced(cost) else []
+    if cost.held_usd:
+        parts.append(f"≤ {dollars(cost.held_usd)} of unknown bills")
+    if cost.reserved_usd:
+        parts.append(f"≤ {dollars(cost.reserved_usd)} for running tries")
+    if cost.excess_usd:
+        parts.append(f"{dollars(cost.excess_usd)} above what was reserved")
+    if cost.unknown:
+        parts.append(f"{cost.unknown} tries of unknown cost")
+    if limit is not None:
+        soft = f", soft: {cost.estimated} tries were reserved by an estimate" if cost.estimated else ""
+        parts[-1] += f"; limit {dollars(limit)}{soft}"
+    return ", ".join(parts)
+
+
 def bill_rows(bill: Bill) -> Iterator[tuple[str, str, Usage]]:
     """The lines of the table of a bill but the sum: by what it is divided, the name, and what those calls took."""
     for name, usage in bill.targets.items():

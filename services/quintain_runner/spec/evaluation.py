@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationEr
 
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.message import BodyBytes
-from quintain.contracts.money import MaxCostUsd
+from quintain.contracts.money import MaxCostUsd, WarnAt
 from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
@@ -116,6 +116,8 @@ class EvaluationSpec(SpecModel):
     """The call budget of the whole run, graders included. If absent, the most calls that the run can need."""
     max_cost_usd: MaxCostUsd | None = None
     """The most that the run may cost, in US dollars, graders included. If absent, only max_calls limits it."""
+    warn_at: WarnAt | None = None
+    """The part of max_cost_usd at which the run says so, such as 0.8, when so much is spent or held."""
     max_body_bytes: BodyBytes | None = None
     """The size of the largest request, up to 16 MiB, and of the largest answer where it is more
     than 8 MiB. If absent, 1 MiB.

@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat
 from quintain.contracts.ledger import Milliseconds
 from quintain.contracts.message import Message, StrictMessage
 from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE
-from quintain.contracts.session import RegisteredWorker, SessionState
+from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState
 from quintain.contracts.values import Count, Id, TargetName, Text
 
 
@@ -173,7 +173,7 @@ class GetFleet(Message):
 
 
 class FleetSession(Message):
-    """A session and how much of its budget is charged."""
+    """A session and how much of its budget is charged, and its money: None where it has none and no limit of it."""
 
     session_id: Id
     label: Text | None = None
@@ -182,6 +182,9 @@ class FleetSession(Message):
     call_count: Count
     max_calls: Count
     state: SessionState
+    max_cost_usd: float | None = None
+    warn_at: float | None = None
+    cost: CostUsage | None = None
 
 
 class FleetState(Message):
@@ -255,12 +258,16 @@ class WorkerEvent(StrEnum):
 
 
 class SessionEvent(StrEnum):
-    """What happened to a session: ``spent`` is one that has no calls left, ``ended`` one that is closed or expired."""
+    """What happened to a session: ``spent`` is one that has no calls left, ``ended`` one that is closed or expired.
+
+    ``warned``: the part of its limit in money is spent or held at which it was to be told (``warn_at``).
+    """
 
     OPENED = "opened"
     PAUSED = "paused"
     RESUMED = "resumed"
     SPENT = "spent"
+    WARNED = "warned"
     ENDED = "ended"
 
 

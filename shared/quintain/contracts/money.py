@@ -18,6 +18,9 @@ MAX_COST_USD = 1_000_000
 #: An amount in picodollars.
 Picodollars = Annotated[Whole, Field(ge=0, le=MAX_COST_USD * PICODOLLARS_PER_DOLLAR)]
 
+#: The part of a limit in money at which a session is near it.
+WarnAt = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
+
 #: A limit in US dollars, as users write it.
 MaxCostUsd = Annotated[float, Field(gt=0, le=MAX_COST_USD, allow_inf_nan=False, strict=True)]
 

@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
-from quintain.contracts.money import CostTerms, MaxCostUsd, NoLimit
+from quintain.contracts.money import CostTerms, MaxCostUsd, NoLimit, WarnAt
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, GraderId, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
@@ -100,6 +100,11 @@ class CostUsage(Message):
             excess_usd=_sum_usd(self.excess_usd, other.excess_usd),
             unknown=self.unknown + other.unknown,
         )
+
+
+def is_at(cost: CostUsage, limit_usd: float, part: float | None) -> bool:
+    """Whether this part of a limit in US dollars is spent or held; ``part`` is None where nobody asks."""
+    return part is not None and _sum_usd(cost.known_usd, cost.held_usd) >= limit_usd * part
 
 
 def _sum_usd(*amounts: float) -> float:
@@ -204,7 +209,8 @@ class OpenSession(StrictMessage):
     it: by default the call is refused. A child has its parent's, unless it says otherwise.
     ``max_body_bytes`` is the size of the largest request, 1 MiB by default, and of the largest reply where that is more
     than 8 MiB. A child has at most its parent's. ``max_cost_usd`` is the most that its calls may cost, in US dollars; a
-    child stays within its parent's too.
+    child stays within its parent's too. ``warn_at`` is the part of it at which an event says so, when so much is spent
+    or held.
     ``weight`` and ``priority`` are its share of the quotas of the targets that it calls (``docs/limits.md``): 10 and
     ``normal`` by default. A child has its parent's, and may have less. ``grader`` is whose calls are made under it, by
     which their usage is told. A child has its parent's.
@@ -213,6 +219,7 @@ class OpenSession(StrictMessage):
     default_target: TargetName
     max_calls: Count | None = None
     max_cost_usd: MaxCostUsd | None = None
+    warn_at: WarnAt | None = None
     allowed_targets: list[TargetName] | None = None
     expires_in_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from quintain.contracts.fleet import BUCKET_BASE, CallCounts, QuotaState
 from quintain.contracts.message import Message
-from quintain.contracts.session import SessionState
+from quintain.contracts.session import CostUsage, SessionState
 
 #: The provider of targets that hosts lease; they are not called through a queue.
 LEASED_PROVIDER = "leased"
@@ -92,7 +92,10 @@ class WorkerFigures(Message):
 
 
 class BudgetFigures(Message):
-    """A session's budget; ``ends_in_ms`` is when it is spent at the rate of the last minute, None if it is not used."""
+    """A session's budget; ``ends_in_ms`` is when it is spent at the rate of the last minute, None if it is not used.
+
+    ``cost`` is None where nothing is known of its money, and nothing limits that.
+    """
 
     session_id: str
     label: str | None = None
@@ -101,6 +104,8 @@ class BudgetFigures(Message):
     used: int
     max_calls: int
     state: SessionState
+    max_cost_usd: float | None = None
+    cost: CostUsage | None = None
     is_spent: bool
     calls_per_minute: float = 0.0
     ends_in_ms: int | None = None

@@ -305,13 +305,8 @@ class FleetModel:
         rate = self._usage[session.session_id].per_minute(at)
         left = max(0, session.max_calls - session.call_count)
         return BudgetFigures(
-            session_id=session.session_id,
-            label=session.label,
-            parent_id=session.parent_id,
-            default_target=session.default_target,
+            **dict(session),
             used=session.call_count,
-            max_calls=session.max_calls,
-            state=session.state,
             is_spent=left == 0,
             calls_per_minute=round(rate, 1),
             ends_in_ms=int(left / rate * 60_000) if rate and left else None,

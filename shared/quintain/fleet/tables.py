@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from quintain.contracts.money import dollars_text, picodollars
 from quintain.fleet.fleet_figures import (
     BudgetFigures,
     FleetFigures,
@@ -293,6 +294,22 @@ def _budget_share(budget: BudgetFigures) -> Cell:
     return Cell(f"{percent} %", share=percent)
 
 
+def _budget_money(budget: BudgetFigures) -> Cell:
+    """What a session spent, and below it what its unknown bills and its running tries may cost at most."""
+    cost = budget.cost
+    if cost is None:
+        return Cell(NOTHING)
+    is_known = not cost.unknown or cost.most_usd > 0
+    spent = f"{'≥ ' if cost.unknown else ''}{_usd(cost.known_usd)}" if is_known else "unknown"
+    doubtful = {"held": cost.held_usd, "reserved": cost.reserved_usd}
+    under = ", ".join(f"≤ {_usd(usd)} {name}" for name, usd in doubtful.items() if usd)
+    return Cell(spent if budget.max_cost_usd is None else f"{spent} of {_usd(budget.max_cost_usd)}", under=under)
+
+
+def _usd(amount_usd: float) -> str:
+    return dollars_text(picodollars(amount_usd))
+
+
 _BUDGETS: Final[_Layout[BudgetFigures]] = _Layout(
     "Budgets",
     "session",
@@ -304,6 +321,7 @@ _BUDGETS: Final[_Layout[BudgetFigures]] = _Layout(
         ("Used", False, lambda budget: str(budget.used)),
         ("Of", False, lambda budget: str(budget.max_calls)),
         ("Share", False, _budget_share),
+        ("Cost", False, _budget_money),
         ("Calls/min", False, lambda budget: amount(budget.calls_per_minute)),
         ("Ends", False, lambda budget: Cell(ends_in(budget), "failed" if budget.is_spent else "")),
     ),

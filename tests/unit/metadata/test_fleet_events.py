@@ -9,7 +9,7 @@ import pytest
 from quintain.bus.base import Delivery
 from quintain.contracts.fleet import CallCounts, FleetChanged, FleetSession, FleetState, RegisteredTarget
 from quintain.contracts.ledger import AttemptOutcome, DrainState, Settle
-from quintain.contracts.session import RegisteredWorker, SessionState
+from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState
 from quintain.topology import EVENTS, Binding, Queue, Topology, events_topology
 from quintain_metadata.events import find_changes, find_events, pause_seconds
 from quintain_metadata.metrics import CallCounter
@@ -36,6 +36,12 @@ def session(used: int = 0, **fields: object) -> FleetSession:
     return one.model_copy(update=fields)
 
 
+def spending(part: float) -> FleetSession:
+    """A session that has spent and held so much of its limit, and is to tell at 0.8 of it."""
+    cost = CostUsage(spent_usd=10 * part - 1, held_usd=1, reserved_usd=1)
+    return session(max_cost_usd=10.0, warn_at=0.8, cost=cost)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "keys"),
     [
@@ -52,6 +58,10 @@ def session(used: int = 0, **fields: object) -> FleetSession:
         ({}, {"sessions": [session()]}, ["session.s.opened"]),
         ({"sessions": [session()]}, {"sessions": [session(2)]}, []),
         ({"sessions": [session(2)]}, {"sessions": [session(3)]}, ["session.s.spent"]),
+        ({"sessions": [spending(0.7)]}, {"sessions": [spending(0.79)]}, []),
+        ({"sessions": [spending(0.7)]}, {"sessions": [spending(0.8)]}, ["session.s.warned"]),
+        ({"sessions": [spending(0.8)]}, {"sessions": [spending(0.9)]}, []),
+        ({"sessions": [spending(0.7)]}, {"sessions": [spending(0.9).model_copy(update={"warn_at": None})]}, []),
         ({"sessions": [session()]}, {"sessions": [session(state=SessionState.PAUSED)]}, ["session.s.paused"]),
         ({"sessions": [session(state=SessionState.PAUSED)]}, {"sessions": [session()]}, ["session.s.resumed"]),
         ({"sessions": [session()]}, {}, ["session.s.ended"]),

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from quintain.contracts.session import CostUsage, UsageLine
-from quintain_runner.report.progress import Latencies, ProgressState
+from quintain_runner.report.progress import Latencies, MoneyProgress, ProgressState
 from quintain_runner.report.progress_display import render_progress
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState
@@ -180,7 +180,18 @@ def test_what_it_cost_is_shown_as_far_as_it_is_known() -> None:
     lines = rendered_lines(board)
     assert lines[0].endswith("cost")
     assert [line.split()[-1] for line in lines[1:3]] == ["$2.00", "-"]
-    assert any("2/20 calls, $2.00" in line for line in lines)
+    assert not [line for line in lines if line.startswith("money")]
+    board.money.update(2, CostUsage(spent_usd=2.0, held_usd=1.0, reserved_usd=0.5), 40.0)
+    (money,) = (line for line in rendered_lines(board) if line.startswith("money"))
+    assert all(part in money for part in ("$2.00 spent", "≤ $1.00", "≤ $0.5000", "limit $40.00", "in total"))
+
+
+def test_a_part_of_the_limit_that_is_spent_or_held_is_said_once() -> None:
+    money = MoneyProgress(warn_at=0.8)
+    assert money.update(1, CostUsage(spent_usd=7.0, reserved_usd=3.0), 10.0) is None
+    assert "warn_at: 0.8" in str(money.update(1, CostUsage(spent_usd=7.0, held_usd=1.0), 10.0))
+    assert money.update(1, CostUsage(spent_usd=9.0), 10.0) is None
+    assert MoneyProgress().update(1, CostUsage(spent_usd=9.0), 10.0) is None
 
 
 def test_nothing_is_projected_before_there_is_a_pace() -> None:
