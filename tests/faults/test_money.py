@@ -139,7 +139,7 @@ async def check_round(priced: PricedFleet, victims: Sequence[str], output: str) 
         else:
             await asyncio.to_thread(priced.kill, victim, random_source)
     for _ in range(4):
-        result = await asyncio.to_thread(running.wait, seconds=200)
+        result = await asyncio.to_thread(running.wait, seconds=400)
         if result.code == 4:
             break
         # What failed for want of a service is asked again by the same command.
