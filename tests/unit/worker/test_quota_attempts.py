@@ -88,9 +88,9 @@ async def test_a_throttled_try_ends_its_attempt_and_the_call_asks_again_with_ano
         assert ledger.paused == {}
 
 
-@pytest.mark.parametrize(("billing", "unproven"), [(Billing.BILLED, True), (Billing.UNBILLED, None)])
+@pytest.mark.parametrize(("billing", "unproven"), [(Billing.BILLED, 1), (Billing.UNBILLED, None)])
 async def test_failing_tries_are_bounded_over_the_attempts_of_a_call(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, billing: Billing, unproven: bool | None
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, billing: Billing, unproven: int | None
 ) -> None:
     provider = FailingProvider(failed(billing), throttled(), failed(billing), failed(billing))
     async with running_worker(ledger, provider, max_tries=3, quota=QUOTA):
@@ -98,7 +98,7 @@ async def test_failing_tries_are_bounded_over_the_attempts_of_a_call(
         fault = await next_fault(evaluator)
         settles = await settles_until_end(ledger)
     assert fault.code == "provider_error"
-    assert [settle.unproven for settle in settles] == [unproven, None, unproven, None]
+    assert [settle.unproven for settle in settles] == [unproven, None, unproven, unproven]
     assert settles[-1].outcome is (AttemptOutcome.CHARGED if unproven else AttemptOutcome.REFUND)
     reports = [settle.report and settle.report.outcome for settle in settles]
     assert reports == [TryOutcome.FAILED, TryOutcome.THROTTLED, TryOutcome.FAILED, TryOutcome.FAILED]
