@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
 from quintain.contracts.session import Priority
-from quintain_metadata.quotas.fair_queue import Waiting
+from quintain_metadata.quotas.fair_queue import FairQueue, Waiting
 from quintain_metadata.quotas.governor import Governor
 from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS
 from quintain_metadata.quotas.outages import MAX_PROBE_SECONDS
@@ -112,3 +115,42 @@ def test_no_limit_is_exceeded_no_slot_is_lost_and_every_call_starts_in_the_end(
             now = model.governor.due_at(now)
             model.grant(now)
             assert model.running or model.governor.due_at(now) > now
+
+
+def starts_of(weights: Mapping[str, int], count: int, takeovers: Mapping[int, Sequence[str]]) -> Counter[str]:
+    """How many of so many starts each session has, all of which always have calls that wait.
+
+    Before some starts another service takes the quota over: it knows no deficits, and learns who waits in this order.
+    """
+    starts = Counter[str]()
+
+    def learn(sessions: Iterable[str]) -> FairQueue:
+        queue = FairQueue()
+        for session in sessions:
+            for number in range(starts[session], count + 1):
+                queue.add(Waiting(f"{session} {number}", "key", "a", session, weights[session]))
+        return queue
+
+    queue = learn(weights)
+    for number in range(count):
+        queue = learn(takeovers[number]) if number in takeovers else queue
+        waiting = queue.take({"a"})
+        assert waiting is not None
+        starts[waiting.root_id] += 1
+    return starts
+
+
+@given(
+    weights=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 100), min_size=2),
+    count=st.integers(1, 150),
+    data=st.data(),
+)
+def test_a_take_over_costs_no_session_more_than_a_start(
+    weights: dict[str, int], count: int, data: st.DataObject
+) -> None:
+    numbers, orders = st.integers(0, count), st.permutations(sorted(weights))
+    takeovers = data.draw(st.dictionaries(numbers, orders, max_size=3))
+    starts = starts_of(weights, count, takeovers)
+    for session, weight in weights.items():
+        # A start for the round that is not over, and one for the deficit that is not known any more.
+        assert starts[session] > count * weight / sum(weights.values()) - 2 - len(takeovers)
