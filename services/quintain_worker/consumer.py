@@ -1,8 +1,9 @@
 """The consumer of one target's queue: stopped while the target is paused, restarted afterwards, drained at the end.
 
 So many of the target's calls run at a time as it has slots. The others of a group wait for one, and those that wait
-while other workers have free slots are put back into the queue. What a session has waiting here beyond its share of the
-target's quota goes to the target's backlog (`quintain_worker.session_waits`), which is consumed beside its queue.
+while other workers have free slots are put back into the queue. What a session has waiting here beyond its share, for
+the target's quota or for money, goes to the target's backlog (`quintain_worker.session_waits`), which is consumed
+beside its queue.
 """
 
 from __future__ import annotations
@@ -145,8 +146,9 @@ class TargetConsumer:
     """Consumes one target's queue, and stops while the target is paused.
 
     ``card.slots`` is how many calls run here at a time, and how many messages are taken; a call of a group waits until
-    a slot is free. Of a target with a quota, calls that wait for that take a slot too. So there are `WAITING_PLACES`
-    more, and as many again for the backlog, where the fleet bounds what runs as closely as this worker.
+    a slot is free. Of a target with a quota or a price, calls that wait for the quota or for money take a slot too. So
+    there are `WAITING_PLACES` more, and as many again for the backlog, where the fleet bounds what runs as closely as
+    this worker.
     ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
 
     At a pause the consumer is cancelled at once, and its deliveries finish under it; it is closed after the last of
@@ -158,12 +160,13 @@ class TargetConsumer:
         self, target: WorkerTarget, context: WorkerContext, card: TargetCard, report_pause: Callable[[float], None]
     ) -> None:
         self._target, self._name, self._context, self._slots = target, target.name, context, card.slots
-        self._has_places = card.quota is not None and card.slots == card.max_concurrency
+        has_line = card.quota is not None or target.price is not None
+        self._has_places = has_line and card.slots == card.max_concurrency
         #: How many messages of each of the two queues are taken.
         self._places = card.slots + (WAITING_PLACES if self._has_places else 0)
         self._call_slots = self._backlog_slots = CallSlots(self._places)
         self._waits: SessionWaits | None = None
-        if card.quota is not None:
+        if has_line:
             self._waits = SessionWaits(context.bus, target.name, lambda: self._call_slots.free)
         self.pause = PauseState(report_pause, context.timings)
         self._in_flight = 0

@@ -54,7 +54,7 @@ class DeliveryHandler:
     """Processes one delivery, from its receipt to its acknowledgement.
 
     At ``return_at``, in the loop's seconds, its message is copied; one that is held for another call returns to its
-    queue. ``hold`` is None where none waits for a quota.
+    queue. ``hold`` is None where none waits for a quota or for money.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How many calls of each session wait in this worker for one target's quota, and which of them go to its backlog.
+"""How many calls of each session wait in this worker for one target's quota or for money, and which go to its backlog.
 
 A target's queue is served in order. So that no session's calls keep those of others behind them, a session may have as
 many calls waiting here as there are free places: one alone takes half of all, and those of others find room. What is
@@ -26,7 +26,7 @@ from quintain_worker.returns import MessageHolder, copy_of
 
 log = logging.getLogger(__name__)
 
-#: How many more calls a worker takes than it may run, of a target that waits for a quota.
+#: How many more calls a worker takes than it may run, of a target with a quota or a price.
 WAITING_PLACES = 128
 
 #: So many calls of a session may wait although no place is free.
@@ -40,7 +40,7 @@ BACKLOG_RETRY_SECONDS = 10.0
 
 
 class SessionWaits:
-    """The calls that wait for one target's quota, by session. ``free_places`` returns how many more would find room."""
+    """The calls that wait for one target, by session. ``free_places`` returns how many more would find room."""
 
     def __init__(self, bus: Bus, target: str, free_places: Callable[[], int]) -> None:
         self._bus, self._target, self._free_places = bus, target, free_places

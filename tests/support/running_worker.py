@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.config.prices import Price
 from quintain.contracts.invoke import FaultReply, InvokeRequest, Result, TokenUsage
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.quota import QuotaCard
@@ -72,13 +73,16 @@ async def running_worker(
     drain: Callable[[], object] | None = None,
     timings: Timings = DEFAULT_TIMINGS,
     quota: QuotaCard | None = None,
+    price: Price | None = None,
     consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[tuple[Worker, FlakyBus]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
     bus = FlakyBus(ledger.memory)
     names = "abc"[: len(providers)]
     served = {
-        name: WorkerTarget(name=name, provider=provider, max_tries=max_tries, progress_seconds=progress_seconds)
+        name: WorkerTarget(
+            name=name, provider=provider, max_tries=max_tries, progress_seconds=progress_seconds, price=price
+        )
         for name, provider in zip(names, providers, strict=True)
     }
     cards = [TargetCard(name=name, provider="mock", max_concurrency=max_concurrency, quota=quota) for name in names]

@@ -10,6 +10,7 @@ import pytest
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
 from quintain.bus.memory import MemoryBroker
+from quintain.config.prices import Price
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.errors import QueueFull
@@ -124,6 +125,19 @@ async def test_all_calls_are_answered_once_the_quota_takes_them(
         answered = {(await next_item(evaluator.replies)).correlation_id for _ in range(400)}
     assert len(answered) == 400
     assert evaluator.replies.empty()
+
+
+async def test_calls_that_wait_for_money_keep_no_others_from_a_slot(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
+) -> None:
+    hold_many(ledger)
+    few = FakeEvaluator(ledger.memory.connect(), "a")
+    async with running_worker(ledger, GatedProvider(), price=Price(per_call=0.01), max_concurrency=2):
+        await publish_many(evaluator, 2 * WAITING_PLACES)
+        for number in range(10):
+            await few.send_request(f"few{number}", reply_to=evaluator.reply_key)
+        for _ in range(10):
+            assert (await next_result(evaluator)).raw_text == "yes"
 
 
 async def test_groups_are_moved_as_they_are(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
