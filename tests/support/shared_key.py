@@ -30,20 +30,23 @@ def open_session(fleet: ProcessFleet, max_calls: int, *words: str) -> SessionOpe
     return SessionOpened.from_wire(fleet.quintain(*options))
 
 
-def publish_plainly(broker_url: str, token: str, count: int, *, seconds: float = 600) -> None:
-    """Publish so many calls at once, as an AMQP client without the SDK may: nobody reads the replies."""
+def publish_plainly(broker_url: str, token: str, count: int, *, seconds: float = 600, word: str = "many") -> None:
+    """Publish so many calls at once, as an AMQP client without the SDK may: nobody reads the replies.
+
+    Their questions begin with ``word``.
+    """
     connection = pika.BlockingConnection(pika.URLParameters(broker_url))
     channel = connection.channel()
     for number in range(count):
         properties = pika.BasicProperties(
             reply_to="nobody.reads.this",
-            correlation_id=f"many-{number}",
+            correlation_id=f"{word}-{number}",
             type="invoke",
             content_type="application/json",
             delivery_mode=2,
             headers={"x-quintain-session": token, "x-quintain-deadline": int((time.time() + seconds) * 1000)},
         )
-        body = json.dumps({"question": f"many {number}"}).encode()
+        body = json.dumps({"question": f"{word} {number}"}).encode()
         channel.basic_publish("quintain.invoke", "small", body, properties)
     connection.close()
 
