@@ -32,7 +32,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case, Grader
 from quintain.settings import environment, read_settings
 from quintain_runner.engine.backend import connect_backend
-from quintain_runner.engine.cost_limit import configured_costs, inspect_cost_limit
+from quintain_runner.engine.cost_limit import configured_costs, cost_problems, has_cost_limit
 from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.engine.run_settings import RunOptions, RunSettings, inspect_evaluation
 from quintain_runner.engine.session import RunSessions, write_calls
@@ -240,8 +240,8 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
     # The earlier results are renamed first, because the dataset's command stores its output in the folder.
     with _set_aside(options.folder, listener) if options.is_fresh else contextlib.nullcontext():
         found = await inspect_evaluation(options, settings, results_folder=options.folder)
-        if not found.is_on_fleet:
-            inspect_cost_limit(found, configured_costs(found))
+        if has_cost_limit(found) and not found.is_on_fleet:
+            found.problems.extend(cost_problems(configured_costs(found)))
         run = found.checked()
     _check_case_ids(run)
     ledger_url = settings.ledger_url or f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
