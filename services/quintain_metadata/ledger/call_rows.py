@@ -220,26 +220,16 @@ HOLDER_WITHOUT_ROW = (
 
 
 def lock_calls(
-    keys: Collection[CallKey],
-    *,
-    reservations: Collection[str] = (),
-    targets: Iterable[str] = (),
-    is_each_locked: bool = True,
+    keys: Collection[CallKey], *, sessions: Iterable[str] = (), targets: Iterable[str] = ()
 ) -> SqlProgram[Rows]:
-    """Lock and read these calls and their sessions; what is read stays true until the operation ends.
+    """Lock these sessions and those of these calls, and read the calls, which stay so until the operation ends.
 
-    ``reservations`` are sessions whose reservations are locked too: one lock for all of a session, because they are
-    released by the thousand, and a store's number of locks is limited. Who changes nothing but reservations locks no
-    calls (``is_each_locked``). ``targets`` are locked where their capacity counts.
+    Who changes a call has locked its session. ``targets`` are locked where their capacity counts: calls of several
+    sessions share it.
     """
-    yield AdvisoryLock(
-        {
-            "call": sorted(keys) if is_each_locked else [],
-            "reservations": list(zip(sorted(reservations), strict=True)),
-            "target": list(zip(sorted(targets), strict=True)),
-        }
-    )
-    rows = Rows((yield from lock_sessions({*reservations, *map(itemgetter(0), keys)})), {})
+    if targets:
+        yield AdvisoryLock({"target": list(zip(sorted(targets), strict=True))})
+    rows = Rows((yield from lock_sessions({*sessions, *map(itemgetter(0), keys)})), {})
     rows.calls = yield from read_calls(rows, list(keys))
     return rows
 

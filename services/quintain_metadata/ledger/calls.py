@@ -149,15 +149,10 @@ def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallO
 
 def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgram[Rows]:
     """Lock and read the rows that these operations are decided by."""
-    reserving, wanted_targets, incarnations = set[str](), set[str](), set[str | None]()
-    for key, operation in operations.items():
-        if not isinstance(operation, Settle):
-            wanted_targets.add(operation.request.target)
-            incarnations.add(operation.incarnation)
-            reserving.add(key[0])
-        elif operation.outcome is AttemptOutcome.NEVER_SENT:
-            reserving.add(key[0])
-    rows = yield from lock_calls(operations, reservations=reserving, targets=wanted_targets)
+    admits = [each for each in operations.values() if not isinstance(each, Settle)]
+    wanted_targets = {each.request.target for each in admits}
+    incarnations: set[str | None] = {each.incarnation for each in admits}
+    rows = yield from lock_calls(operations, targets=wanted_targets)
     several = list[CallKey]()
     for key, operation in operations.items():
         call = rows.calls.get(key)
@@ -200,7 +195,7 @@ def reserve(moment: Moment, session: SessionRow, request_ids: Collection[str], d
     session.require_not_paused()
     decisions.require_near_deadline(moment.now, deadline)
     keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
-    rows = yield from lock_calls(keys, reservations=[session.id], is_each_locked=False)
+    rows = yield from lock_calls(keys, sessions=[session.id])
     session, changes = rows.sessions[session.id], Changes(moment, rows)
     created = sum(changes.reserve(key, max(0, deadline)) for key in keys)
     try:
@@ -218,7 +213,7 @@ def reserve(moment: Moment, session: SessionRow, request_ids: Collection[str], d
 def release(moment: Moment, session: SessionRow, request_ids: Collection[str]) -> SqlProgram[int]:
     """Release those of these calls that are still only reserved; returns how many."""
     keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
-    rows = yield from lock_calls(keys, reservations=[session.id], is_each_locked=False)
+    rows = yield from lock_calls(keys, sessions=[session.id])
     changes = Changes(moment, rows)
     released = [changes.release(call).used for call in rows.calls.values()]
     yield from changes.write()
@@ -236,7 +231,7 @@ class CancelResult:
 def cancel(moment: Moment, session: SessionRow, request_ids: Collection[str]) -> SqlProgram[CancelResult]:
     """Mark the calls of these request ids as cancelled, including unknown ids (`Changes.cancel`)."""
     keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
-    rows = yield from lock_calls(keys, reservations=[session.id])
+    rows = yield from lock_calls(keys, sessions=[session.id])
     changes = Changes(moment, rows)
     marked = {key: change for key in keys if (change := changes.cancel(key)).effect is not TransitionEffect.NOTED}
     yield from changes.write()
@@ -298,7 +293,7 @@ _STRANDED_SQL = (
 
 
 def _end_overdue(moment: Moment, children: list[str], keys: list[CallKey]) -> SqlProgram[None]:
-    rows = yield from lock_calls(keys, reservations={key[0] for key in keys} | set(children))
+    rows = yield from lock_calls(keys, sessions=children)
     yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
     changes = Changes(moment, rows)
     for call in rows.calls.values():
@@ -339,7 +334,7 @@ def end_family(moment: Moment, session_ids: Sequence[str]) -> SqlProgram[int]:
         (moment.lease_cutoff,),
     )
     lost = sorted({(row[0], row[1]) for row in found})[:MAX_ENDED_CALLS]
-    rows = yield from lock_calls(lost, reservations=family)
+    rows = yield from lock_calls(lost, sessions=family)
     found = yield Lookup(
         "SELECT session_id, request_id FROM wanted JOIN call ON call.session_id = wanted.key1"
         f" WHERE call.state = 'reserved' AND {IS_NOT_COMMITTED}",
@@ -367,7 +362,7 @@ def end_dead_letter(
     The fault is that of a call that is in doubt from then on.
     """
     key = (session.id, request_id)
-    rows = yield from lock_calls([key], reservations=[session.id])
+    rows = yield from lock_calls([key])
     call = rows.calls.get(key)
     if call is None:
         return None, None
