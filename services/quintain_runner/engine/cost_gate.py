@@ -52,6 +52,8 @@ class CostGate:
         self._changed = asyncio.Event()
         #: The most that the last trial can cost that did not begin for lack of money, in picodollars.
         self.refused: int | None = None
+        #: The most that a trial of each target can cost, of those that were looked at.
+        self.row_costs: dict[str, int] = {}
         self.is_limited = self._note(info)
 
     def most_cost(self, trial: Trial) -> int:
@@ -67,7 +69,9 @@ class CostGate:
         else:
             answer_bytes = len((trial.kept.output or "").encode())
         planned = self._budget.planned_calls(trial).values()
-        return cost + sum(calls.most_cost(costs, body_bytes, answer_bytes) for calls in planned)
+        most = cost + sum(calls.most_cost(costs, body_bytes, answer_bytes) for calls in planned)
+        self.row_costs[trial.target] = max(most, self.row_costs.get(trial.target, 0))
+        return most
 
     def add_row(self, row: Row) -> None:
         """Note how long an answer was."""

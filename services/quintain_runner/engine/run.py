@@ -172,8 +172,9 @@ class _Execution:
                 update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
         summary = self._summary(error_limit, spent=is_budget_spent)
-        refused = cost_gate.refused
-        summary = replace(summary, next_row_usd=None if refused is None else to_dollars(refused))
+        refused = None if cost_gate.refused is None else to_dollars(cost_gate.refused)
+        row_costs = {name: to_dollars(cost) for name, cost in cost_gate.row_costs.items()}
+        summary = replace(summary, next_row_usd=refused, row_costs_usd=row_costs)
         await asyncio.to_thread(write_run, folder, record.with_summary(summary), ended=True)
         return summary
 

@@ -125,7 +125,8 @@ class RunSummary:
     because of errors, each with the reason. ``unavailable_graders`` could not be run, each with the reason: their
     verdicts are kept, and trials that need a new one wait. ``spent_parent`` is the id of the session on whose budget
     the run draws, if its calls are what lacks. ``cost_limit`` is set if money is what lacks, and
-    ``next_row_usd`` is the most that the next trial can cost, which did not begin because of that.
+    ``next_row_usd`` is the most that the next trial can cost, which did not begin because of that. ``row_costs_usd``
+    is that of each target.
     ``different_seconds`` says of the targets that workers served differently when the command began, how long they had.
     """
 
@@ -141,6 +142,7 @@ class RunSummary:
     spent_parent: str | None = None
     cost_limit: CostLimit | None = None
     next_row_usd: float | None = None
+    row_costs_usd: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -289,10 +291,17 @@ def _spent_text(summary: RunSummary, command: str) -> str:
 
 def _spent_money_text(summary: RunSummary, limit: CostLimit, kept: str, command: str) -> str:
     """The reason and the next command of a run whose money is spent."""
-    total, next_row, most = summary.total, summary.next_row_usd or 0.0, limit.most_usd
-    # A row that is begun must find what it can cost at most, whatever those before it really cost.
-    each = most / total.graded if total.graded else next_row
-    needed = 1.05 * each * (total.waiting + total.errors) + next_row
+    next_row, most = summary.next_row_usd or 0.0, limit.most_usd
+    # Rows of each target are taken to cost the same part of what they can. One that is begun must find all of that.
+    last_row = max([next_row, *summary.row_costs_usd.values()])
+    dearest = last_row or most
+    rows = [
+        (column, summary.row_costs_usd.get(column.target or name, dearest))
+        for name, column in summary.per_target.items()
+    ]
+    graded_most = sum(column.graded * cost for column, cost in rows)
+    left_most = sum((column.waiting + column.errors) * cost for column, cost in rows)
+    needed = 1.05 * left_most * (most / graded_most if graded_most else 1) + last_row
     reserve = f", and the next row may cost {dollars(next_row)}" if next_row else ""
     if limit.usd is None:
         return (
