@@ -40,7 +40,7 @@ MAX_TAKEN_AFTER_SECONDS = 2.0
 #: The first pause: before a rate is known, and then the time of so many calls within these bounds. Each further one is
 #: twice as long, up to this or a part of the time since the first refusal.
 FIRST_PAUSE_SECONDS = 2.0
-PAUSE_CALLS, MIN_PAUSE_SECONDS, MAX_FIRST_PAUSE_SECONDS = 1.5, 0.25, 30.0
+PAUSE_CALLS, MIN_PAUSE_SECONDS, MAX_FIRST_PAUSE_SECONDS = 1.15, 0.1, 30.0
 LONG_PAUSE_SECONDS, LONG_PAUSE_PART = 10.0, 0.25
 
 MAX_DOUBLINGS = 20
@@ -326,18 +326,20 @@ class Limits:
             # A rate that is named is not learned unless that very pace was refused.
             if refusals.pace is not None or min(self.requests.configured, self.requests.named) == math.inf:
                 self._learned.measure(grant.at, refusals)
+            self._learned.reopened(grant.at)
             # At the new rate as of the call that was taken.
             self.refill(now)
-            self.requests.level = min(0.0, (now - grant.at) * self.requests.rate - 1)
+            self.requests.level = min(1.0, (now - grant.at) * self.requests.rate)
             # It was the rate that refused calls, and not how many were in flight.
             self._cut_limit = math.inf
             self._set_limit(max(self.limit, self._recent_peak(grant.at), float(self.terms.start)))
             self.window = self.limit
-        elif self._recent_peak(refusals.since):
+            self._is_rate_shown = False
+            return
+        if self._recent_peak(refusals.since):
             # The pause showed nothing of it.
             self._peak_at = now
         self._learned.reopened(grant.at)
-        self._is_rate_shown = False
 
     def _close(self) -> None:
         if self.terms.adaptive:

@@ -40,9 +40,10 @@ TRIED_PART = 1.5
 #: Else it aims below the pace that was refused by this part, and by less where more calls were taken before.
 REFUSED_PART, AFFORDED_CALLS = 0.03, 50.0
 
-#: It reaches what it aims at in so many calls and seconds, and begins no lower than the part of it if one gap after the
-#: refusal a call was taken: a bucket that stores little loses what was not asked of it.
-APPROACH_CALLS, APPROACH_SECONDS, NEAR_PART = 30.0, 5.0, 0.85
+#: It reaches what it aims at in so many calls and seconds, but at once if the next call was taken after one refusal, and
+#: no more was lost than by that refusal and its pause, of so many calls: a bucket that stores little loses what was not
+#: asked of it, and refuses a call that comes a little early.
+APPROACH_CALLS, APPROACH_SECONDS, LOST_CALLS = 30.0, 5.0, 4.0
 
 #: There it stays for a round of so many calls and seconds, and is probed: it grows by this part of e to the power of
 #: the further rounds, and in the end limits nothing.
@@ -243,10 +244,11 @@ class LearnedRate:
             if refused.until > refused.since:
                 # A bucket had no more than one call for each pause.
                 self._aim = min(self._aim, max(most, refused.count / (refused.until - refused.since)))
-            if taken < FEW_CALLS:
+            lost = min(LOST_CALLS, 1 + refused_seconds * self._aim)
+            if refused.until == refused.since and taken + lost >= seconds * self._aim:
+                measured = self._aim
+            elif taken < FEW_CALLS:
                 measured = math.sqrt(measured * self._aim)
-            elif refused.until == refused.since and measured >= NEAR_PART**2 * self._aim:
-                measured = max(measured, NEAR_PART * self._aim)
         self._measured, self._doubled_at = min(measured, self._aim), granted_at
 
     def save(self, now: float) -> list[float | None]:
