@@ -44,7 +44,7 @@ faults: $(ready) ## inject faults into real processes, two files of tests at a t
 soak: $(ready)   ## load for an hour, half of it with random kills; a call of 40 minutes, an outage of 20 (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py tests/faults/test_soak_providers.py $(ARGS)
 limits: $(ready) ## runs over a provider that limits its key, in all its forms, and one that is down for two minutes
-	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_limits.py $(ARGS)
+	QUINTAIN_TEST_FAULTS=all $(bin)/pytest $(if $(parallel),-n 3 --dist loadgroup) tests/faults/test_limits.py $(ARGS)
 flood: $(ready)  ## floods of large messages by a user without a session, with the limits of a deployment
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults/test_floods.py $(ARGS)
 fuzz: $(ready)   ## hostile messages, bodies and requests to every consumer and route: more, and others each time

@@ -6,7 +6,7 @@ import pytest
 
 from support.command_line import CommandLine
 from support.limited_provider import ProviderSettings
-from support.limited_run import ANSWER, limited_provider, run_limited, write_limited_evaluation
+from support.limited_run import ANSWER, limited_provider, run_limited, write_limited_evaluation, write_targets
 
 CASES = 60
 
@@ -15,7 +15,8 @@ CASES = 60
 async def test_a_run_finds_the_limit_of_its_key_and_has_an_answer_for_every_case(shell: CommandLine) -> None:
     settings = ProviderSettings(kind="bucket", per_minute=600, burst=10, answer=ANSWER)
     async with limited_provider(settings) as (provider, url):
-        write_limited_evaluation(shell.folder, url, cases=CASES, targets=("small", "large"))
+        write_targets(shell.folder, url, "small", "large")
+        write_limited_evaluation(shell.folder, cases=CASES, targets=("small", "large"))
         figures = await run_limited(shell, provider)
     assert (figures.rows, figures.error_rows) == (2 * CASES, {}), f"{figures}\n{figures.result}"
     # Each trial has one answer and one judgement, and no more was asked than what came in flight at a few cuts.

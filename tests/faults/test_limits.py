@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,14 @@ from support.command_line import CommandLine, command_line
 from support.limited_provider import LimitedProvider, ProviderSettings
 from support.limited_run import (
     SIXTY,
+    TARGET,
     LimitFigures,
     assert_outlived,
     breaking_down,
     limited_provider,
     run_limited,
     write_limited_evaluation,
+    write_targets,
 )
 from support.process_fleet import ProcessFleet, process_fleet
 from support.shared_key import (
@@ -47,14 +49,35 @@ MANY, WEIGHTS = 5_000, (10, 20, 30, 40)
 #: How many calls of one plain client are in the backlog beside another one's twenty.
 BACKLOG_CALLS = 50_000
 
-#: The provider's settings, and the least part of the limit and the most answers 429 after the first minute.
-SCENES = {
-    "bucket": (SIXTY, 0.9, 0.03),
-    "draining bucket": (replace(SIXTY, kind="draining bucket"), 0.9, 0.03),
-    "Retry-After: 2": (replace(SIXTY, retry_after="2"), 0.9, 0.03),
-    "headers": (replace(SIXTY, headers=True), 0.9, 0.01),
-    "sliding window": (replace(SIXTY, kind="sliding window"), 0.9, 0.03),
-    "fixed window": (replace(SIXTY, kind="fixed window"), 0.9, 0.03),
+
+@dataclass(frozen=True)
+class Form:
+    """How a provider limits a key, what is configured of it, and what a run must reach after the first minute."""
+
+    settings: ProviderSettings
+    quota: str = "{}"
+    targets: int = 1
+    #: How long the questions are.
+    lengths: Sequence[int] = (8,)
+    least_use: float = 0.9
+    most_refused: float = 0.03
+
+
+#: Half of the calls are of 40 to 8,000 tokens, and the others, which judge, of 30.
+TOKENS, LENGTHS = replace(SIXTY, counts="tokens", per_minute=20_000, burst=20_000), (80, 800, 8_000)
+
+FORMS = {
+    "bucket": Form(SIXTY),
+    "draining bucket": Form(replace(SIXTY, kind="draining bucket")),
+    "Retry-After: 2": Form(replace(SIXTY, retry_after="2")),
+    "headers": Form(replace(SIXTY, headers=True), most_refused=0.01),
+    "configured": Form(SIXTY, quota="{requests_per_minute: 60}", most_refused=0.01),
+    "two targets": Form(SIXTY, targets=2),
+    "sliding window": Form(replace(SIXTY, kind="sliding window")),
+    "fixed window": Form(replace(SIXTY, kind="fixed window")),
+    "tokens": Form(TOKENS, lengths=LENGTHS),
+    "tokens, headers": Form(replace(TOKENS, headers=True), lengths=LENGTHS, most_refused=0.01),
+    "tokens, configured": Form(TOKENS, quota="{tokens_per_minute: 20000}", lengths=LENGTHS, most_refused=0.01),
 }
 
 Record = Callable[[str, LimitFigures | Waits | Shares | list[float]], None]
@@ -78,33 +101,47 @@ def assert_all_answered(figures: LimitFigures, rows: int) -> None:
     assert (figures.rows, figures.error_rows) == (rows, {}), f"{figures}\n{figures.result}"
 
 
-def assert_used(figures: LimitFigures, settings: ProviderSettings, least_use: float, most_refused: float) -> None:
+def assert_used(figures: LimitFigures, form: Form) -> None:
     """Assert what was used of the limit after the first minute, and how many of the answers were 429."""
     later = figures.answered_later
-    assert later[429] <= most_refused * later.total()
-    assert later[200] >= least_use * settings.per_minute / 60 * (figures.provider_seconds - 60)
+    assert later[429] <= form.most_refused * later.total(), str(figures)
+    assert figures.part_used(form.settings) >= form.least_use, str(figures)
 
 
-@pytest.mark.parametrize("name", SCENES)
-async def test_every_row_has_its_answer_and_the_limit_is_used(shell: CommandLine, name: str, record: Record) -> None:
-    settings, least_use, most_refused = SCENES[name]
-    async with limited_provider(settings) as (provider, url):
-        write_limited_evaluation(shell.folder, url, cases=CASES)
-        figures = await run_limited(shell, provider)
-    record(name, figures)
-    assert_all_answered(figures, CASES)
-    assert_used(figures, settings, least_use, most_refused)
+@pytest.mark.xdist_group("rates")
+async def test_every_row_has_its_answer_and_the_limit_is_used(broker_url: str, record: Record) -> None:
+    """One fleet of three workers has all forms at once, each with a key, and a run, of its own: they mostly wait."""
+    async with contextlib.AsyncExitStack() as stack:
+        targets, quotas, runs = list[str](), list[str](), list[Coroutine[object, object, LimitFigures]]()
+        fleet = stack.enter_context(process_fleet(broker_url, "", targets=[f"t{n}" for n in range(2 * len(FORMS))]))
+        shell = stack.enter_context(command_line(fleet.folder, fleet.env))
+        for number, form in enumerate(FORMS.values()):
+            provider, url = await stack.enter_async_context(limited_provider(form.settings))
+            names = [f"t{2 * number + n}" for n in range(form.targets)]
+            targets += [TARGET.format(name=each, url=url).replace("}\n", f", quota: q{number}}}\n") for each in names]
+            quotas.append(f"  q{number}: {form.quota}\n")
+            write_limited_evaluation(
+                fleet.folder, cases=CASES // form.targets, targets=names, name=f"run{number}", lengths=form.lengths
+            )
+            runs.append(run_limited(shell, provider, name=f"run{number}"))
+        (fleet.folder / "quintain.yaml").write_text(f"quotas:\n{''.join(quotas)}targets:\n{''.join(targets)}")
+        fleet.extra_env["KEY"] = "k"
+        await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker", "worker")
+        all_figures = dict(zip(FORMS, await asyncio.gather(*runs), strict=True))
+    failures = list[AssertionError]()
+    for name, figures in all_figures.items():
+        record(f"{name}: {figures.part_used(FORMS[name].settings):.2f} used", figures)
+        try:
+            assert_all_answered(figures, CASES)
+            assert_used(figures, FORMS[name])
+        except AssertionError as failure:
+            failure.add_note(name)
+            failures.append(failure)
+    if failures:
+        raise ExceptionGroup("forms that miss their aim", failures)
 
 
-async def test_two_targets_share_the_limit_of_their_key(shell: CommandLine, record: Record) -> None:
-    async with limited_provider(SIXTY) as (provider, url):
-        write_limited_evaluation(shell.folder, url, cases=CASES // 2, targets=("small", "large"))
-        figures = await run_limited(shell, provider)
-    record("two targets", figures)
-    assert_all_answered(figures, CASES)
-    assert_used(figures, SIXTY, *SCENES["bucket"][1:])
-
-
+@pytest.mark.xdist_group("outages")
 @pytest.mark.parametrize(
     ("name", "after", "down", "times"), [("down for two minutes", 10, 120, 1), ("flapping", 30, 30, 4)]
 )
@@ -112,7 +149,8 @@ async def test_an_outage_is_outlived(
     shell: CommandLine, record: Record, name: str, after: float, down: float, times: int
 ) -> None:
     async with limited_provider(replace(SIXTY, per_minute=600, burst=10)) as (provider, url):
-        write_limited_evaluation(shell.folder, url, cases=OUTAGE_CASES)
+        write_targets(shell.folder, url, "small")
+        write_limited_evaluation(shell.folder, cases=OUTAGE_CASES)
         async with breaking_down(provider, after=after, down=down, times=times):
             figures = await run_limited(shell, provider)
     record(name, figures)
@@ -131,6 +169,7 @@ async def fleet_on_one_key(
             yield fleet, provider
 
 
+@pytest.mark.xdist_group("fleets")
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("is_plain", [False, True], ids=["the SDK", "a plain client"])
 async def test_twenty_calls_beside_five_thousand_wait_two_seconds(
@@ -155,6 +194,7 @@ async def test_twenty_calls_beside_five_thousand_wait_two_seconds(
     assert waits.p95 <= 2
 
 
+@pytest.mark.xdist_group("fleets")
 async def test_twenty_calls_do_not_wait_for_fifty_thousand_in_the_backlog(broker_url: str, record: Record) -> None:
     settings = ProviderSettings(kind="none", in_flight=LIMIT, seconds=SERVICE_SECONDS)
     async with fleet_on_one_key(broker_url, settings) as (fleet, provider):
@@ -171,6 +211,7 @@ async def test_twenty_calls_do_not_wait_for_fifty_thousand_in_the_backlog(broker
     assert waits.p95 <= 2
 
 
+@pytest.mark.xdist_group("fleets")
 async def test_four_runs_share_a_key_by_their_weights(broker_url: str, record: Record) -> None:
     async with fleet_on_one_key(broker_url, replace(SIXTY, per_minute=600, burst=10)) as (fleet, provider):
         runs = [await asyncio.to_thread(start_run, fleet, f"run{weight}", RUN_CASES, weight) for weight in WEIGHTS]
@@ -184,6 +225,7 @@ async def test_four_runs_share_a_key_by_their_weights(broker_url: str, record: R
     assert shares.worst <= 0.1
 
 
+@pytest.mark.xdist_group("fleets")
 async def test_a_limit_in_flight_that_nobody_names_is_found_and_followed(broker_url: str, record: Record) -> None:
     settings = ProviderSettings(kind="none", in_flight=40, seconds=SERVICE_SECONDS)
     async with fleet_on_one_key(broker_url, settings) as (fleet, provider):

@@ -17,6 +17,7 @@ from support.limited_run import (
     limited_provider,
     run_limited,
     write_limited_evaluation,
+    write_targets,
 )
 from support.process_fleet import ProcessFleet
 from support.servers.rabbitmq_admin import BrokerAdmin
@@ -44,7 +45,8 @@ async def test_a_call_of_40_minutes_is_taken_over_charged_and_answered_once(
 async def test_an_outage_of_twenty_minutes_is_outlived(tmp_path: Path) -> None:
     with command_line(tmp_path) as shell:
         async with limited_provider(replace(SIXTY, per_minute=600, burst=10)) as (provider, url):
-            write_limited_evaluation(shell.folder, url, cases=CASES)
+            write_targets(shell.folder, url, "small")
+            write_limited_evaluation(shell.folder, cases=CASES)
             async with breaking_down(provider, after=10, down=DOWN_SECONDS):
                 figures = await run_limited(shell, provider, "--give-up-after", GIVE_UP_AFTER)
     assert_outlived(figures, CASES, failures=1)

@@ -23,12 +23,14 @@ Kind = Literal["bucket", "draining bucket", "sliding window", "fixed window", "n
 class ProviderSettings:
     """What a provider allows, and how it says so.
 
-    ``retry_after`` is the text of that header with each 429, ``headers`` says whether each answer has exact
+    ``counts`` says what ``per_minute`` and ``burst`` are; only a bucket counts tokens, of four characters, of requests
+    and answers. ``retry_after`` is the text of that header with each 429, ``headers`` whether each answer has exact
     ``x-ratelimit-*`` and each 429 ``retry-after-ms``. ``in_flight`` is how many requests it works on at a time. With
     ``down`` it answers 500, with ``silent`` never; ``answer`` is the text of an answer.
     """
 
     kind: Kind = "bucket"
+    counts: Literal["requests", "tokens"] = "requests"
     per_minute: int = 60
     burst: int = 1
     in_flight: int = 0
@@ -43,28 +45,28 @@ class ProviderSettings:
 class RequestLimit(Protocol):
     """A limit of requests by time."""
 
-    def take(self, now: float) -> float:
-        """Count a request; returns 0 where it is allowed, else the seconds until one would be."""
+    def take(self, now: float, amount: int) -> float:
+        """Count a request of so much; returns 0 where it is allowed, else the seconds until it would be."""
 
     def remaining(self, now: float) -> int:
-        """Return how many requests are allowed at once now."""
+        """Return how much is allowed at once now."""
 
 
 class Bucket:
-    """Fills at so many requests a minute, up to ``burst``; if it ``drains``, a refused request takes one too."""
+    """Fills at so much a minute, up to ``burst``; if it ``drains``, a refused request takes its amount too."""
 
     def __init__(self, per_minute: int, burst: int, *, drains: bool = False) -> None:
         self._rate, self._burst, self._drains = per_minute / 60, max(1, burst), drains
         self._level, self._at = float(self._burst), 0.0
 
-    def take(self, now: float) -> float:
+    def take(self, now: float, amount: int) -> float:
         self._fill(now)
-        if self._level >= 1:
-            self._level -= 1
+        if self._level >= amount:
+            self._level -= amount
             return 0.0
         if self._drains:
-            self._level = max(self._level - 1, -self._burst)
-        return (1 - self._level) / self._rate
+            self._level = max(self._level - amount, -self._burst)
+        return (amount - self._level) / self._rate
 
     def remaining(self, now: float) -> int:
         self._fill(now)
@@ -81,7 +83,8 @@ class SlidingWindow:
     def __init__(self, per_minute: int) -> None:
         self._limit, self._taken = per_minute, deque[float]()
 
-    def take(self, now: float) -> float:
+    def take(self, now: float, amount: int) -> float:
+        del amount
         self._forget(now)
         if len(self._taken) < self._limit:
             self._taken.append(now)
@@ -103,7 +106,8 @@ class FixedWindow:
     def __init__(self, per_minute: int) -> None:
         self._limit, self._count, self._begins = per_minute, 0, -1e9
 
-    def take(self, now: float) -> float:
+    def take(self, now: float, amount: int) -> float:
+        del amount
         self._turn(now)
         if self._count < self._limit:
             self._count += 1
@@ -138,6 +142,8 @@ class LimitedProvider:
 
     settings: ProviderSettings
     answered: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: How much of its limit it gave, by second.
+    used: Counter[int] = field(default_factory=Counter)
     #: When each question was answered, and its first word.
     answered_words: list[tuple[float, str]] = field(default_factory=list)
     #: How many requests it works on, summed over time and kept by second.
@@ -182,16 +188,19 @@ class LimitedProvider:
             await asyncio.sleep(3600)
         if settings.down:
             return self._count(web.json_response({"error": {"message": "down"}}, status=500))
-        wait = 0.0 if self._limit is None else self._limit.take(now)
+        question = str(body["messages"][-1]["content"])
+        tokens = 20 + len(question) // 4
+        amount = tokens + 5 if settings.counts == "tokens" else 1
+        wait = 0.0 if self._limit is None else self._limit.take(now, amount)
         if wait or 0 < settings.in_flight <= self.in_flight:
             return self._count(self._refuse(wait))
+        self.used[int(now - self._began)] += amount
         self.in_flight += 1
         self.busy[int(now - self._began)] = max(self.busy[int(now - self._began)], self.in_flight)
         try:
             await asyncio.sleep(settings.seconds)
         finally:
             self.in_flight -= 1
-        question = str(body["messages"][-1]["content"])
         self.answered_words.append((time.monotonic(), question.split(maxsplit=1)[0]))
         answer = {
             "id": "chatcmpl-1",
@@ -205,7 +214,7 @@ class LimitedProvider:
                     "message": {"role": "assistant", "content": settings.answer},
                 }
             ],
-            "usage": {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25},
+            "usage": {"prompt_tokens": tokens, "completion_tokens": 5, "total_tokens": tokens + 5},
         }
         return self._count(web.json_response(answer, headers=self._headers(0.0)))
 
@@ -216,11 +225,11 @@ class LimitedProvider:
     def _headers(self, wait: float) -> dict[str, str]:
         headers: dict[str, str] = {}
         if self.settings.headers and self._limit is not None:
-            remaining = self._limit.remaining(time.monotonic())
+            remaining, counts = self._limit.remaining(time.monotonic()), self.settings.counts
             headers |= {
-                "x-ratelimit-limit-requests": str(self.settings.per_minute),
-                "x-ratelimit-remaining-requests": str(remaining),
-                "x-ratelimit-reset-requests": f"{60 / self.settings.per_minute:.3f}s",
+                f"x-ratelimit-limit-{counts}": str(self.settings.per_minute),
+                f"x-ratelimit-remaining-{counts}": str(remaining),
+                f"x-ratelimit-reset-{counts}": f"{60 / self.settings.per_minute:.3f}s",
             }
             if wait:
                 headers["retry-after-ms"] = str(round(wait * 1000))

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
 
 from support.command_line import CommandLine, CommandResult
-from support.evaluations import rows_of, write_files
+from support.evaluations import rows_of
 from support.limited_provider import LimitedProvider, ProviderSettings
-
-OUTPUT = Path("runs") / "eval"
 
 #: Both the answer and the judgement of every case.
 ANSWER = json.dumps({"score": 1, "reason": "x"})
@@ -30,7 +28,7 @@ MAX_SECONDS = 2400
 TARGET = '  {name}: {{provider: openai, model: {name}, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}"}}\n'
 
 EVALUATION = """
-dataset: cases.jsonl
+dataset: {name}.jsonl
 targets: [{targets}]
 max_calls: {max_calls}
 graders: [{{name: judge, builtin: llm-judge, judge_target: {judge}, prompt: judge.md}}]
@@ -64,11 +62,16 @@ class LimitFigures:
     charged: int
     most_in_flight: int
     answered: Counter[int]
-    #: The same of what was answered after the first minute.
+    #: The same of what was answered after the first minute, and what that took of the limit.
     answered_later: Counter[int]
+    used_later: int
     #: How long the command took, and from the provider's first answer to its last.
     seconds: float
     provider_seconds: int
+
+    def part_used(self, settings: ProviderSettings) -> float:
+        """What was used of the limit after the first minute."""
+        return self.used_later / (settings.per_minute / 60 * max(1, self.provider_seconds - 60))
 
     def __str__(self) -> str:
         return (
@@ -77,11 +80,29 @@ class LimitFigures:
         )
 
 
-def write_limited_evaluation(folder: Path, url: str, *, cases: int, targets: tuple[str, ...] = ("small",)) -> None:
-    """Write an evaluation of so many cases, each with an answer and a judgement by the same key."""
-    evaluation = EVALUATION.format(targets=", ".join(targets), judge=targets[0], max_calls=cases * len(targets) * 4)
-    config = "targets:\n" + "".join(TARGET.format(name=name, url=url) for name in targets)
-    write_files(folder, cases=cases, quintain_yaml=config, eval_yaml=evaluation, judge_md="Is {{ output }} right?")
+def write_limited_evaluation(
+    folder: Path,
+    *,
+    cases: int,
+    targets: Sequence[str] = ("small",),
+    name: str = "eval",
+    lengths: Sequence[int] = (8,),
+) -> None:
+    """Write an evaluation of so many cases, each with an answer and a judgement by the same key.
+
+    ``lengths`` are those of the questions, in turn.
+    """
+    max_calls = cases * len(targets) * 4
+    evaluation = EVALUATION.format(name=name, targets=", ".join(targets), judge=targets[0], max_calls=max_calls)
+    rows = ({"id": f"{n}", "question": f"{n} ".ljust(lengths[n % len(lengths)], "x")} for n in range(cases))
+    (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / f"{name}.yaml").write_text(evaluation)
+    (folder / "judge.md").write_text("Is {{ output }} right?")
+
+
+def write_targets(folder: Path, url: str, *targets: str) -> None:
+    """Write the configuration of these targets, which share a key."""
+    (folder / "quintain.yaml").write_text("targets:\n" + "".join(TARGET.format(name=each, url=url) for each in targets))
 
 
 @contextlib.asynccontextmanager
@@ -108,15 +129,18 @@ def assert_outlived(figures: LimitFigures, rows: int, failures: int) -> None:
     assert figures.charged <= 2 * rows + failures * figures.most_in_flight
 
 
-async def run_limited(shell: CommandLine, provider: LimitedProvider, *arguments: str) -> LimitFigures:
-    """Run the evaluation of the shell's folder, and count what its rows are and what its provider answered."""
+async def run_limited(
+    shell: CommandLine, provider: LimitedProvider, *arguments: str, name: str = "eval"
+) -> LimitFigures:
+    """Run an evaluation in the shell's folder, and count what its rows are and what its provider answered."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     provider.answered.clear()
-    running = shell.with_environment({"KEY": "k"}).start("run", "eval.yaml", *arguments)
+    output = shell.folder / "runs" / name
+    running = shell.with_environment({"KEY": "k"}).start("run", f"{name}.yaml", *arguments)
     result = await asyncio.to_thread(running.wait, seconds=MAX_SECONDS)
     seconds = loop.time() - began
-    last = {(row["caseId"], row["target"]): row for row in rows_of(shell.folder / OUTPUT)}
+    last = {(row["caseId"], row["target"]): row for row in rows_of(output)}
     errors = Counter[str]()
     for row in last.values():
         if row["status"] == "error":
@@ -129,12 +153,13 @@ async def run_limited(shell: CommandLine, provider: LimitedProvider, *arguments:
         answered[status] += count
         if second - first >= 60:
             later[status] += count
-    run_json = json.loads((shell.folder / OUTPUT / "run.json").read_text())
+    run_json = json.loads((output / "run.json").read_text())
     return LimitFigures(
         result=result,
         rows=len(last),
         error_rows=errors,
         charged=run_json["totals"]["calls"],
+        used_later=sum(amount for second, amount in provider.used.items() if second - first >= 60),
         most_in_flight=max((each["limit"] for each in run_json["quotas"]), default=0),
         answered=answered,
         answered_later=later,

@@ -40,9 +40,9 @@ TRIED_PART = 1.5
 #: Else it aims below the pace that was refused by this part, and by less where more calls were taken before.
 REFUSED_PART, AFFORDED_CALLS = 0.03, 50.0
 
-#: It reaches what it aims at in so many calls and seconds, but at once if the next call was taken after one refusal, and
-#: no more was lost than by that refusal and its pause, of so many calls: a bucket that stores little loses what was not
-#: asked of it, and refuses a call that comes a little early.
+#: It reaches what it aims at in so many calls and seconds, but at once if the next call was taken after one refusal and
+#: no more was lost than by that refusal and its pause, of so many calls: a bucket that stores little refuses what comes
+#: a little early.
 APPROACH_CALLS, APPROACH_SECONDS, LOST_CALLS = 30.0, 5.0, 4.0
 
 #: There it stays for a round of so many calls and seconds, and is probed: it grows by this part of e to the power of
