@@ -2,8 +2,8 @@
 
 Every function is told the time, in seconds. Each limit is found by the answers:
 
-- **In flight** grows by a call for each answer until the first 429, then by a call a round, and faster until it is
-  nearly back where it was cut. A 429 of a call that was granted after the last cut cuts it to 0.7. What is refused or
+- **In flight** grows by a call for each answer until the first 429, then slowly, and faster until it is nearly back
+  where it was cut. A 429 of a call that was granted after the last cut cuts it to 0.7. What is refused or
   fails is not replaced at once: the window closes to the calls that the provider did take, and opens again by one for
   each answer.
 - **Rates** are paced, a little below what is configured or what the answers' headers name. Where calls are refused that
@@ -23,10 +23,11 @@ from quintain.contracts.quota import QuotaTerms, RateReport
 from quintain_metadata.quotas.rates import MAX_PAUSE_SECONDS, MINUTE_SECONDS, Bucket, LearnedRate, Refusals
 
 #: What is left of the limit in flight after a cut, and how long it does not grow then.
-CUT_FACTOR, COOL_DOWN_SECONDS = 0.7, 2.0
+CUT_FACTOR, COOL_DOWN_SECONDS = 0.7, 1.0
 
-#: After a cut such a part of the way back to nearly where it was is gone in each round.
-RETURN_PART, NEAR_CUT_PART = 0.4, 0.95
+#: After a cut such a part of the way back to nearly where it was is gone in each round, and there it grows by so many
+#: calls a round.
+RETURN_PART, NEAR_CUT_PART, NEAR_CUT_CALLS = 0.6, 0.95, 0.4
 
 #: From a cut to the next one are at least so many calls, while its limit is not exceeded.
 GROWTH_CALLS = 60.0
@@ -277,8 +278,11 @@ class Limits:
         back = (1 + (1 - CUT_FACTOR) * self._cut_limit) / GROWTH_CALLS
         beyond = max(0.0, self.limit - self._cut_limit) / 4
         near = RETURN_PART * max(0.0, NEAR_CUT_PART * self._cut_limit - self.limit)
-        # Where a round takes long, a call a round is too slow.
-        return max(min(back, max(1.0, near) / self.limit), back * min(1.0, now - self._grown_at)) + beyond / self.limit
+        # Where a round takes long, that is too slow.
+        return (
+            max(min(back, max(NEAR_CUT_CALLS, near) / self.limit), back * min(1.0, now - self._grown_at))
+            + beyond / self.limit
+        )
 
     def _recent_peak(self, now: float) -> float:
         return self._peak if now - self._peak_at < PEAK_SECONDS else 0.0
