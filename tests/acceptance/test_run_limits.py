@@ -8,7 +8,7 @@ from support.command_line import CommandLine
 from support.limited_provider import ProviderSettings
 from support.limited_run import ANSWER, limited_provider, run_limited, write_limited_evaluation, write_targets
 
-CASES = 60
+CASES = 30
 
 
 @pytest.mark.timeout(90)
