@@ -63,8 +63,8 @@ class Form:
     most_refused: float = 0.03
 
 
-#: Half of the calls are of 40 to 8,000 tokens, and the others, which judge, of 30.
-TOKENS, LENGTHS = replace(SIXTY, counts="tokens", per_minute=20_000, burst=20_000), (80, 800, 8_000)
+#: The calls, and the judgements of their answers, are of 40 to 2,100 tokens.
+TOKENS, LENGTHS = replace(SIXTY, counts="tokens", per_minute=45_000, burst=45_000), (80, 800, 8_000)
 
 FORMS = {
     "bucket": Form(SIXTY),
@@ -75,9 +75,10 @@ FORMS = {
     "two targets": Form(SIXTY, targets=2),
     "sliding window": Form(replace(SIXTY, kind="sliding window")),
     "fixed window": Form(replace(SIXTY, kind="fixed window")),
-    "tokens": Form(TOKENS, lengths=LENGTHS),
+    # Requests of so different sizes have no rate of their own.
+    "tokens": Form(TOKENS, lengths=LENGTHS, most_refused=0.1),
     "tokens, headers": Form(replace(TOKENS, headers=True), lengths=LENGTHS, most_refused=0.01),
-    "tokens, configured": Form(TOKENS, quota="{tokens_per_minute: 20000}", lengths=LENGTHS, most_refused=0.01),
+    "tokens, configured": Form(TOKENS, quota="{tokens_per_minute: 45000}", lengths=LENGTHS, most_refused=0.01),
 }
 
 Record = Callable[[str, LimitFigures | Waits | Shares | list[float]], None]
