@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from pydantic import TypeAdapter
 
 from quintain.client.client import Client
+from quintain.contracts.money import MAX_COST_USD, MaxCostUsd
 from quintain.errors import ConfigError
 from quintain.graders import Case, Grader
 from quintain.settings import environment, read_settings
@@ -42,6 +44,8 @@ from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.results.row import Row
 
 Returned = TypeVar("Returned")
+
+_COST_LIMIT: TypeAdapter[float] = TypeAdapter(MaxCostUsd)
 
 #: A case: its fields as in a line of a dataset, or a `Case`.
 CaseFields = Case | Mapping[str, object]
@@ -105,31 +109,38 @@ def run(
     output: str | Path | None = None,
     config: str | Path | None = None,
     max_calls: int | None = None,
+    max_cost_usd: float | None = None,
 ) -> EvaluationResult:
     """Run an evaluation file as ``quintain run`` does, without output, and return its results.
 
     - ``output``: the results folder, by default ``runs/<name of the file>``.
     - ``config``: the configuration file, by default ``quintain.yaml`` beside the evaluation file or above.
     - ``max_calls``: the call budget, graders included.
+    - ``max_cost_usd``: the most that the calls may cost, in US dollars, graders included.
 
     It blocks, also in a notebook. A spent budget and rows with errors are no exception: see ``exit_code``. Raises
     `ConfigError` for wrong files, else a `QuintainError`.
 
     Example::
 
-        result = quintain.run("eval.yaml", max_calls=200)
+        result = quintain.run("eval.yaml", max_calls=200, max_cost_usd=25)
     """
+    try:
+        cost_limit = None if max_cost_usd is None else _COST_LIMIT.validate_python(max_cost_usd)
+    except ValueError:
+        raise ConfigError(f"max_cost_usd: an amount of US dollars above 0, at most {MAX_COST_USD:,}") from None
     options = RunOptions(
         path=Path(path),
         output=None if output is None else Path(output),
         config=None if config is None else Path(config),
         max_calls=max_calls,
+        max_cost_usd=cost_limit,
         command=f"quintain run {path}",
     )
     return EvaluationResult(_run_blocking(execute_run(options)))
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
     cases: Iterable[CaseFields],
     target: str | Sequence[str],
     graders: Iterable[GraderFields],
@@ -137,6 +148,7 @@ def evaluate(
     output: str | Path = "runs/evaluate",
     config: str | Path | None = None,
     max_calls: int | None = None,
+    max_cost_usd: float | None = None,
 ) -> EvaluationResult:
     """Ask a target, or several, about each case, grade the answers, and return the results.
 
@@ -145,7 +157,7 @@ def evaluate(
     - ``graders``: functions with ``@quintain.grader``, names of built-in graders such as ``"exact"``, or mappings as
       in an evaluation file. A function runs in a process of its own, so it must be in a module.
     - ``output``: the folder for the results; ``eval.yaml`` and ``cases.jsonl`` are written there, too.
-    - ``config`` and ``max_calls``: as for `run`.
+    - ``config``, ``max_calls`` and ``max_cost_usd``: as for `run`.
 
     The same call again asks and grades only what changed. Raises as `run`, and `ConfigError` for a grader that is
     defined in the main program, in a notebook or inside a function.
@@ -166,7 +178,7 @@ def evaluate(
     for name, text in (("eval.yaml", yaml.safe_dump(content, sort_keys=False)), ("cases.jsonl", "\n".join(lines))):
         with atomic_write(folder / name) as file:
             file.write(f"{text}\n".encode())
-    return run(folder / "eval.yaml", output=folder, config=config, max_calls=max_calls)
+    return run(folder / "eval.yaml", output=folder, config=config, max_calls=max_calls, max_cost_usd=max_cost_usd)
 
 
 def _case_fields(case: CaseFields) -> dict[str, object]:

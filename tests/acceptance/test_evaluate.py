@@ -68,3 +68,16 @@ def test_a_grader_that_no_process_can_import_is_an_error(folder: Path) -> None:
     with pytest.raises(quintain.ConfigError, match="module"):
         evaluate(CASES, "echo", [local])
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf"), "25$", True])
+def test_a_limit_in_money_is_an_amount(folder: Path, limit: object) -> None:
+    with pytest.raises(quintain.ConfigError, match="max_cost_usd"):
+        evaluate(CASES, "echo", ["exact"], max_cost_usd=limit)  # type: ignore[arg-type]
+
+
+def test_a_limit_in_money_stops_an_evaluation(folder: Path) -> None:
+    (folder / "quintain.yaml").write_text("targets: {echo: {provider: mock, price: {per_call: 0.02}}}\n")
+    stopped = evaluate(CASES, "echo", ["exact"], max_cost_usd=0.03)
+    assert (stopped.exit_code, len(stopped.rows)) == (4, 1)
+    assert len(evaluate(CASES, "echo", ["exact"], max_cost_usd=0.04).rows) == 2
