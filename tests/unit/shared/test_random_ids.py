@@ -29,7 +29,9 @@ def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
         "alone": None,
         "copy_of": None,
         "max_cost": None,
+        "is_estimate": None,
         "cost_problem": None,
+        "grader": None,
     }
     assert fields.keys() == Admit.model_fields.keys()
     trusted, made = Admit.unchecked(**fields), Admit.model_construct(**fields)  # type: ignore[arg-type]
