@@ -112,7 +112,7 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
     text = replace_surrogates(answer.text)
     # What is plain text is not validated again: its types are known here.
     is_plain = (
-        not (answer.output or answer.ignored)
+        not (answer.output or answer.ignored or answer.steps or answer.continuation)
         and answer.body is None
         and type(answer.text) is str
         and (answer.model is None or type(answer.model) is str)
@@ -137,6 +137,9 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         target_fingerprint=timing.fingerprint,
         ignored=list(answer.ignored) or None,
         body=answer.body,
+        steps=list(answer.steps) or None,
+        steps_cut=None,
+        continuation=answer.continuation,
     )
 
 

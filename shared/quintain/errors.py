@@ -21,6 +21,7 @@
         ├── ForbiddenTarget         403 forbidden_target
         ├── RequestConflict         409 request_conflict
         ├── ReplyExpired            410 reply_expired          (charged)
+        ├── ConversationLost        410 conversation_lost
         ├── PayloadTooLarge         413 payload_too_large
         ├── Rejected                422 rejected               (charged)
         ├── BudgetExhausted         429 budget_exhausted
@@ -203,6 +204,12 @@ class ReplyExpired(Fault):
     always_charged = True
 
 
+class ConversationLost(Fault):
+    """The worker that held this conversation has ended; it has to begin again, under new request ids."""
+
+    code, status = "conversation_lost", 410
+
+
 class PayloadTooLarge(Fault):
     """The request is larger than the limit."""
 
@@ -312,6 +319,7 @@ FAULTS: dict[str, type[Fault]] = {
         ForbiddenTarget,
         RequestConflict,
         ReplyExpired,
+        ConversationLost,
         PayloadTooLarge,
         Rejected,
         BudgetExhausted,

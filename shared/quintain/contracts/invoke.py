@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, StrictBool, StrictStr, model_validator
 
 from quintain import errors
+from quintain.contracts.agents import AgentStep, Continuation, StepsCut, Turn
 from quintain.contracts.message import Message
 from quintain.contracts.values import GraderId, Number, Whole, non_finite_path, shorten
 
@@ -107,7 +108,7 @@ class InvokeRequest(Message):
     """A request to one target; ``provider`` is an alias of ``target``.
 
     It has one of ``question`` and ``messages``. ``grader`` names the grader that asks, if one does: the session's usage
-    is told by it.
+    is told by it. ``turn`` is its place in a conversation of several calls.
 
     NaN and infinite numbers are refused at any depth of ``settings`` and ``messages``: JSON has none.
 
@@ -129,6 +130,7 @@ class InvokeRequest(Message):
     settings: InvokeSettings | None = None
     metadata: dict[str, str] | None = None
     grader: GraderId | None = None
+    turn: Turn | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -255,6 +257,8 @@ class Result(Message):
     ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
     ``body`` is the answer to an `ApiRequest`, in the words of its API; ``output`` is empty then.
     ``cost_usd`` is the cost of the tokens in ``token_usage``, in US dollars, if the worker knows their price.
+    ``steps`` are what an agent did, and ``steps_cut`` what was left out of them. ``continuation`` is what the next turn
+    of the conversation has to say; None where its messages are enough.
     """
 
     output: list[OutputMessage]
@@ -273,6 +277,9 @@ class Result(Message):
     target_fingerprint: str | None = None
     ignored: list[str] | None = None
     body: dict[str, Any] | None = None
+    steps: list[AgentStep] | None = None
+    steps_cut: StepsCut | None = None
+    continuation: Continuation | None = None
 
     @property
     def raw_text(self) -> str:
