@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from quintain.bus.memory import MemoryBroker
-from quintain.config.targets import CommandTarget
+from quintain.config.program_targets import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain.programs.sandbox import Confinement, Sandbox

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from quintain.config.targets import CommandTarget
+from quintain.config.program_targets import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed
 from quintain.programs.processes import end_process, run_program, run_to_file, start_process

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from quintain.config.targets import PLACEHOLDERS, CommandTarget
+from quintain.config.program_targets import PLACEHOLDERS, CommandTarget
 from quintain.contracts.invoke import InvokeRequest, JsonObject, OutputMessage, TokenUsage, content_text
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from quintain.config.fingerprint import module_digests, unseen_warnings
+from quintain.config.program_targets import PLACEHOLDERS, CommandTarget
 from quintain.config.python_imports import command_imports, load_callable
-from quintain.config.targets import PLACEHOLDERS, CommandTarget, PythonTarget, TargetConfig
+from quintain.config.targets import PythonTarget, TargetConfig
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
 from quintain.programs.program import (

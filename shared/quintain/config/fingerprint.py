@@ -21,8 +21,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
+from quintain.config.program_targets import CommandTarget
 from quintain.config.python_imports import PythonImports, command_imports, module_file, module_imports
-from quintain.config.targets import CommandTarget, PythonTarget, TargetConfig, TargetTarget
+from quintain.config.targets import PythonTarget, TargetConfig, TargetTarget
 from quintain.errors import ConfigError
 from quintain.programs.program import executable_of
 

@@ -23,7 +23,8 @@ from quintain.config.secrets import (
     substitute,
     syntax_errors,
 )
-from quintain.config.targets import TARGET_MODELS, UNRESOLVED_CONTEXT_KEY, TargetConfig
+from quintain.config.target_fields import UNRESOLVED_CONTEXT_KEY
+from quintain.config.targets import TARGET_MODELS, TargetConfig
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.values import TARGET_NAME_PATTERN, is_target_name
 from quintain.errors import ConfigError

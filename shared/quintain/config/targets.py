@@ -9,134 +9,17 @@ import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    FiniteFloat,
-    PrivateAttr,
-    SecretStr,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, FiniteFloat, SecretStr, ValidationInfo, field_validator, model_validator
 
-from quintain.config.nested_models import (
-    MockUsage,
-    Positive,
-    StrictModel,
-    TargetChildSession,
-    TargetPrice,
-    TargetSettings,
-)
-from quintain.config.secrets import holds_reference, without_references
+from quintain.config.nested_models import MockUsage, Positive, TargetChildSession, TargetSettings
+from quintain.config.program_targets import CommandTarget
+from quintain.config.target_fields import TargetFields, WatchedTarget, is_unresolved
 from quintain.contracts.api_request import ApiName
-from quintain.contracts.invoke import InvokeSettings, Unsupported
-from quintain.contracts.ledger import MAX_CONCURRENCY
-from quintain.contracts.values import MAX_DEADLINE_SECONDS, TargetName
-from quintain.programs.sandbox import SandboxOption
-
-#: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
-PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
-
-#: Validation context key: environment variables are not substituted yet.
-UNRESOLVED_CONTEXT_KEY = "unresolved"
-
-_PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
+from quintain.contracts.invoke import InvokeSettings
+from quintain.contracts.values import TargetName
 
 
-def _is_unresolved(value: object, info: ValidationInfo) -> bool:
-    """Return whether a value contains a reference whose variable is not substituted yet."""
-    return bool(info.context and info.context.get(UNRESOLVED_CONTEXT_KEY)) and holds_reference(value)
-
-
-def _within_longest_call(seconds: float) -> float:
-    if seconds > MAX_DEADLINE_SECONDS:
-        raise ValueError(f"a call lasts {MAX_DEADLINE_SECONDS:.0f} s (12 hours) at most")
-    return seconds
-
-
-#: A time limit of a call, in seconds.
-_TimeLimit = Annotated[
-    FiniteFloat,
-    Field(gt=0, json_schema_extra={"maximum": MAX_DEADLINE_SECONDS}),
-    AfterValidator(_within_longest_call),
-]
-
-
-class _WatchedTarget(StrictModel):
-    """The field of a target whose provider shows whether it goes on."""
-
-    idle_seconds: _TimeLimit | None = None
-    """A try ends, in doubt, when nothing has come for so long: no byte, no event. If absent, at its other limits."""
-
-
-class _Target(StrictModel):
-    """Fields of every target."""
-
-    judge_target: TargetName | None = None
-    """The default target of graders that judge this one. If absent, the target itself."""
-    max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 64
-    """The most calls in flight at once, over all workers."""
-    worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
-    """The most calls in flight at once in one worker, also its prefetch. If absent, max_concurrency."""
-    quota: TargetName | None = None
-    """The quota that it shares with other targets, by its name in quotas. If absent, that of its provider and key."""
-    timeout_seconds: _TimeLimit | None = None
-    """The limit of a call's tries at the provider, in seconds, and the deadline of its calls in `quintain run`, which
-    is 600 s at least. If absent, the call's deadline."""
-    max_tries: Annotated[int, Field(ge=1, le=10)] = 3
-    """The most tries at the provider in one attempt."""
-    price: TargetPrice | None = None
-    """The price of its tokens. If absent, the provider's list price, if it is known."""
-    unsupported: Unsupported = "refuse"
-    """Whether calls with settings that the provider cannot honour are refused, or made without them."""
-    depends_on: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Files, from the configuration's folder, whose bytes are part of the target's fingerprint."""
-    replica_fields: list[str] = Field(default_factory=list)
-    """Keys of this target that are no part of its fingerprint, because workers may differ in them."""
-
-    _raw: dict[str, object] | None = PrivateAttr(default=None)
-
-    def with_raw(self, raw: dict[str, object]) -> Self:
-        """Return this target with the raw fields of the file, which its repr and dump show instead of the values."""
-        self._raw = raw
-        return self
-
-    def __repr_args__(self) -> list[tuple[str | None, object]]:
-        return list(super().__repr_args__() if self._raw is None else self._raw.items())
-
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return dict(dump(self) if self._raw is None else self._raw)
-
-    @field_validator("replica_fields")
-    @classmethod
-    def _check_replica_fields(cls, keys: list[str]) -> list[str]:
-        known = [name for name in cls.model_fields if name != "provider"]
-        for key in keys:
-            if key not in known:
-                raise ValueError(f"this provider has no key {key!r}; known: {', '.join(known)}")
-        return keys
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _defer_unresolved(cls, value: object, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
-        # A value with an unresolved reference is validated by `Config.resolve`; until then the field has its default.
-        try:
-            return validate(value)
-        except ValidationError:
-            if not _is_unresolved(value, info):
-                raise
-        field = cls.model_fields[str(info.field_name)]
-        return value if field.is_required() else field.get_default(call_default_factory=True)
-
-
-class ModelTarget(_Target):
+class ModelTarget(TargetFields):
     """Fields of every model."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -183,7 +66,7 @@ class ModelTarget(_Target):
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str | None, info: ValidationInfo) -> str | None:
-        if url is None or _is_unresolved(url, info):
+        if url is None or is_unresolved(url, info):
             return url
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -193,7 +76,7 @@ class ModelTarget(_Target):
         return url
 
 
-class _ApiTarget(ModelTarget, _WatchedTarget):
+class _ApiTarget(ModelTarget, WatchedTarget):
     """Fields of every model that is asked in its vendor's own words."""
 
     image_urls: Literal["pass", "any", "refuse"] = "pass"
@@ -277,52 +160,12 @@ class PydanticAITarget(ModelTarget):
     @classmethod
     def _check_model(cls, model: str, info: ValidationInfo) -> str:
         vendor, colon, name = model.partition(":")
-        if not (vendor and colon and name) and not _is_unresolved(model, info):
+        if not (vendor and colon and name) and not is_unresolved(model, info):
             raise ValueError("write it as vendor:model, such as mistral:mistral-large-latest")
         return model
 
 
-class CommandTarget(_Target, _WatchedTarget):
-    """A program that is started once per call, without a shell."""
-
-    provider: Literal["command"]
-    command: Annotated[list[str], Field(min_length=1)]
-    """The program and its arguments; {prompt_file} (else stdin), {system_prompt_file}, {output_file} (else stdout)."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the program."""
-    env_from: list[str] = Field(default_factory=list)
-    """Names of variables that it also gets from the worker's environment."""
-    run_as: str | None = None
-    """The name of the user whose rights the program has. If absent, the worker's."""
-    sandbox: SandboxOption = None
-    """`bwrap`, or its limits: a namespace without network and with a read-only tree."""
-    cwd: str | None = None
-    """The folder to run it in, relative to the configuration's folder. If absent, that folder."""
-    output_format: Literal["text", "json"] = "text"
-    """What the answer is: text, or a JSON object with text or output, and token_usage."""
-
-    @field_validator("command", mode="before")
-    @classmethod
-    def _check_is_list(cls, command: object) -> object:
-        if isinstance(command, str):
-            message = 'a list, not a text, as no shell reads it; write ["program", "argument"]'
-            raise ValueError(message)  # noqa: TRY004 -- pydantic reports ValueErrors as mistakes
-        return command
-
-    @field_validator("command")
-    @classmethod
-    def _check_placeholders(cls, command: list[str]) -> list[str]:
-        if not command[0].strip():
-            raise ValueError("its first item is the program, and is empty")
-        for argument in command:
-            for name in _PLACEHOLDER.findall(without_references(argument)):
-                if name not in PLACEHOLDERS:
-                    known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
-                    raise ValueError(f"unknown placeholder {{{name}}}; known: {known}")
-        return command
-
-
-class PythonTarget(_Target):
+class PythonTarget(TargetFields):
     """A Python function ``module:function``; modules next to the configuration file can be imported."""
 
     provider: Literal["python"]
@@ -332,14 +175,14 @@ class PythonTarget(_Target):
     @field_validator("callable")
     @classmethod
     def _check_callable(cls, name: str, info: ValidationInfo) -> str:
-        if _is_unresolved(name, info):
+        if is_unresolved(name, info):
             return name
         if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
             raise ValueError("write it as module:function")
         return name
 
 
-class MockTarget(_Target):
+class MockTarget(TargetFields):
     """A target that needs no provider: it answers a fixed text, or echoes."""
 
     provider: Literal["mock"]
@@ -355,7 +198,7 @@ class MockTarget(_Target):
     """The tokens that it reports."""
 
 
-class TargetTarget(_Target, _WatchedTarget):
+class TargetTarget(TargetFields, WatchedTarget):
     """A target under test that `quintain serve host` leases out."""
 
     provider: Literal["target"]

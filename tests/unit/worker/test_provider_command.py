@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.config.targets import CommandTarget
+from quintain.config.program_targets import CommandTarget
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import BadRequest, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain_worker.providers.factory import build_provider
