@@ -9,27 +9,28 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
-
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from quintain.config.program_targets import PLACEHOLDERS, CommandTarget
-from quintain.contracts.invoke import InvokeRequest, JsonObject, OutputMessage, TokenUsage, content_text
-from quintain.contracts.message import describe_validation_error
-from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TimedOut
 from quintain.programs.processes import run_program
 from quintain.programs.program import (
     CannotStart,
     Finished,
     Program,
-    ProgramNotExecutable,
-    ProgramNotFound,
     ProgramTimedOut,
     TooMuchOutput,
     program_environment,
 )
 from quintain.programs.sandbox import Confinement
+from quintain_worker.providers.agent_program import (
+    AgentProgramProvider,
+    agent_of,
+    program_confinement,
+    start_failure,
+)
 from quintain_worker.providers.conversation import ignored_settings, text_messages
+from quintain_worker.providers.printed_answer import parse_output
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 #: The largest answer, in bytes.
@@ -39,13 +40,17 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 _MAX_QUOTED_LENGTH = 300
 
 
-def command_provider(name: str, target: CommandTarget, context: ProviderContext) -> CommandProvider:
+def command_provider(
+    name: str, target: CommandTarget, context: ProviderContext
+) -> CommandProvider | AgentProgramProvider:
     """Create the command provider of this target. Raises `ConfigError` if this machine cannot confine its program."""
     try:
-        command_confinement(target, context.folder).check()
+        program_confinement(target, context.folder).check()
     except ConfigError as error:
         raise ConfigError(f"targets.{name}: {error.message}") from None
-    return CommandProvider(name, target, context)
+    if target.protocol is None:
+        return CommandProvider(name, target, context)
+    return AgentProgramProvider(name, agent_of(target, context, target.command))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,6 @@ class _CallFiles:
         return argument
 
 
-def command_confinement(target: CommandTarget, folder: Path) -> Confinement:
-    """What the program of a target may do: in a sandbox it reads the configuration's folder, and has no network."""
-    return Confinement(run_as=target.run_as, sandbox=target.sandbox, read=(folder, folder / (target.cwd or ".")))
-
-
 class CommandProvider:
     """Runs the configured program for each call.
 
@@ -89,7 +89,7 @@ class CommandProvider:
         self._name, self._target = name, target
         self._cwd = context.folder / (target.cwd or ".")
         self._env = program_environment(context.env, env_from=target.env_from, own=target.env)
-        self._confinement = command_confinement(target, context.folder)
+        self._confinement = program_confinement(target, context.folder)
         self._link_flag = os.O_NOFOLLOW if self._confinement.is_confined else 0
         command_line = "\n".join(target.command)
         self._placeholders = tuple(name for name in PLACEHOLDERS if f"{{{name}}}" in command_line)
@@ -145,7 +145,7 @@ class CommandProvider:
         except TooMuchOutput:
             raise self._too_large_failure() from None
         except CannotStart as error:
-            raise self._start_failure(error) from None
+            raise start_failure(self._name, self._target.command[0], error) from None
 
     def _read_output_file(self, path: Path) -> bytes:
         try:
@@ -174,13 +174,6 @@ class CommandProvider:
         failure = ReplyTooLarge(f"{self._name}: the answer is larger than {MAX_ANSWER_BYTES // 1024**2} MiB")
         return ProviderFailure(failure, Billing.BILLED)
 
-    def _start_failure(self, error: CannotStart) -> ProviderFailure:
-        message = f"{self._name}: {self._target.command[0]} cannot be started: {error.reason}"
-        if isinstance(error, (ProgramNotFound, ProgramNotExecutable)):
-            return ProviderFailure(TargetUnavailable(message), Billing.UNBILLED)
-        # The machine lacks memory, processes or file descriptors.
-        return ProviderFailure(ProviderFailed(message, charged=False), Billing.UNBILLED, retryable=True)
-
 
 def _prompts(request: InvokeRequest, *, separate_system: bool) -> tuple[str, str]:
     """Return the prompt and the system prompt; a single message as it is, several as ``role: text`` each."""
@@ -190,44 +183,3 @@ def _prompts(request: InvokeRequest, *, separate_system: bool) -> tuple[str, str
     if len(prompt_turns) == 1:
         return prompt_turns[0].text, system
     return "\n\n".join(f"{turn.role}: {turn.text}" for turn in prompt_turns), system
-
-
-class _PrintedMessage(BaseModel):
-    # Other fields, such as tool calls that the program has already made, are ignored.
-    model_config = ConfigDict(extra="ignore")
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[JsonObject]
-
-
-class _PrintedAnswer(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    text: str | None = None
-    output: str | list[_PrintedMessage] | None = None
-    token_usage: TokenUsage | None = Field(default=None, validation_alias=AliasChoices("token_usage", "tokenUsage"))
-
-
-def parse_output(text: str) -> ProviderAnswer:
-    """Parse a program's JSON into an answer; of several messages, the last of the assistant is the text.
-
-    Raises `ValueError` with a message that does not quote the output.
-    """
-    try:
-        printed = _PrintedAnswer.model_validate_json(text)
-    except ValidationError as error:
-        raise ValueError(describe_validation_error(error)) from None
-    if isinstance(printed.output, list):
-        return _answer_from_messages(printed, printed.output)
-    answer_text = printed.text if printed.text is not None else printed.output
-    if answer_text is None:
-        raise ValueError("it has neither text nor output")
-    return ProviderAnswer(text=answer_text, token_usage=printed.token_usage)
-
-
-def _answer_from_messages(printed: _PrintedAnswer, messages: list[_PrintedMessage]) -> ProviderAnswer:
-    output = [OutputMessage(content=message.content) for message in messages if message.role == "assistant"]
-    if not output:
-        raise ValueError("output holds no message of the assistant")
-    answer_text = content_text(output[-1].content) if printed.text is None else printed.text
-    return ProviderAnswer(text=answer_text, output=output, token_usage=printed.token_usage)

@@ -23,7 +23,7 @@ from quintain.programs.program import (
     start_problem,
     withheld_variables,
 )
-from quintain_worker.providers.command import command_confinement
+from quintain_worker.providers.agent_program import program_confinement
 from quintain_worker.providers.provider import Provider, ProviderContext
 from quintain_worker.providers.python_callable import GIVEN
 
@@ -97,7 +97,7 @@ def check_program(name: str, target: TargetConfig, context: ProviderContext) -> 
         return []
     cwd = context.folder / (target.cwd or ".")
     env = program_environment(context.env, env_from=target.env_from, own=target.env)
-    program = Program(argv=argv, env=env, cwd=cwd, confinement=command_confinement(target, context.folder))
+    program = Program(argv=argv, env=env, cwd=cwd, confinement=program_confinement(target, context.folder))
     problem = start_problem(program)
     if problem is not None:
         raise ConfigError(f"targets.{name}: {problem}")

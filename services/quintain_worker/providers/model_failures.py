@@ -12,18 +12,15 @@ kept.
 
 from __future__ import annotations
 
-import base64
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
-from quintain.config.secrets import redact_secrets
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.quota import RateReport, TryOutcome
-from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
     BadRequest,
     Fault,
@@ -35,6 +32,7 @@ from quintain.errors import (
     TimedOut,
 )
 from quintain_worker.providers.provider import Billing, ProviderFailure, key_of
+from quintain_worker.providers.quoting import clean, variants_of
 from quintain_worker.providers.rate_limits import read_rate_report
 
 
@@ -161,15 +159,6 @@ def _without_query(url: str) -> str:
 #: The longest message, and the longest code, type or parameter, in characters.
 MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH = 500, 100
 
-MASK = "…"
-
-#: What precedes a secret, and secrets that their providers have shortened already, such as ``sk-…abcd``.
-_CREDENTIAL = re.compile(
-    r"\b(?:bearer|basic)\s+[^\s'\",;]+|\bsk-[\w.*…-]{4,}|\beyJ[\w-]{8,}\.[\w.-]+|\bAKIA[0-9A-Z]{12,}"
-    r"|\b(?:api[-_ ]?key|access[-_ ]?token|secret|password)['\"]?\s*[:=]\s*['\"]?[^\s'\",;]+",
-    re.IGNORECASE,
-)
-
 _HTTP_UNAUTHORIZED = 401
 
 
@@ -181,10 +170,10 @@ def read_provider_error(status: int | None, body: object, secrets: Iterable[str]
     fields = _error_object(body)
     if fields is None:
         return None
-    variants = tuple(_variants(secrets))
+    variants = tuple(variants_of(secrets))
 
     def name(value: object) -> str | None:
-        text = "" if value is None or isinstance(value, bool | dict | list) else _clean(str(value), variants)
+        text = "" if value is None or isinstance(value, bool | dict | list) else clean(str(value), variants)
         return text[:MAX_NAME_LENGTH] or None
 
     found = ProviderError(
@@ -209,18 +198,5 @@ def _error_object(body: object) -> dict[str, object] | None:
 
 def _message(fields: dict[str, object], secrets: Iterable[str]) -> str | None:
     found = next((fields[key] for key in ("message", "detail") if isinstance(fields.get(key), str)), "")
-    text = _clean(str(found), secrets)
+    text = clean(str(found), secrets)
     return (text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]}…") or None
-
-
-def _clean(text: str, secrets: Iterable[str]) -> str:
-    """Return the text on one line, with everything masked that is a secret or looks like one."""
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    return replace_surrogates(_CREDENTIAL.sub(MASK, redact_secrets(" ".join(text.replace("\0", " ").split()))))
-
-
-def _variants(secrets: Iterable[str]) -> Iterator[str]:
-    for secret in secrets:
-        if secret:
-            yield from {secret, quote(secret, safe=""), base64.b64encode(secret.encode()).decode()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from quintain.config.secrets import without_references
-from quintain.config.target_fields import TargetFields, WatchedTarget
+from quintain.config.target_fields import TargetFields, TimeLimit, WatchedTarget
 from quintain.programs.sandbox import SandboxOption
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
@@ -17,12 +17,9 @@ PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 
 
-class CommandTarget(TargetFields, WatchedTarget):
-    """A program that is started once per call, without a shell."""
+class ProgramTarget(TargetFields, WatchedTarget):
+    """Fields of every target that is a program."""
 
-    provider: Literal["command"]
-    command: Annotated[list[str], Field(min_length=1)]
-    """The program and its arguments; {prompt_file} (else stdin), {system_prompt_file}, {output_file} (else stdout)."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the program."""
     env_from: list[str] = Field(default_factory=list)
@@ -33,6 +30,24 @@ class CommandTarget(TargetFields, WatchedTarget):
     """`bwrap`, or its limits: a namespace without network and with a read-only tree."""
     cwd: str | None = None
     """The folder to run it in, relative to the configuration's folder. If absent, that folder."""
+    conversation_idle_seconds: TimeLimit = 300
+    """A conversation ends, and with it its process, when no turn has come for so long."""
+
+    @property
+    def max_conversations(self) -> int:
+        """The most conversations at once in one worker."""
+        return self.worker_concurrency or self.max_concurrency
+
+
+class CommandTarget(ProgramTarget):
+    """A program that is started without a shell, once per call or once per conversation."""
+
+    provider: Literal["command"]
+    command: Annotated[list[str], Field(min_length=1)]
+    """The program and its arguments; {prompt_file} (else stdin), {system_prompt_file}, {output_file} (else stdout)."""
+    protocol: Literal["jsonl"] | None = None
+    """`jsonl`: a process for each conversation, which gets a line of JSON for each turn, and prints lines of JSON. If
+    absent, a process for each call."""
     output_format: Literal["text", "json"] = "text"
     """What the answer is: text, or a JSON object with text or output, and token_usage."""
 
@@ -55,3 +70,14 @@ class CommandTarget(TargetFields, WatchedTarget):
                     known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                     raise ValueError(f"unknown placeholder {{{name}}}; known: {known}")
         return command
+
+    @model_validator(mode="after")
+    def _check_protocol(self) -> Self:
+        if self.protocol is None:
+            return self
+        if "output_format" in self.model_fields_set:
+            raise ValueError("output_format: with protocol jsonl, each line says what it is; leave it out")
+        for argument in self.command:
+            if found := _PLACEHOLDER.search(without_references(argument)):
+                raise ValueError(f"command: with protocol jsonl, the prompt comes on stdin; take {found[0]} out")
+        return self

@@ -1,0 +1,115 @@
+"""The lines of a program that is an agent: what it is told of a turn, and what it prints of it (``docs/agents.md``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from quintain.contracts.agents import AgentStep
+from quintain.contracts.invoke import InvokeRequest, content_text
+from quintain.contracts.message import describe_validation_error
+from quintain_worker.providers.conversation import named_messages, refusal
+from quintain_worker.providers.printed_answer import PrintedAnswer
+from quintain_worker.providers.provider import OnText, ProviderAnswer
+
+#: A line's JSON object.
+Line = dict[str, Any]
+
+
+class TurnReading:
+    """What a program has printed of one turn so far; ``answer`` or ``error`` is set at its end."""
+
+    def __init__(self, on_text: OnText | None) -> None:
+        self._on_text = on_text
+        self._texts: list[str] = []
+        self._steps: list[AgentStep] = []
+        self.answer: ProviderAnswer | None = None
+        self.error: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the turn has ended."""
+        return self.answer is not None or self.error is not None
+
+    def add_text(self, text: str) -> None:
+        """Add the next piece of the answer."""
+        self._texts.append(text)
+        if self._on_text is not None and text:
+            self._on_text(text)
+
+    def add_step(self, step: AgentStep) -> None:
+        """Add the next step."""
+        self._steps.append(step)
+
+    def finish(self, printed: PrintedAnswer) -> None:
+        """End the turn with an answer, which may leave out the text that came in pieces.
+
+        Raises `ValueError` if its text is another one than that of the pieces.
+        """
+        pieces = "".join(self._texts)
+        if self._texts and printed.text is None and printed.output is None:
+            printed = printed.model_copy(update={"text": pieces})
+        answer = printed.to_answer()
+        if not answer.text.startswith(pieces):
+            raise ValueError("its text is not that of the pieces before")
+        if self._texts and len(answer.text) > len(pieces):
+            self.add_text(answer.text[len(pieces) :])
+        self.answer = dataclasses.replace(answer, steps=tuple(self._steps))
+
+    def fail(self, message: str) -> None:
+        """End the turn with an error."""
+        self.error = message
+
+
+#: Reads one line of a turn. Raises `ValueError` if the line cannot be used.
+ReadLine = Callable[[Line, TurnReading], None]
+
+
+def turn_line(request: InvokeRequest, conversation_id: str, number: int) -> bytes:
+    """Return the line that tells a program of a turn. Raises `ProviderFailure` for tool calls of the caller's own."""
+    messages: list[Line] = []
+    for field, message in named_messages(request):
+        if message.tool_calls or message.role == "tool":
+            raise refusal(field, "this target runs its own tools; leave it out")
+        messages.append({"role": message.role, "content": message.content})
+    prompt = content_text(messages[-1]["content"])
+    turn = {"type": "turn", "conversation": conversation_id, "number": number, "prompt": prompt, "messages": messages}
+    return to_json(turn)
+
+
+def end_line(conversation_id: str) -> bytes:
+    """Return the line that tells a program that a conversation is over, and that it is kept for the next."""
+    return to_json({"type": "end", "conversation": conversation_id})
+
+
+def parse_line(line: bytes) -> Line:
+    """Return the JSON object of a line. Raises `ValueError`."""
+    try:
+        parsed = from_json(line)
+    except ValueError:
+        raise ValueError("it is no JSON") from None
+    if not isinstance(parsed, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 -- one error for all lines that cannot be used
+    return parsed
+
+
+def read_agent_line(line: Line, reading: TurnReading) -> None:
+    """Read a line of Quintain's own protocol. Raises `ValueError`."""
+    try:
+        match line:
+            case {"type": "text", "text": str(text)}:
+                reading.add_text(text)
+            case {"type": "step"}:
+                reading.add_step(AgentStep.model_validate(line))
+            case {"type": "answer"}:
+                reading.finish(PrintedAnswer.model_validate(line))
+            case {"type": "error", "message": str(message)}:
+                reading.fail(message)
+            case _:
+                raise ValueError("its type is none of text, step, answer and error, or its text is missing")
+    except ValidationError as error:
+        raise ValueError(describe_validation_error(error)) from None

@@ -1,0 +1,240 @@
+"""The provider of programs that are agents: a process for each conversation, which is told of a turn in a line."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintain.config.program_targets import ProgramTarget
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ConversationLost, Overloaded, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.programs.line_program import LineProgram, ProgramEnded, line_program
+from quintain.programs.program import (
+    CannotStart,
+    Program,
+    ProgramNotExecutable,
+    ProgramNotFound,
+    TooMuchOutput,
+    program_environment,
+)
+from quintain.programs.sandbox import Confinement
+from quintain.runtime.concurrency import IdleLimit
+from quintain_worker.providers.agent_lines import (
+    ReadLine,
+    TurnReading,
+    end_line,
+    parse_line,
+    read_agent_line,
+    turn_line,
+)
+from quintain_worker.providers.conversation import ignored_settings
+from quintain_worker.providers.conversation_pool import ConversationPool, PoolTerms
+from quintain_worker.providers.provider import (
+    Billing,
+    CallHolder,
+    OnText,
+    Provider,
+    ProviderAnswer,
+    ProviderContext,
+    ProviderFailure,
+    SessionScopedProvider,
+)
+from quintain_worker.providers.quoting import quoted
+
+#: The longest line that a program may print, and all its lines of one turn together, in bytes.
+MAX_LINE_BYTES, MAX_TURN_BYTES = 8 * 1024 * 1024, 32 * 1024 * 1024
+
+#: How much of the end of a program's stderr is quoted, in characters.
+MAX_STDERR_LENGTH = 300
+
+#: Values of a program's own variables that are shorter are no secrets.
+_MIN_SECRET_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProgram:
+    """A program that is an agent: how it is started, and how it is spoken to.
+
+    ``secrets`` are masked where it is quoted. ``is_kept``: it prints ``{"type": "ready"}`` once it can take a turn, and
+    is kept for the next conversation.
+    """
+
+    program: Program
+    max_conversations: int
+    conversation_idle_seconds: float
+    idle_seconds: float | None = None
+    secrets: tuple[str, ...] = ()
+    is_kept: bool = False
+    read_line: ReadLine = read_agent_line
+
+
+def program_confinement(target: ProgramTarget, folder: Path) -> Confinement:
+    """What the program of a target may do: in a sandbox it reads the configuration's folder, and has no network."""
+    return Confinement(run_as=target.run_as, sandbox=target.sandbox, read=(folder, folder / (target.cwd or ".")))
+
+
+def agent_of(
+    target: ProgramTarget, context: ProviderContext, command: Sequence[str], *, is_kept: bool = False
+) -> AgentProgram:
+    """Return the agent that a target's program is."""
+    env = program_environment(context.env, env_from=target.env_from, own=target.env)
+    return AgentProgram(
+        program=Program(
+            argv=command,
+            cwd=context.folder / (target.cwd or "."),
+            env=env,
+            confinement=program_confinement(target, context.folder),
+        ),
+        max_conversations=target.max_conversations,
+        conversation_idle_seconds=target.conversation_idle_seconds,
+        idle_seconds=target.idle_seconds,
+        secrets=tuple(env[name] for name in (*target.env, *target.env_from) if len(env[name]) >= _MIN_SECRET_LENGTH),
+        is_kept=is_kept,
+    )
+
+
+class AgentProgramProvider(SessionScopedProvider):
+    """Tells a program of each turn, and reads what it prints of it."""
+
+    def __init__(self, name: str, agent: AgentProgram) -> None:
+        self._name, self._agent = name, agent
+        terms = PoolTerms(
+            size=agent.max_conversations,
+            idle_seconds=agent.conversation_idle_seconds,
+            end_line=end_line if agent.is_kept else None,
+        )
+        self._pool = ConversationPool(name, self._start, terms)
+
+    def for_call(self, holder: CallHolder) -> Provider:
+        """Return the provider for one call, which finds the conversations of its session only."""
+        return _SessionAgentProvider(self, holder)
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Answer like `answer_in_session`, of no session."""
+        return await self.answer_in_session("", request, timeout_seconds, on_text)
+
+    async def answer_in_session(
+        self, session_id: str, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None
+    ) -> ProviderAnswer:
+        """Have one turn with a program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
+        ignored = ignored_settings(request.settings, f"{self._name}, a program,")
+        turn = request.turn
+        conversation_id = secrets.token_hex(8) if turn is None else turn.conversation_id
+        line = turn_line(request, conversation_id, 1 if turn is None else turn.number)
+        ends_at = asyncio.get_running_loop().time() + timeout_seconds
+        reading = TurnReading(on_text)
+        try:
+            key = f"{session_id} {conversation_id}"
+            async with self._pool.turn(key, turn, wait_seconds=timeout_seconds) as process:
+                await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
+        except ConversationLost as lost:
+            raise ProviderFailure(lost, Billing.UNBILLED) from None
+        except Overloaded as busy:
+            raise ProviderFailure(busy, Billing.UNBILLED, retryable=True) from None
+        except CannotStart as error:
+            raise start_failure(self._name, self._agent.program.argv[0], error) from None
+        if reading.answer is None:
+            raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
+        return dataclasses.replace(reading.answer, ignored=ignored, holds_conversation=turn is not None)
+
+    async def close(self) -> None:
+        """End all conversations and their programs."""
+        await self._pool.close()
+
+    async def _start(self, stack: AsyncExitStack) -> LineProgram:
+        started = await stack.enter_async_context(line_program(self._agent.program, line_limit=MAX_LINE_BYTES))
+        if not self._agent.is_kept:
+            return started
+        try:
+            line = parse_line(await started.read())
+        except (ProgramEnded, TooMuchOutput, ValueError) as error:
+            stderr = quoted_end(started.stderr, self._agent.secrets)
+            raise self._unavailable(f"the program did not start ({error}): {stderr}") from None
+        if line.get("type") != "ready":
+            raise self._unavailable(f"the program did not start: {self._quoted(str(line.get('message', line)))}")
+        return started
+
+    async def _have_turn(
+        self, program: LineProgram, line: bytes, reading: TurnReading, ends_at: float, timeout_seconds: float
+    ) -> None:
+        idle = IdleLimit(self._agent.idle_seconds)
+        try:
+            async with asyncio.timeout_at(ends_at), idle.watch():
+                program.send(line)
+                await self._read(program, reading, idle)
+        except TimeoutError:
+            seconds = self._agent.idle_seconds
+            silence = "" if seconds is None else f", or wrote nothing for {seconds:g} s"
+            failure = TimedOut(f"{self._name}: the program did not answer within {timeout_seconds:g} s{silence}")
+            raise ProviderFailure(failure, Billing.UNKNOWN) from None
+        except ProgramEnded as ended:
+            stderr = quoted_end(program.stderr, self._agent.secrets)
+            message = f"{self._name}: the program ended in the middle of a turn, exit code {ended.exit_code}: {stderr}"
+            raise ProviderFailure(ProviderFailed(message, charged=True), Billing.UNKNOWN) from None
+        except TooMuchOutput:
+            limits = f"a line of {MAX_LINE_BYTES // 1024**2} MiB, or a turn of {MAX_TURN_BYTES // 1024**2} MiB"
+            too_large = ReplyTooLarge(f"{self._name}: the program printed more than {limits}")
+            raise ProviderFailure(too_large, Billing.BILLED) from None
+
+    async def _read(self, program: LineProgram, reading: TurnReading, idle: IdleLimit) -> None:
+        size = 0
+        while not reading.is_over:
+            line = await program.read()
+            idle.touch()
+            size += len(line)
+            if size > MAX_TURN_BYTES:
+                raise TooMuchOutput
+            try:
+                if line.strip():
+                    self._agent.read_line(parse_line(line), reading)
+            except ValueError as error:
+                printed = self._quoted(line.decode(errors="replace"))
+                raise self._failure(f"the program printed a line that cannot be used: {error}: {printed}") from None
+            # Many lines may be there at once, and others wait for the loop.
+            await asyncio.sleep(0)
+
+    def _quoted(self, text: str) -> str:
+        return quoted(text, self._agent.secrets)
+
+    def _failure(self, message: str) -> ProviderFailure:
+        return ProviderFailure(ProviderFailed(f"{self._name}: {message}", charged=True), Billing.BILLED)
+
+    def _unavailable(self, message: str) -> ProviderFailure:
+        return ProviderFailure(TargetUnavailable(f"{self._name}: {message}"), Billing.UNBILLED)
+
+
+class _SessionAgentProvider:
+    """The provider for one call of one session."""
+
+    def __init__(self, provider: AgentProgramProvider, holder: CallHolder) -> None:
+        self._provider, self._holder = provider, holder
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Have one turn with a program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
+        return await self._provider.answer_in_session(self._holder.session_id, request, timeout_seconds, on_text)
+
+    async def close(self) -> None:
+        """Do nothing: the programs are the target's."""
+
+
+def quoted_end(stderr: str, secrets: tuple[str, ...]) -> str:
+    """Return the end of what a program wrote to stderr."""
+    return quoted(stderr, secrets, length=MAX_STDERR_LENGTH, is_end=True)
+
+
+def start_failure(name: str, command: str, error: CannotStart) -> ProviderFailure:
+    """Return the failure of a program that could not be started."""
+    message = f"{name}: {command} cannot be started: {error.reason}"
+    if isinstance(error, (ProgramNotFound, ProgramNotExecutable)):
+        return ProviderFailure(TargetUnavailable(message), Billing.UNBILLED)
+    # The machine lacks memory, processes or file descriptors.
+    return ProviderFailure(ProviderFailed(message, charged=False), Billing.UNBILLED, retryable=True)
