@@ -16,6 +16,7 @@ from quintain.errors import BrokerUnavailable, BusError
 from quintain.settings import all_node_urls, url_user, without_password
 from quintain.topology import (
     BACKLOG,
+    CONVERSATION,
     DEAD,
     HOST,
     INVOKE,
@@ -115,6 +116,7 @@ _BOUND_PREFIXES = {
     DEAD.name: ("quintain.metadata.dead",),
     POISON.name: ("quintain.poison",),
     HOST.name: ("quintain.host.", "quintain.lease."),
+    CONVERSATION.name: ("quintain.conversation.",),
 }
 
 #: The queues of the exchanges with calls, by the target that is their key.
@@ -130,7 +132,7 @@ _SHARED_QUEUES: Final = {each.name: each.kind for each in METADATA_TOPOLOGY.queu
 #: The queues with a part of their own in the name, and their type: docs/protocol/topology.md.
 _NAMED_QUEUES: Final = (
     (re.compile(r"quintain\.(target|host)\..+"), "quorum"),
-    (re.compile(r"quintain\.(cancel|discovery|events|lease|ledger\.admit|reply|run)\..+"), "classic"),
+    (re.compile(r"quintain\.(cancel|conversation|discovery|events|lease|ledger\.admit|reply|run)\..+"), "classic"),
 )
 
 _APPLY = "quintain broker apply"

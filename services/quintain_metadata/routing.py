@@ -34,7 +34,7 @@ from quintain.rpc.server import (
     send_reply,
 )
 from quintain.timings import Timings
-from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_topology
+from quintain.topology import INVOKE, UNROUTED, UNROUTED_QUEUE, target_of_key, target_topology
 from quintain_metadata.ledger import call_rows, calls, sessions, targets
 from quintain_metadata.ledger.session_rows import SessionRow
 from quintain_metadata.ledger.targets import RouteRequest, unknown_target
@@ -223,11 +223,12 @@ def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[Ro
     for name in (DEADLINE_HEADER, WAIT_ENDS_HEADER):
         integer_header(delivery.headers, name)
     body_target, field_name = _target_in_body(delivery)
-    if delivery.routing_key and body_target is not None and body_target != delivery.routing_key:
+    key_target = target_of_key(delivery.routing_key)
+    if key_target and body_target is not None and body_target != key_target:
         raise BadRequest(f"target: the body names {shorten(body_target)!r}, the routing key {delivery.routing_key!r}")
     previous_target = yield from call_rows.resolved_target(session.id, request_id_of(delivery))
     # An empty target name is an unknown target; it does not mean the default.
-    target = delivery.routing_key or (previous_target or session.default_target if body_target is None else body_target)
+    target = key_target or (previous_target or session.default_target if body_target is None else body_target)
     registered = yield from targets.target_names()
     is_bound = bool(delivery.routing_key) or PROOF_HEADER not in delivery.headers
     if not is_bound and target in registered and target not in {previous_target, session.default_target}:

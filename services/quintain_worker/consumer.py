@@ -165,6 +165,8 @@ class TargetConsumer:
         #: How many messages of each of the two queues are taken.
         self._places = card.slots + (WAITING_PLACES if self._has_places else 0)
         self._call_slots = self._backlog_slots = CallSlots(self._places)
+        #: Turns of conversations that are held here run beside other calls: what has begun is not kept by what begins.
+        self._turn_slots = CallSlots(card.slots)
         self._waits: SessionWaits | None = None
         if has_line:
             self._waits = SessionWaits(context.bus, target.name, lambda: self._call_slots.free)
@@ -212,7 +214,7 @@ class TargetConsumer:
             await asyncio.gather(self._pause_task, return_exceptions=True)
         for consumer in self._open_consumers():
             await consumer.cancel()
-        for slots in (self._call_slots, self._backlog_slots):
+        for slots in (self._call_slots, self._backlog_slots, self._turn_slots):
             await self._return(slots, slots.waiting_deliveries)
 
     def calls_for_others(self, free_slots: int) -> list[Delivery]:
@@ -300,6 +302,10 @@ class TargetConsumer:
         drain_task = asyncio.get_running_loop().create_task(consumer.drain(math.inf), name=f"retire-{self._name}")
         self._retired[consumer] = drain_task
         drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))
+
+    async def handle_turn(self, delivery: Delivery) -> None:
+        """Handle a turn of a conversation that is held here."""
+        await self._handle(self._turn_slots, delivery)
 
     async def _handle(self, slots: CallSlots, delivery: Delivery) -> None:
         return_at = asyncio.get_running_loop().time() + self._context.held_seconds

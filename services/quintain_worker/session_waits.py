@@ -20,7 +20,7 @@ from quintain.contracts.credentials import public_id
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.runtime.concurrency import BatchSender
-from quintain.topology import BACKLOG
+from quintain.topology import BACKLOG, CONVERSATION
 from quintain_worker.inflight import copied_attempt
 from quintain_worker.returns import MessageHolder, copy_of
 
@@ -159,8 +159,12 @@ class MessageHold:
 
 
 def may_be_moved(delivery: Delivery) -> bool:
-    """Whether a message may go to the backlog: it is not from there, and nobody has begun with its calls."""
-    return delivery.exchange != BACKLOG.name and not delivery.redelivered and copied_attempt(delivery) is None
+    """Whether a message may go to the backlog: it is no turn, not from there, and nobody has begun with it."""
+    return (
+        delivery.exchange not in {BACKLOG.name, CONVERSATION.name}
+        and not delivery.redelivered
+        and copied_attempt(delivery) is None
+    )
 
 
 def session_of(delivery: Delivery) -> str:

@@ -31,6 +31,7 @@ from quintain_worker.admissions import AdmissionClient
 from quintain_worker.attempt import InstrumentedProvider
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
+from quintain_worker.conversations import ConversationProvider, TurnQueue
 from quintain_worker.cost_bound import CostRule
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.lease import WorkerLease
@@ -40,6 +41,7 @@ from quintain_worker.providers.provider import (
     ApiProvider,
     CallHolder,
     HostedProvider,
+    Provider,
     ProviderContext,
     SessionScopedProvider,
 )
@@ -78,13 +80,13 @@ class Worker:
         consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
     ) -> None:
         metrics = metrics or WorkerMetrics()
-        self._bus, self._cards = bus, cards
-        self._targets = {
-            target_card.name: with_instrumentation(targets[target_card.name], target_card, metrics)
-            for target_card in cards
-        }
+        self._bus, self._cards, self._timings = bus, cards, timings
         clock, incarnation = Clock(), secrets.token_hex(16)
-        self._timings = timings
+        self._turn_queues = {card.name: TurnQueue(bus, card.name, incarnation) for card in cards}
+        self._targets = {
+            card.name: with_instrumentation(targets[card.name], card, metrics, self._turn_queues[card.name])
+            for card in cards
+        }
         self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
         self._identity = ServiceIdentity("worker", self.worker_id)
         self._rpc_client = RpcClient(bus)
@@ -136,21 +138,27 @@ class Worker:
             *(target.hosts.watch_hosts() for target in self._targets.values() if target.hosts is not None)
         )
         await self._lease.start()
-        for consumer in self._consumers.values():
+        for name, consumer in self._consumers.items():
+            self._turn_queues[name].handler = consumer.handle_turn
             await consumer.start()
         log.info("Worker %s serves %s", self.worker_id, ", ".join(self._targets))
 
     async def stop(self, grace_seconds: float = 30.0) -> None:
         """Stop consuming, return the calls that have not started, and wait up to ``grace_seconds`` for those that run.
 
-        The RPC client's reply queue is closed last.
+        The conversations that it holds end after the turns that run. The RPC client's reply queue is closed last.
         """
+        for turn_queue in self._turn_queues.values():
+            await turn_queue.cancel()
         for consumer in self._consumers.values():
             await consumer.cancel()
         self._admission_client.stop()
         self._context.gate.open()
         told = asyncio.get_running_loop().create_task(self._tell_long_calls(grace_seconds), name="long calls")
-        drained = await asyncio.gather(*(consumer.drain(grace_seconds) for consumer in self._consumers.values()))
+        drained = await asyncio.gather(
+            *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
+            *(turn_queue.drain(grace_seconds) for turn_queue in self._turn_queues.values()),
+        )
         told.cancel()
         if not all(drained):
             log.warning("A call did not end within %.0f s; another worker takes it over", grace_seconds)
@@ -228,12 +236,15 @@ class Worker:
         task.add_done_callback(self._sharing.discard)
 
 
-def with_instrumentation(target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics) -> WorkerTarget:
-    """Return the target with its provider wrapped in an `InstrumentedProvider`."""
-    provider, instrument = (
-        target.provider,
-        partial(InstrumentedProvider, card=card, metrics=metrics, record_content=target.trace_content),
-    )
+def with_instrumentation(
+    target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics, turn_queue: TurnQueue
+) -> WorkerTarget:
+    """Return the target with its provider wrapped in an `InstrumentedProvider`, and in a `ConversationProvider`."""
+    provider = target.provider
+
+    def instrument(wrapped: Provider) -> InstrumentedProvider:
+        held = ConversationProvider(wrapped, turn_queue)
+        return InstrumentedProvider(held, card, metrics, record_content=target.trace_content)
 
     def for_call(holder: CallHolder) -> InstrumentedProvider:
         assert isinstance(provider, SessionScopedProvider), "only its calls have providers of their own"

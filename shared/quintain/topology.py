@@ -47,6 +47,8 @@ class Queue:
     max_length: int | None = None
     delivery_limit: int | None = None
     dead_letter_exchange: str | None = None
+    #: The routing key of what is dead-lettered; by default the message's own.
+    dead_letter_key: str | None = None
     exclusive: bool = False
 
     @property
@@ -59,8 +61,9 @@ class Queue:
             "x-max-length": self.max_length,
             "x-delivery-limit": self.delivery_limit,
             "x-dead-letter-exchange": self.dead_letter_exchange,
+            "x-dead-letter-routing-key": self.dead_letter_key,
             "x-overflow": "reject-publish" if self.max_length or self.dead_letter_exchange else None,
-            "x-dead-letter-strategy": "at-least-once" if self.dead_letter_exchange else None,
+            "x-dead-letter-strategy": "at-least-once" if self.dead_letter_exchange and self.kind == "quorum" else None,
         }
         return {key: value for key, value in optional.items() if value is not None}
 
@@ -100,6 +103,8 @@ class Topology:
 
 UNROUTED = Exchange("quintain.unrouted", "fanout")
 INVOKE = Exchange("quintain.invoke", "topic", alternate=UNROUTED.name)
+#: The turns of conversations that one worker holds.
+CONVERSATION = Exchange("quintain.conversation", "direct", alternate=UNROUTED.name)
 #: Workers alone write to it.
 BACKLOG = Exchange("quintain.backlog", "direct")
 METADATA = Exchange("quintain.metadata", "direct")
@@ -154,6 +159,31 @@ def target_topology(target: str) -> Topology:
     queue, backlog = target_queue(target), backlog_queue(target)
     bindings = Binding(INVOKE, queue, target), Binding(BACKLOG, backlog, target)
     return Topology((UNROUTED, INVOKE, BACKLOG, DEAD), (queue, backlog), bindings)
+
+
+#: How long a turn waits for the worker that holds its conversation, which takes it at once while it lives.
+TURN_WAIT_MS: Final = 10 * SECOND_MS
+
+
+def conversation_topology(target: str, incarnation: str) -> Topology:
+    """Return the topology of the turns of those conversations with a target that one worker holds.
+
+    What that worker does not take goes to the target's queue: its conversation is lost, which any worker may say.
+    """
+    queue = Queue(
+        f"quintain.conversation.{target}/{incarnation}",
+        "classic",
+        message_ttl_ms=TURN_WAIT_MS,
+        expires_ms=MINUTE_MS,
+        dead_letter_exchange=INVOKE.name,
+        dead_letter_key=target,
+    )
+    return Topology((CONVERSATION,), (queue,), (Binding(CONVERSATION, queue, f"{target}/{incarnation}"),))
+
+
+def target_of_key(key: str) -> str:
+    """Return the target that the routing key of a call names: all of it, or of a turn the part before the slash."""
+    return key.partition("/")[0]
 
 
 def admit_topology(random: str) -> Topology:
@@ -231,7 +261,10 @@ OPERATION_KEYS = (
 
 #: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
-    (UNROUTED, INVOKE, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN, DISCOVERY, EVENTS),
+    (
+        *(UNROUTED, INVOKE, CONVERSATION, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN),
+        *(DISCOVERY, EVENTS),
+    ),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, HEARTBEAT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),
@@ -246,7 +279,7 @@ METADATA_TOPOLOGY = Topology(
 )
 
 #: The topology that a client needs before it may publish.
-EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, METADATA, REPLY))
+EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, CONVERSATION, METADATA, REPLY))
 
 #: The topology needed for reading the poison queue.
 POISON_TOPOLOGY = Topology((POISON,), (POISON_QUEUE,), (Binding(POISON, POISON_QUEUE),))

@@ -178,6 +178,24 @@ async def test_a_dead_letter_keeps_its_headers_and_key(bound_queue: BoundQueue) 
     assert dead.headers["x-first-death-reason"] == "rejected"
 
 
+async def test_a_queue_may_say_where_its_dead_letters_go(transport: Transport) -> None:
+    name = f"t.{secrets.token_hex(6)}"
+    exchange = Exchange(name, "direct")
+    queue = Queue(
+        name, "classic", message_ttl_ms=50, expires_ms=60_000, dead_letter_exchange=name, dead_letter_key="other"
+    )
+    other = Queue(f"{name}.other", "quorum")
+    bus = await transport.connect()
+    await bus.declare(
+        Topology((exchange,), (queue, other), (Binding(exchange, queue, "own"), Binding(exchange, other, "other")))
+    )
+    inbox = Inbox()
+    await bus.consume(other, inbox, prefetch=1)
+    await bus.publish(exchange, "own", Envelope(body=b"late", type="test", expiration_ms=5_000))
+    late = await inbox.next()
+    assert (late.body, late.routing_key, late.expiration_ms) == (b"late", "other", None)
+
+
 async def test_a_message_expires_at_the_head(bound_queue: BoundQueue) -> None:
     graveyard = Inbox()
     await bound_queue.bus.consume(bound_queue.dead, graveyard, prefetch=10)

@@ -29,6 +29,7 @@ from quintain.topology import (
     Topology,
     admit_topology,
     cancel_topology,
+    conversation_topology,
     discovery_topology,
     events_topology,
     host_topology,
@@ -63,6 +64,7 @@ targets:
 WRITERS = {
     "": set(),
     "quintain.invoke": {"metadata", "worker", "gateway", "evaluator", "operator"},
+    "quintain.conversation": {"gateway", "evaluator", "operator"},
     "quintain.backlog": {"worker"},
     "quintain.unrouted": {"metadata"},
     "quintain.metadata": {"metadata", "gateway", "evaluator", "operator", "worker", "controller"},
@@ -93,6 +95,7 @@ READERS = {
     "quintain.host.desk": {"host"},
     "quintain.lease.x": {"host"},
     "quintain.cancel.x": {"worker"},
+    "quintain.conversation.echo/x": {"worker"},
     "quintain.run.x": {"worker", "controller"},
     "quintain.discovery.x": {"metadata", "worker", "gateway", "host"},
     "quintain.events.x": {"gateway", "operator"},
@@ -135,7 +138,10 @@ async def _declare(users: BrokerUsers) -> None:
         "operator": POISON_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
         "gateway": Topology((), (event_queue,), (event_binding,)),
-        "worker": cancel_topology("x") + run_topology("x") + discovery_topology("x"),
+        "worker": cancel_topology("x")
+        + conversation_topology("echo", "x")
+        + run_topology("x")
+        + discovery_topology("x"),
     }
     for user, topology in owned.items():
         async with open_user_bus(users, user) as bus:

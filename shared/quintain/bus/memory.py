@@ -111,14 +111,15 @@ class MemoryBroker:
         headers.setdefault("x-first-death-reason", reason)
         headers.setdefault("x-first-death-queue", queue.spec.name)
         headers.setdefault("x-first-death-exchange", message.exchange)
-        for dead_letter_queue in self._route(queue.spec.dead_letter_exchange, message.key)[0]:
+        key = queue.spec.dead_letter_key or message.key
+        for dead_letter_queue in self._route(queue.spec.dead_letter_exchange, key)[0]:
             dead_letter = Envelope(
                 body=message.envelope.body,
                 type=message.envelope.type,
                 correlation_id=message.envelope.correlation_id,
                 reply_to=message.envelope.reply_to,
             )
-            dead_letter_queue.put(dead_letter, queue.spec.dead_letter_exchange, message.key, headers)
+            dead_letter_queue.put(dead_letter, queue.spec.dead_letter_exchange, key, headers)
 
     def _remove(self, queue: MemoryQueue) -> None:
         queue.close()

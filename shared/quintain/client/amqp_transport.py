@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import random
+import re
 from collections.abc import Sequence
 from functools import cached_property, partial
 
@@ -42,6 +43,7 @@ from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
 from quintain.contracts.values import is_target_name
 from quintain.errors import (
+    BadRequest,
     BudgetUnavailable,
     BusError,
     Fault,
@@ -60,6 +62,7 @@ from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import log_defect
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Clock
+from quintain.topology import CONVERSATION, target_of_key
 
 log = logging.getLogger(__name__)
 
@@ -219,20 +222,21 @@ class AmqpTransport:
         loop = asyncio.get_running_loop()
         deadline_ms = self.clock.now_ms() + int((ends_at - loop.time()) * 1000)
         request = self._rpc_request(call, request_id, deadline_ms)
-        if request.key and (self._info_task is None or self._info_task.done()):
-            self._info_task = self._groups.learn_soon(request.key, self._read_info)
-        if not request.key or not self._groups.may_have_quota(request.key):
+        target = target_of_key(request.key)
+        if target and (self._info_task is None or self._info_task.done()):
+            self._info_task = self._groups.learn_soon(target, self._read_info)
+        if not target or not self._groups.may_have_quota(target):
             return await self._send_repeatedly(call, request, request_id, ends_at)
-        await self._windows.enter(request.key, ends_at)
+        await self._windows.enter(target, ends_at)
         began, result = loop.time(), None
         try:
             result = await self._send_repeatedly(call, request, request_id, ends_at)
         finally:
             if result is None or result.replayed:
-                self._windows.leave(request.key)
+                self._windows.leave(target)
             else:
                 running_seconds = result.duration_ms / 1000
-                self._windows.leave(request.key, running_seconds=running_seconds, seconds=loop.time() - began)
+                self._windows.leave(target, running_seconds=running_seconds, seconds=loop.time() - began)
         return result
 
     async def _send_repeatedly(self, call: InvokeCall, request: RpcRequest, request_id: str, ends_at: float) -> Result:
@@ -296,9 +300,10 @@ class AmqpTransport:
         body = call.request.to_wire(_TARGET_FIELDS if key and call.request.target is not None else None)
         if len(body) > MAX_BODY_BYTES:
             raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
+        route = conversation_route(call.request, key)
         return RpcRequest(
-            exchange=INVOKE.exchange,
-            key=key,
+            exchange=INVOKE.exchange if route is None else CONVERSATION,
+            key=route or key,
             type=INVOKE.name,
             body=body,
             headers={
@@ -323,6 +328,16 @@ def invoke_routing_key(request: InvokeRequest | ApiRequest) -> str:
     """
     name = request.requested_target
     return name if name is not None and is_target_name(name) else ""
+
+
+def conversation_route(request: InvokeRequest | ApiRequest, target: str) -> str | None:
+    """Return the routing key of the worker that holds the conversation of a request for this target; None where any
+    worker may answer. Raises `BadRequest` for what is no such key: a continuation may name no other queue."""
+    turn = None if isinstance(request, ApiRequest) else request.turn
+    route = None if turn is None or turn.continuation is None else turn.continuation.route
+    if route is not None and (not target or not re.fullmatch(rf"{re.escape(target)}/[0-9a-f]{{32}}", route)):
+        raise BadRequest("turn.continuation.route: it must be as an answer of this target gave it")
+    return route
 
 
 def _with_target(call: InvokeCall, target: str) -> InvokeCall:

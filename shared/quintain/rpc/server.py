@@ -27,7 +27,7 @@ from quintain.observe import logs
 from quintain.observe.semconv import SpanStart
 from quintain.observe.spans import span_in_trace
 from quintain.runtime.concurrency import BatchSender
-from quintain.topology import REPLY, Topology
+from quintain.topology import REPLY, Topology, target_of_key
 
 log = logging.getLogger(__name__)
 
@@ -263,4 +263,5 @@ def delivery_credential(delivery: Delivery) -> Credential:
     except BadRequest:
         deadline = None
     body_sha256 = hashlib.sha256(delivery.body).hexdigest()
-    return call_credential(delivery.headers, request_id_of(delivery), delivery.routing_key, body_sha256, deadline)
+    target = target_of_key(delivery.routing_key)
+    return call_credential(delivery.headers, request_id_of(delivery), target, body_sha256, deadline)

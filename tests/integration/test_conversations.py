@@ -1,0 +1,154 @@
+"""Turns of a conversation that one worker holds: they go to that worker, and to no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from quintain.client.client import Client, connect
+from quintain.contracts.agents import Continuation, Turn
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, Result
+from quintain.contracts.ledger import TargetCard
+from quintain.errors import BadRequest, ConversationLost
+from quintain.topology import conversation_topology
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
+from quintain_worker.target import WorkerTarget
+from quintain_worker.worker import Worker
+from support.metadata_service import RunningMetadataService, run_metadata_service
+
+
+class HoldingProvider:
+    """Keeps what each conversation said, and answers with all of it; another worker's conversations it does not know.
+
+    A conversation that has begun needs a slot beside those of calls that begin: ``blocked`` holds these.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[str]] = {}
+        self.blocked = asyncio.Event()
+        self.blocked.set()
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        turn, said = request.turn, str((request.messages or [])[-1].content)
+        assert turn is not None
+        if turn.number == 1:
+            await self.blocked.wait()
+            self.held[turn.conversation_id] = []
+        if turn.conversation_id not in self.held:
+            raise ProviderFailure(ConversationLost(), Billing.UNBILLED)
+        self.held[turn.conversation_id].append(said)
+        return ProviderAnswer(text=" ".join(self.held[turn.conversation_id]), holds_conversation=True)
+
+    async def close(self) -> None:
+        """Forget all."""
+        self.held.clear()
+
+
+@pytest.fixture
+async def metadata() -> AsyncIterator[RunningMetadataService]:
+    async with run_metadata_service() as alone:
+        yield alone
+
+
+@asynccontextmanager
+async def holding_worker(metadata: RunningMetadataService, slots: int = 4) -> AsyncIterator[HoldingProvider]:
+    provider, bus = HoldingProvider(), metadata.memory.connect()
+    card = TargetCard(name="a", provider="mock", max_concurrency=2 * slots, worker_concurrency=slots)
+    worker = Worker(bus, {"a": WorkerTarget(name="a", provider=provider)}, [card])
+    await worker.start()
+    try:
+        yield provider
+    finally:
+        await worker.stop(1)
+        await bus.close()
+
+
+async def say(
+    client: Client, text: str, name: str = "c", number: int = 1, continuation: Continuation | None = None, at: str = "a"
+) -> Result:
+    return await client.send(
+        InvokeRequest(
+            messages=[ChatMessage(role="user", content=text)],
+            target=at,
+            turn=Turn(conversation_id=name, number=number, continuation=continuation),
+        ),
+        deadline_seconds=20,
+    )
+
+
+async def test_turns_come_to_the_worker_that_holds_their_conversation(metadata: RunningMetadataService) -> None:
+    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=100)
+    async with AsyncExitStack() as stack:
+        providers = [await stack.enter_async_context(holding_worker(metadata)) for _ in range(3)]
+        client = await stack.enter_async_context(connect("memory://", session.token, memory=metadata.memory))
+
+        async def converse(name: str) -> str:
+            last = await say(client, "one", name)
+            for number, word in enumerate(("two", "three"), start=2):
+                last = await say(client, word, name, number, last.continuation)
+            return last.raw_text
+
+        answers = await asyncio.gather(*(converse(f"c{number}") for number in range(9)))
+        assert answers == ["one two three"] * 9
+        assert [len(provider.held) for provider in providers] == [3, 3, 3]
+
+
+async def test_a_conversation_ends_with_its_worker_uncharged_and_any_worker_says_so(
+    metadata: RunningMetadataService,
+) -> None:
+    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=100)
+    async with connect("memory://", session.token, memory=metadata.memory) as client:
+        async with holding_worker(metadata):
+            first = await say(client, "one")
+        assert first.continuation is not None
+        assert first.continuation.route is not None
+        # The worker was drained: nothing takes its turns any more.
+        metadata.memory.delete_queue(
+            conversation_topology("a", first.continuation.route.partition("/")[2]).queues[0].name
+        )
+        async with holding_worker(metadata):
+            with pytest.raises(ConversationLost) as lost:
+                await say(client, "two", number=2, continuation=first.continuation)
+        assert lost.value.charged is False
+        assert (await client.get_info()).call_count == 1
+
+
+async def test_what_has_begun_is_not_kept_by_what_begins(metadata: RunningMetadataService) -> None:
+    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=100)
+    async with (
+        holding_worker(metadata, slots=1) as provider,
+        connect("memory://", session.token, memory=metadata.memory) as client,
+    ):
+        first = await say(client, "one")
+        provider.blocked.clear()
+        beginning = asyncio.ensure_future(say(client, "other", "d"))
+        await asyncio.sleep(0.1)
+        assert (await say(client, "two", number=2, continuation=first.continuation)).raw_text == "one two"
+        provider.blocked.set()
+        assert (await beginning).raw_text == "other"
+
+
+async def test_another_session_has_no_turn_in_a_conversation(metadata: RunningMetadataService) -> None:
+    sessions = [await metadata.ledger_driver.open_session(default_target="a", max_calls=9) for _ in range(2)]
+    async with (
+        holding_worker(metadata) as provider,
+        connect("memory://", sessions[0].token, memory=metadata.memory) as owner,
+        connect("memory://", sessions[1].token, memory=metadata.memory) as stranger,
+    ):
+        first = await say(owner, "one")
+        with pytest.raises(ConversationLost):
+            await say(stranger, "two", number=2, continuation=first.continuation)
+        assert list(provider.held.values()) == [["one"]]
+
+
+@pytest.mark.parametrize("route", ["quintain.ledger", "a", "b/" + "0" * 32, "a/" + "0" * 31, "a/../settle", ""])
+async def test_a_continuation_names_no_other_queue(metadata: RunningMetadataService, route: str) -> None:
+    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=9)
+    async with connect("memory://", session.token, memory=metadata.memory) as client:
+        with pytest.raises(BadRequest, match=r"turn\.continuation\.route"):
+            await say(client, "two", number=2, continuation=Continuation(route=route))
