@@ -27,6 +27,7 @@ MENDS = {
     "ProviderFailed": "Send it again if `retryable`; `providerError` has the provider's words.",
     "ReplyTooLarge": "Ask for less, or open the session with a larger `maxBodyBytes`.",
     "WorkerLost": "Find out why workers die, and send it under a new request id.",
+    "ConversationLost": "Begin the conversation again, under a new id.",
     "Overloaded": "Send it again after `retryAfterMs`; add workers if it stays so.",
     "BudgetUnavailable": "Start the ledger's database or the metadata service; send the same request again.",
     "Throttled": "Send it again later; lower `max_concurrency` of the target if it stays so.",

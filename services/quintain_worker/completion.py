@@ -49,6 +49,7 @@ from quintain.routes import SETTLE
 from quintain.rpc.server import GroupedReply, ReplyGroups
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
+from quintain_worker.agent_steps import cut_steps
 from quintain_worker.attempt import AttemptResult, with_charge
 from quintain_worker.providers.provider import ProviderAnswer
 
@@ -120,6 +121,7 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         and (answer.token_usage is None or type(answer.token_usage) is TokenUsage)
     )
     make_result = Result.unchecked if is_plain else Result
+    steps, steps_cut = cut_steps(answer.steps, answer.steps_cut) if answer.steps else (None, None)
     return make_result(
         output=[OutputMessage.unchecked(content=text, **_PLAIN)] if is_plain else _output(answer, text),
         token_usage=answer.token_usage,
@@ -137,8 +139,8 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         target_fingerprint=timing.fingerprint,
         ignored=list(answer.ignored) or None,
         body=answer.body,
-        steps=list(answer.steps) or None,
-        steps_cut=None,
+        steps=steps,
+        steps_cut=steps_cut,
         continuation=answer.continuation,
     )
 

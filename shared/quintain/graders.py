@@ -19,6 +19,7 @@ from typing import Annotated, Final, Generic, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, TokenUsage, content_text
 
 Parameters = ParamSpec("Parameters")
@@ -61,7 +62,7 @@ class GraderInput(BaseModel):
     """The input of a grader: a case and the answer of one target.
 
     ``output`` is the answer's text, ``repeat`` the repetition (from 1), ``duration_ms`` the duration of the provider's
-    call, and ``config`` the grader's configuration in the evaluation file.
+    call, ``config`` the grader's configuration in the evaluation file, and ``steps`` what the target did.
 
     Example::
 
@@ -80,6 +81,7 @@ class GraderInput(BaseModel):
     token_usage: TokenUsage | None = None
     duration_ms: float = 0
     config: dict[str, JsonValue] = Field(default_factory=dict)
+    steps: list[AgentStep] = Field(default_factory=list)
 
 
 class Grader(Generic[Parameters, Returned]):

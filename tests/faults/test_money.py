@@ -21,7 +21,7 @@ from faults.load import is_long
 from quintain.settings import environment
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.evaluations import rows_of, write_files
-from support.priced_provider import PRICE, PricedProvider, serving
+from support.priced_provider import TIERED_PRICE, PricedProvider, serving
 from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
 
@@ -32,8 +32,8 @@ SEED = int(environment().get("TEST_SEED", "20"))
 #: How many tries are in flight, and how long each of them takes at its provider, in seconds.
 IN_FLIGHT, SECONDS = (256, 2.0) if is_long() else (64, 0.5)
 
-#: In US dollars: more than what the tries in flight reserve (0.6 cents each), and less than the rows of a round cost.
-LIMIT, CASES = 0.0066 * IN_FLIGHT, 5 * IN_FLIGHT
+#: In US dollars: more than what the tries in flight reserve (0.8 cents each), and less than the rows of a round cost.
+LIMIT, CASES = 0.0088 * IN_FLIGHT, 5 * IN_FLIGHT
 DOLLAR = 10**12
 
 #: How long what was reserved for killed tries may stay so, in seconds.
@@ -90,9 +90,9 @@ class PricedFleet:
 
 @asynccontextmanager
 async def priced_fleet(broker_url: str, ledger_url: str | None, services: dict[str, int]) -> AsyncIterator[PricedFleet]:
-    provider = PricedProvider(failing=0.25, seconds=SECONDS)
+    provider = PricedProvider(failing=0.25, seconds=SECONDS, tiered=True)
     async with serving(provider) as url:
-        config = CONFIG.replace("URL", url).replace("PRICE", json.dumps(PRICE))
+        config = CONFIG.replace("URL", url).replace("PRICE", json.dumps(TIERED_PRICE))
         with process_fleet(broker_url, config, targets=["small"]) as fleet:
             fleet.extra_env |= lease_variable() | ({} if ledger_url is None else {"QUINTAIN_LEDGER_URL": ledger_url})
             write_files(fleet.folder, cases=CASES, eval_yaml=EVALUATION)
@@ -109,7 +109,7 @@ async def check_round(priced: PricedFleet, victims: Sequence[str], output: str) 
     """Kill these victims at random moments of a run, and look at the money from its begin to its end."""
     random_source = random.Random(f"{SEED} {output}")
     provider, ended = priced.provider, asyncio.Event()
-    provider.bill, provider.requests, provider.most_in_flight = 0, 0, 0
+    provider.bill, provider.requests, provider.most_in_flight, provider.long_questions = 0, 0, 0, 0
 
     async def look() -> dict[str, int] | None:
         # What is billed until now is in what the ledger shows later.
@@ -151,6 +151,8 @@ async def check_round(priced: PricedFleet, victims: Sequence[str], output: str) 
             await asyncio.sleep(0.5)
     ended.set()
     assert await looking
+    # Both tiers of the price were billed.
+    assert 0 < provider.long_questions < provider.requests
     assert provider.bill <= shown["spent"] + shown["held"] <= LIMIT * DOLLAR
     graded = [row for row in rows_of(priced.fleet.folder / output) if row["status"] == "graded"]
     assert graded

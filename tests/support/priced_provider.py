@@ -30,6 +30,19 @@ PRICE = {
 #: Picodollars per token: of input, of output, of input from the cache, of input written to the cache, and for an hour.
 INPUT, OUTPUT, CACHED, WRITTEN, WRITTEN_1H = (round(price * 10**6) for price in PRICE.values())
 
+#: Calls of longer questions cost more, as those of models with a long context.
+LONG_QUESTION = 60
+LONG_PRICE = {
+    "input_per_million": 6.0,
+    "output_per_million": 18.0,
+    "cached_input_per_million": 0.9,
+    "cache_write_per_million": 7.5,
+}
+
+#: The price of a provider that is `tiered`.
+TIERED_PRICE = {**PRICE, "tiers": [{"above_input_tokens": LONG_QUESTION, **LONG_PRICE}]}
+LONG_INPUT, LONG_OUTPUT, LONG_CACHED, _ = (round(price * 10**6) for price in LONG_PRICE.values())
+
 #: The cache takes no prefix of fewer tokens.
 MIN_CACHED_TOKENS = 1024
 
@@ -43,6 +56,7 @@ class PricedProvider:
     ``failed`` of them were billed and brought no answer; ``answered_bill`` and ``tokens`` are of those that told their
     usage. ``output`` is the part of ``max_tokens`` that answers have at most, ``answer`` their text. ``is_exact``:
     answers have that part, and questions a token per four bytes. ``cheaper`` divides the prices of models, by name.
+    ``tiered``: chat completions with ``long_questions`` cost `LONG_PRICE`.
     """
 
     failing: float = 0.0
@@ -50,6 +64,7 @@ class PricedProvider:
     seconds: float = 0.02
     answer: str = "Paris"
     is_exact: bool = False
+    tiered: bool = False
     cheaper: dict[str, int] = field(default_factory=dict)
     seed: int = 1
     kinds: tuple[str, ...] = ("500", "closed", "lost halfway", "no usage", "429")
@@ -59,6 +74,7 @@ class PricedProvider:
     most_in_flight: int = 0
     cached: set[str] = field(default_factory=set)
     failed: int = 0
+    long_questions: int = 0
     answered_bill: int = 0
     #: Input, output, and input from the cache.
     tokens: tuple[int, int, int] = (0, 0, 0)
@@ -90,7 +106,10 @@ class PricedProvider:
         if not self.is_exact:
             tokens_in, tokens_out = self.random.randint(1, len(body)), self.random.randint(1, tokens_out)
             cached = self.random.randint(0, tokens_in) if self.random.random() < 0.3 else 0
-        billed = (tokens_in - cached) * INPUT + cached * CACHED + tokens_out * OUTPUT
+        is_long = self.tiered and tokens_in > LONG_QUESTION
+        prices = (LONG_INPUT, LONG_CACHED, LONG_OUTPUT) if is_long else (INPUT, CACHED, OUTPUT)
+        self.long_questions += is_long
+        billed = (tokens_in - cached) * prices[0] + cached * prices[1] + tokens_out * prices[2]
         billed //= self.cheaper.get(asked["model"], 1)
         self.bill += billed
         self.failed += how in {"500", "closed", "lost halfway"}

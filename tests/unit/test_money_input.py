@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from quintain.config.prices import target_price
 from quintain.config.targets import TARGET_MODELS
+from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import AmendSession, OpenSession
 from quintain_runner.spec.evaluation import EvaluationSpec
 
@@ -72,3 +74,36 @@ def test_a_price_that_lacks_a_part_or_is_of_another_currency_is_told(price: dict
     with pytest.raises(ValidationError) as refused:
         openai(**price)
     assert named in {error["loc"][-1] for error in refused.value.errors()}
+
+
+LONG = {"above_input_tokens": 100, "input_per_million": 2, "output_per_million": 4}
+
+
+@pytest.mark.parametrize(
+    "price",
+    [
+        {"per_call": 1, "tiers": [LONG]},
+        {"input_per_million": 1, "output_per_million": 1, "tiers": [LONG, LONG]},
+        {"input_per_million": 1, "output_per_million": 1, "tiers": [{**LONG, "above_input_tokens": 200}, LONG]},
+        {"input_per_million": 1, "output_per_million": 1, "tiers": [{"above_input_tokens": 1, "input_per_million": 1}]},
+        {"input_per_million": 1, "output_per_million": 1, "tiers": [{**LONG, "above_input_tokens": 0}]},
+    ],
+    ids=["of no tokens", "twice", "falling", "half a price", "of none"],
+)
+def test_tiers_that_do_not_make_one_price_are_refused(price: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="tiers|price"):
+        openai(**price)
+
+
+def test_a_long_question_costs_what_its_tier_says() -> None:
+    target = TARGET_MODELS["openai"].model_validate(
+        {
+            "provider": "openai",
+            "model": "m",
+            "price": {"input_per_million": 1, "output_per_million": 2, "tiers": [LONG]},
+        }
+    )
+    price = target_price(target)
+    assert price is not None
+    assert price.of_call(TokenUsage(input=100, output=10)) == pytest.approx(120e-6)
+    assert price.of_call(TokenUsage(input=101, output=10)) == pytest.approx(242e-6)

@@ -30,6 +30,7 @@ from quintain.graders import Case
 from quintain.programs.sandbox import Confinement
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.cases import expected_text, write_message
+from quintain_runner.results.agent_steps import steps_of
 
 #: Writes a file with this name and content, and returns its path.
 SaveFile = Callable[[str, bytes], str]
@@ -240,6 +241,7 @@ def build_grader_input(
         "metadata": case.metadata,
         "trace": build_trace(transcript, result.raw_text, trace_fields),
         "trace_summary": build_trace_summary(transcript, known),
+        "steps": [step.model_dump(by_alias=True, exclude_none=True) for step in steps_of(result)],
         **measurements,
         **dict.fromkeys(_UNKNOWN_FIELDS),
     }

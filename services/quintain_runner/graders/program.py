@@ -31,6 +31,7 @@ from quintain_runner.graders.input import JsonObject, build_grader_input, tempor
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict import GraderError, parse_verdict
 from quintain_runner.plan.trials import Trial
+from quintain_runner.results.agent_steps import steps_of
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, ProgramGrader
@@ -207,6 +208,7 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
             token_usage=result.token_usage,
             duration_ms=result.duration_ms,
             config=invocation.spec.config or {},
+            steps=steps_of(result),
         )
         connection = (
             SessionConnection(url=variables["QUINTAIN_GATEWAY_URL"], token=variables["QUINTAIN_SESSION_TOKEN"])

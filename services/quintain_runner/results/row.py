@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, JsonValue, PlainSerializer
 
+from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import NO_TOKENS, ChatMessage, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.errors import ProviderError
 from quintain.graders import Case
+from quintain_runner.results.agent_steps import steps_of
 
 
 def is_none(value: object) -> bool:
@@ -38,6 +40,15 @@ def _known_counts(usage: TokenUsage) -> dict[str, int]:
 StoredUsage = Annotated[TokenUsage, PlainSerializer(_known_counts)]
 
 
+def _known_fields(step: AgentStep) -> dict[str, Any]:
+    """A step as JSON, without fields that are unknown."""
+    return step.model_dump(by_alias=True, exclude_none=True)
+
+
+#: A step as a row holds it.
+StoredStep = Annotated[AgentStep, PlainSerializer(_known_fields)]
+
+
 class RowCase(Message):
     """What was asked, and what the answer was compared with."""
 
@@ -61,7 +72,8 @@ class Answer(Message):
     """What a target answered, beside its text and its duration: with them the answer can be graded again.
 
     ``messages`` is absent where the answer is one message, and the text is all of it. ``attempts`` is absent where it
-    is 1.
+    is 1. ``steps`` are what an agent did, and ``steps_cut`` what its worker left out of them; a model's are made of its
+    messages where they are shown (`Row.steps`).
     """
 
     request_id: str | None = Field(default=None, exclude_if=is_none)
@@ -70,6 +82,8 @@ class Answer(Message):
     finish_reason: str | None = Field(default=None, exclude_if=is_none)
     token_usage: StoredUsage | None = Field(default=None, exclude_if=is_none)
     attempts: int = Field(default=1, exclude_if=is_one)
+    steps: list[StoredStep] | None = Field(default=None, exclude_if=is_none)
+    steps_cut: StepsCut | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
     def of(cls, result: Result, request_id: str) -> Answer:
@@ -82,8 +96,13 @@ class Answer(Message):
             finish_reason=result.finish_reason,
             token_usage=result.token_usage,
             attempts=result.attempts,
+            steps=result.steps,
+            steps_cut=result.steps_cut,
         )
 
+
+#: What an `Answer` has of the target's words.
+_NO_ANSWER = {"messages": None, "steps": None, "steps_cut": None}
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
 GRADER_FAILED = "grader_failed"
@@ -250,7 +269,7 @@ class Row(Message):
         """The row without what was asked, answered and said of the answer."""
         empty: dict[str, object] = {"reason": None, "checks": [], "details": None}
         graders = {name: grader.model_copy(update=empty) for name, grader in self.graders.items()}
-        answer = None if self.answer is None else self.answer.model_copy(update={"messages": None})
+        answer = None if self.answer is None else self.answer.model_copy(update=_NO_ANSWER)
         left: dict[str, object] = {"case": None, "output": None, "graders": graders, "answer": answer}
         return self.model_copy(update={**left, "content_omitted": self.content_omitted or self.has_answer})
 
@@ -297,12 +316,19 @@ class Row(Message):
             model=answer.model,
             finish_reason=answer.finish_reason,
             attempts=answer.attempts,
+            steps=answer.steps,
+            steps_cut=answer.steps_cut,
             replayed=True,
             duration_ms=self.duration_ms,
             call_count=0,
             max_calls=0,
             target_fingerprint=self.target_fingerprint,
         )
+
+    @property
+    def steps(self) -> list[AgentStep]:
+        """What the target did; empty where the row does not say it."""
+        return [] if (result := self.result) is None else steps_of(result)
 
     @property
     def passed(self) -> bool:

@@ -12,6 +12,7 @@ from pydantic_core import from_json, to_json
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest, content_text
 from quintain.contracts.message import describe_validation_error
+from quintain_worker.agent_steps import StepLog
 from quintain_worker.providers.conversation import named_messages, refusal
 from quintain_worker.providers.printed_answer import PrintedAnswer
 from quintain_worker.providers.provider import OnText, ProviderAnswer
@@ -26,7 +27,7 @@ class TurnReading:
     def __init__(self, on_text: OnText | None) -> None:
         self._on_text = on_text
         self._texts: list[str] = []
-        self._steps: list[AgentStep] = []
+        self._steps = StepLog()
         self.answer: ProviderAnswer | None = None
         self.error: str | None = None
 
@@ -43,7 +44,7 @@ class TurnReading:
 
     def add_step(self, step: AgentStep) -> None:
         """Add the next step."""
-        self._steps.append(step)
+        self._steps.add(step)
 
     def finish(self, printed: PrintedAnswer) -> None:
         """End the turn with an answer, which may leave out the text that came in pieces.
@@ -58,7 +59,9 @@ class TurnReading:
             raise ValueError("its text is not that of the pieces before")
         if self._texts and len(answer.text) > len(pieces):
             self.add_text(answer.text[len(pieces) :])
-        self.answer = dataclasses.replace(answer, steps=tuple(self._steps))
+        for step in answer.steps:
+            self._steps.add(step)
+        self.answer = dataclasses.replace(answer, steps=self._steps.steps, steps_cut=self._steps.cut)
 
     def fail(self, message: str) -> None:
         """End the turn with an error."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import JsonObject, OutputMessage, TokenUsage, content_text
 from quintain.contracts.message import describe_validation_error
 from quintain_worker.providers.provider import ProviderAnswer
@@ -29,6 +30,7 @@ class PrintedAnswer(BaseModel):
     token_usage: TokenUsage | None = Field(
         default=None, validation_alias=AliasChoices("token_usage", "tokenUsage", "usage")
     )
+    steps: tuple[AgentStep, ...] = ()
 
     def to_answer(self) -> ProviderAnswer:
         """Return the answer; of several messages, the last of the assistant is the text. Raises `ValueError`."""
@@ -37,7 +39,7 @@ class PrintedAnswer(BaseModel):
         answer_text = self.text if self.text is not None else self.output
         if answer_text is None:
             raise ValueError("it has neither text nor output")
-        return ProviderAnswer(text=answer_text, token_usage=self.token_usage)
+        return ProviderAnswer(text=answer_text, token_usage=self.token_usage, steps=self.steps)
 
 
 def parse_output(text: str) -> ProviderAnswer:
@@ -57,4 +59,4 @@ def _answer_from_messages(printed: PrintedAnswer, messages: list[_PrintedMessage
     if not output:
         raise ValueError("output holds no message of the assistant")
     answer_text = content_text(output[-1].content) if printed.text is None else printed.text
-    return ProviderAnswer(text=answer_text, output=output, token_usage=printed.token_usage)
+    return ProviderAnswer(text=answer_text, output=output, token_usage=printed.token_usage, steps=printed.steps)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from quintain.bus.base import Bus
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
-from quintain.contracts.agents import AgentStep, Continuation
+from quintain.contracts.agents import AgentStep, Continuation, StepsCut
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
 from quintain.contracts.quota import RateReport, TryOutcome
@@ -49,8 +49,9 @@ class ProviderAnswer:
     of the last message; another text is sent as one more message. ``ignored`` names
     the settings that the provider was asked without. ``body`` is the answer to an `ApiRequest`, in the words of its
     API. ``host_fingerprint`` is that of the host on which a hosted target ran. ``rates`` is what its headers say of the
-    key's limits, where they do. ``steps`` are what an agent did. ``continuation`` is set where the target keeps the
-    conversation: ``holds_conversation`` then says that this worker does, so that the next turn has to come to it.
+    key's limits, where they do. ``steps`` are what an agent did, ``steps_cut`` what its `StepLog` left out of them.
+    ``continuation`` is set where the target keeps the conversation: ``holds_conversation`` then says that this worker
+    does, so that the next turn has to come to it.
     """
 
     text: str
@@ -63,6 +64,7 @@ class ProviderAnswer:
     host_fingerprint: str | None = None
     rates: RateReport | None = None
     steps: tuple[AgentStep, ...] = ()
+    steps_cut: StepsCut | None = None
     continuation: Continuation | None = None
     holds_conversation: bool = False
 

@@ -13,12 +13,19 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
+from pydantic import TypeAdapter, ValidationError
+
 from quintain.config.python_imports import load_callable
 from quintain.config.targets import PythonTarget
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.message import describe_validation_error
 from quintain.errors import ConfigError, ProviderFailed, TargetUnavailable, TimedOut
 from quintain_worker.providers.conversation import ignored_settings
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
+
+#: The steps of an answer: `AgentStep`, or objects with its names.
+_STEPS = TypeAdapter(tuple[AgentStep, ...])
 
 AnswerFunction = Callable[[InvokeRequest], object]
 
@@ -73,12 +80,20 @@ class PythonProvider:
         if isinstance(answer, str):
             return ProviderAnswer(text=answer, ignored=ignored)
         if isinstance(answer, ProviderAnswer):
-            return dataclasses.replace(answer, ignored=(*ignored, *answer.ignored))
+            steps = self._read_steps(answer.steps) if answer.steps else ()
+            return dataclasses.replace(answer, steps=steps, ignored=(*ignored, *answer.ignored))
         raise self._failure(f"the function returned {type(answer).__name__}, not str or ProviderAnswer")
 
     async def close(self) -> None:
         """Shut the thread pool down without waiting for running functions."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read_steps(self, steps: object) -> tuple[AgentStep, ...]:
+        try:
+            return _STEPS.validate_python(steps)
+        except ValidationError as error:
+            reason = describe_validation_error(error)
+            raise self._failure(f"the function returned steps that are none: {reason}") from None
 
     async def _call(self, request: InvokeRequest) -> object:
         if inspect.iscoroutinefunction(self._function):

@@ -22,8 +22,8 @@ class StrictModel(NumberModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class TargetPrice(StrictModel):
-    """The price of a target's tokens, in US dollars per million, and of its calls."""
+class _TokenPrice(StrictModel):
+    """The price of a target's tokens, in US dollars per million."""
 
     input_per_million: Amount = 0.0
     """Of a million tokens of questions."""
@@ -35,6 +35,26 @@ class TargetPrice(StrictModel):
     """Of a million tokens that the provider put into its cache. If absent, as other input."""
     cache_write_1h_per_million: Amount | None = None
     """Of a million tokens that it put there for an hour. If absent, under a limit in money such calls are refused."""
+
+
+class TargetPriceTier(_TokenPrice):
+    """The price of all tokens of a call with a long question."""
+
+    above_input_tokens: Positive
+    """The calls with more tokens of questions than these have it."""
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        if not {"input_per_million", "output_per_million"} <= self.model_fields_set:
+            raise ValueError("give input_per_million and output_per_million")
+        return self
+
+
+class TargetPrice(_TokenPrice):
+    """The price of a target's tokens, in US dollars per million, and of its calls."""
+
+    tiers: list[TargetPriceTier] = Field(default_factory=list)
+    """The prices of calls with longer questions, the shortest first. If absent, they cost as others."""
     per_call: Amount = 0.0
     """Of each call, in US dollars: for programs and agents, whose tokens nobody counts."""
 
@@ -43,6 +63,11 @@ class TargetPrice(StrictModel):
         tokens = {"input_per_million", "output_per_million"}
         if len(tokens & self.model_fields_set) == 1 or not self.model_fields_set & (tokens | {"per_call"}):
             raise ValueError("give input_per_million and output_per_million, or per_call, or all three")
+        starts = [tier.above_input_tokens for tier in self.tiers]
+        if starts != sorted(set(starts)):
+            raise ValueError("tiers: above_input_tokens must grow from one to the next")
+        if self.tiers and not tokens <= self.model_fields_set:
+            raise ValueError("tiers: give input_per_million and output_per_million beside them")
         return self
 
 

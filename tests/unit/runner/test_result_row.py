@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from quintain.contracts.invoke import TokenUsage
-from quintain_runner.results.row import Check, GraderRow, Row, RowError, RowStatus
+from quintain.contracts.agents import AgentStep, StepsCut
+from quintain.contracts.invoke import OutputMessage, Reasoning, Result, TokenUsage, ToolCall
+from quintain_runner.results.row import Answer, Check, GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF
 
 VERDICT = GraderRow(score=0.5, passed=True, reason="r", checks=[Check(text="c", passed=False, evidence="e")], calls=2)
@@ -78,3 +79,81 @@ def test_a_case_passes_when_every_grader_passes_it() -> None:
     assert row.passed
     assert not row.model_copy(update={"graders": {"a": good, "b": bad}}).passed
     assert not row.model_copy(update={"status": RowStatus.ERROR}).passed
+
+
+TOOL_STEP = AgentStep(operation="execute_tool", tool="search", arguments={"q": None}, result="12:40", duration_ms=5.0)
+
+
+def answered(**fields: object) -> Row:
+    """The row of an answer with these fields, as it is read from its file."""
+    output = fields.pop("output", [OutputMessage(content="12:40")])
+    result = Result.model_validate({"output": output, "target": "bot", "call_count": 1, "max_calls": 1, **fields})
+    row = Row(
+        fingerprints=MADE_OF,
+        case_id="1",
+        target="bot",
+        repeat=1,
+        status=RowStatus.GRADED,
+        output=result.raw_text,
+        duration_ms=7.0,
+        answer=Answer.of(result, "r"),
+    )
+    return Row.from_wire(row.to_line())
+
+
+def test_a_row_keeps_the_steps_of_an_answer_and_what_was_cut_under_the_names_of_opentelemetry() -> None:
+    row = answered(steps=[TOOL_STEP], steps_cut=StepsCut(characters=9))
+    written = json.loads(row.to_line())["answer"]
+    assert written["steps"] == [
+        {
+            "gen_ai.operation.name": "execute_tool",
+            "durationMs": 5.0,
+            "gen_ai.tool.name": "search",
+            "gen_ai.tool.call.arguments": {"q": None},
+            "gen_ai.tool.call.result": "12:40",
+        }
+    ]
+    assert written["stepsCut"] == {"kept": 0, "steps": 0, "characters": 9, "values": 0}
+    assert row.steps == [TOOL_STEP]
+    assert row.result is not None
+    assert (row.result.steps, row.result.steps_cut) == ([TOOL_STEP], StepsCut(characters=9))
+    bare = row.without_content()
+    assert (b"12:40" in bare.to_line(), b"stepsCut" in bare.to_line(), bare.steps) == (False, False, [])
+
+
+def test_what_a_model_thought_and_called_is_a_step_of_its_row_and_is_not_stored_twice() -> None:
+    message = OutputMessage(
+        content="Let me look.",
+        reasoning=[Reasoning(text="A question of tides")],
+        tool_calls=[
+            ToolCall(id="a", name="search", arguments='{"q": "tides"}'),
+            ToolCall(id="b", name="search", arguments="{no"),
+        ],
+    )
+    usage = TokenUsage(input=9, output=4)
+    row = answered(output=[message], model="m-1", finish_reason="tool_calls", token_usage=usage)
+    (step,) = row.steps
+    assert (step.operation, step.model, step.input_tokens, step.output_tokens) == ("chat", "m-1", 9, 4)
+    assert step.duration_ms == 7.0
+    assert step.messages == [
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "reasoning", "content": "A question of tides"},
+                {"type": "text", "content": "Let me look."},
+                {"type": "tool_call", "id": "a", "name": "search", "arguments": {"q": "tides"}},
+                {"type": "tool_call", "id": "b", "name": "search", "arguments": "{no"},
+            ],
+            "finish_reason": "tool_call",
+        }
+    ]
+    assert b"gen_ai" not in row.to_line()
+    # An agent that told what its model said is not told it again.
+    chat = AgentStep(operation="chat", messages=[{"role": "assistant", "parts": []}])
+    assert answered(output=[message], steps=[chat]).steps == [chat]
+    assert answered(output=[message], steps=[TOOL_STEP]).steps[0] == TOOL_STEP
+
+
+def test_an_answer_that_is_only_text_has_no_steps() -> None:
+    assert answered().steps == []
+    assert b"steps" not in answered().to_line()
