@@ -11,7 +11,7 @@ from quintain.config.loader import Config, load_config
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import load_evaluation
 
-KNOWN = "anthropic, command, mock, openai, pydantic-ai, python, target"
+KNOWN = "anthropic, command, http, mock, openai, pydantic-ai, python, target"
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 _FACTORIES = {
     "anthropic": "quintain_worker.providers.model_api:model_provider",
     "command": "quintain_worker.providers.command:command_provider",
+    "http": "quintain_worker.providers.http_endpoint:http_provider",
     "mock": "quintain_worker.providers.mock:mock_provider",
     "openai": "quintain_worker.providers.model_api:model_provider",
     "pydantic-ai": "quintain_worker.providers.pydantic_ai:pydantic_ai_provider",

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
+from quintain.config.http_targets import HttpTarget
 from quintain.config.program_targets import CommandTarget
 from quintain.config.python_imports import PythonImports, command_imports, module_file, module_imports
 from quintain.config.targets import PythonTarget, TargetConfig, TargetTarget
@@ -175,6 +176,8 @@ def _values_reader(target: TargetConfig, folder: Path, env: Mapping[str, str]) -
         for key in type(target).model_fields
         if key not in KEYS_WITHOUT_EFFECT and not isinstance(getattr(target, key), SecretStr)
     }
+    if isinstance(target, HttpTarget):
+        values["headers"] = target.public_headers
     module: list[object] = []
     late: dict[str, Path] = {}
     if isinstance(target, PythonTarget):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
+from quintain.config.http_template import JsonPointer
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.money import MaxCostUsd
 from quintain.contracts.session import AGENT_MAX_CALLS
@@ -102,11 +103,31 @@ class TargetChildSession(StrictModel):
     """The most that they may cost, in US dollars. If absent, what the caller's session has."""
 
 
+class HttpUsage(StrictModel):
+    """Where the token counts are in the answer of an HTTP endpoint."""
+
+    input: JsonPointer
+    """Of the tokens of questions, all of them."""
+    output: JsonPointer
+    """Of the tokens of answers."""
+
+
+class HttpStream(StrictModel):
+    """Where things are in the events of an HTTP endpoint that streams."""
+
+    text: JsonPointer | None = None
+    """Of the next piece of the answer. If absent, answer says where the whole one is."""
+    end: JsonPointer | None = None
+    """Of what the last event has, and is not false. If absent, the answer ends at [DONE] or with the body."""
+
+
 #: The models of nested maps in a target, by their key.
 NESTED_MODELS: dict[str, type[BaseModel]] = {
     "child_session": TargetChildSession,
     "price": TargetPrice,
     "sandbox": Sandbox,
     "settings": TargetSettings,
+    "stream": HttpStream,
     "token_usage": MockUsage,
+    "usage": HttpUsage,
 }

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from quintain.config.http_targets import HttpTarget
 from quintain.config.nested_models import StrictModel
 from quintain.config.targets import AnthropicTarget, ModelTarget, OpenAITarget, PydanticAITarget, TargetConfig
 from quintain.contracts.ledger import TargetCard
@@ -70,11 +71,15 @@ def quota_of(target: TargetConfig, quotas: Mapping[str, QuotaConfig]) -> QuotaCa
     """
     if target.quota is not None:
         return QuotaCard(id=target.quota, name=target.quota, terms=quotas[target.quota].terms)
-    if not isinstance(target, OpenAITarget | AnthropicTarget | PydanticAITarget) or not target.adaptive:
+    if not isinstance(target, OpenAITarget | AnthropicTarget | PydanticAITarget | HttpTarget) or not target.adaptive:
         return None
-    # Of other vendors only the vendor is known where no URL is given.
-    url = target.url if not isinstance(target, PydanticAITarget) else target.base_url or target.model.partition(":")[0]
-    key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
+    if isinstance(target, HttpTarget):
+        url, key = target.url, "\n".join(target.secrets)
+    else:
+        # Of other vendors only the vendor is known where no URL is given.
+        own = target.url if isinstance(target, OpenAITarget | AnthropicTarget) else target.base_url
+        url = own or target.model.partition(":")[0]
+        key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
     digest = hmac.new(key.encode(), f"{target.provider}\n{url}".encode(), hashlib.sha256).hexdigest()[:32]
     name = f"{target.provider} at {urlsplit(url).hostname or url}, key {digest[:4]}"
     # No name of a quota has a colon.

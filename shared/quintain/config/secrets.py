@@ -96,6 +96,33 @@ def syntax_errors(tree: object) -> Iterator[str]:
             yield f"{format_path(parts)}: not a reference; write ${{{{ NAME }}}} or ${{{{ NAME:-default }}}}"
 
 
+def referenced_values(text: str, substituted: str) -> tuple[str, ...]:
+    """Return the values that replaced the references of a text."""
+    literals = _REFERENCE_PATTERN.split(text)[:: _REFERENCE_PATTERN.groups + 1]
+    found = re.fullmatch("(.*?)".join(map(re.escape, literals)), substituted, re.DOTALL)
+    return () if found is None else found.groups()
+
+
+#: Words in the names of headers that hold credentials.
+_SECRET_HEADER = re.compile(
+    r"authori[sz]ation|(?:^|[-_])auth(?:[-_]|$)|cookie|credential|key$|passw|secret|signature|token", re.IGNORECASE
+)
+
+#: What may stand beside the reference in such a header: the name of a scheme.
+_SCHEME = re.compile(r"[A-Za-z-]{0,20}\s*")
+
+
+def is_secret_header(name: str) -> bool:
+    """Return whether a header of this name holds a credential."""
+    return _SECRET_HEADER.search(name) is not None
+
+
+def _is_literal_header(name: str, value: str) -> bool:
+    references = list(_REFERENCE_PATTERN.finditer(value))
+    is_referenced = bool(references) and not any(found[2] for found in references)
+    return is_secret_header(name) and not (is_referenced and _SCHEME.fullmatch(without_references(value)))
+
+
 def redact_secrets(text: str) -> str:
     """Return the text with everything removed that looks like a secret key of a well-known service."""
     return _SECRET_PATTERN.sub("…", text)
@@ -105,8 +132,10 @@ def literal_secret_errors(tree: object) -> Iterator[str]:
     """Yield an error message, without the value, for every secret written out in the tree."""
     for parts, text in iterate_strings(tree):
         is_key = parts[-1:] == ("api_key",)
-        if _SECRET_PATTERN.search(text) or (is_key and not _REFERENCE_PATTERN.fullmatch(text.strip())):
+        is_header = parts[-2:-1] == ("headers",) and _is_literal_header(str(parts[-1]), text)
+        if _SECRET_PATTERN.search(text) or is_header or (is_key and not _REFERENCE_PATTERN.fullmatch(text.strip())):
+            reference = f"${{{{ {'API_KEY' if is_key else 'NAME'} }}}}"
             yield (
                 f"{format_path(parts)}: a secret is written out here; put it into an environment variable"
-                f" and write ${{{{ {'API_KEY' if is_key else 'NAME'} }}}}"
+                f" and write {f'Bearer {reference}' if is_header and text[:7] == 'Bearer ' else reference}"
             )

@@ -85,6 +85,11 @@ class TargetFields(StrictModel):
         self._raw = raw
         return self
 
+    @property
+    def keeps_conversation(self) -> bool:
+        """Whether the later turns of a conversation can be asked: it gets the messages, or knows the conversation."""
+        return True
+
     def __repr_args__(self) -> list[tuple[str | None, object]]:
         return list(super().__repr_args__() if self._raw is None else self._raw.items())
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, FiniteFloat, SecretStr, ValidationInfo, field_validator, model_validator
 
+from quintain.config.http_targets import HttpTarget
 from quintain.config.nested_models import MockUsage, Positive, TargetChildSession, TargetSettings
 from quintain.config.program_targets import CommandTarget
 from quintain.config.target_fields import TargetFields, WatchedTarget, is_unresolved
@@ -211,9 +212,21 @@ class TargetTarget(TargetFields, WatchedTarget):
     child_session: TargetChildSession | None = None
     """The session for its own calls, opened for each call as a child of its caller's session. If absent, none."""
 
+    @property
+    def keeps_conversation(self) -> bool:
+        """Each call is a lease of its own, which takes one question."""
+        return False
+
 
 _AnyTarget = (
-    OpenAITarget | AnthropicTarget | PydanticAITarget | CommandTarget | PythonTarget | MockTarget | TargetTarget
+    OpenAITarget
+    | AnthropicTarget
+    | PydanticAITarget
+    | CommandTarget
+    | PythonTarget
+    | HttpTarget
+    | MockTarget
+    | TargetTarget
 )
 
 TargetConfig = Annotated[_AnyTarget, Field(discriminator="provider")]
@@ -222,6 +235,7 @@ TargetConfig = Annotated[_AnyTarget, Field(discriminator="provider")]
 TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "anthropic": AnthropicTarget,
     "command": CommandTarget,
+    "http": HttpTarget,
     "mock": MockTarget,
     "openai": OpenAITarget,
     "pydantic-ai": PydanticAITarget,

@@ -1,0 +1,125 @@
+"""Maps what went wrong with a request to an agent behind HTTP to a fault.
+
+An agent that was reached may have acted: only a request that was not sent, and one that the endpoint asks to send again
+later (429; 503 with Retry-After), is uncharged and tried again. Messages have the beginning of what came, masked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from urllib.parse import urlsplit
+
+from quintain.config.http_targets import HttpTarget
+from quintain.contracts.quota import TryOutcome
+from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, ReplyTooLarge, Throttled
+from quintain.runtime.http_client import ConnectionLost, NotSent
+from quintain_worker.providers import model_failures
+from quintain_worker.providers.model_failures import FailureKind
+from quintain_worker.providers.provider import Billing, ProviderFailure
+from quintain_worker.providers.quoting import clean, quoted, variants_of
+from quintain_worker.providers.rate_limits import read_rate_report
+
+_CHARGED = partial(ProviderFailed, charged=True)
+_UNCHARGED = partial(ProviderFailed, charged=False)
+
+NOT_SENT, TIMED_OUT = model_failures.NOT_SENT, model_failures.TIMED_OUT
+CONNECTION_LOST = replace(model_failures.CONNECTION_LOST, retryable=False)
+STREAM_INTERRUPTED = replace(model_failures.STREAM_INTERRUPTED, retryable=False)
+UNREADABLE = FailureKind(_CHARGED, "sent an answer that cannot be used", Billing.BILLED, outcome=TryOutcome.ANSWERED)
+FAILED = FailureKind(_CHARGED, "failed at the request", Billing.BILLED)
+REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED)
+GAVE_UP = FailureKind(_CHARGED, "ended without an answer", Billing.BILLED, outcome=TryOutcome.ANSWERED)
+LOST_CONVERSATION = FailureKind(
+    ConversationLost, "does not know the conversation any more", Billing.UNBILLED, outcome=TryOutcome.ANSWERED
+)
+_REFUSED = FailureKind(_CHARGED, "refused the credentials", Billing.BILLED, outcome=TryOutcome.REFUSED)
+_NOT_FOUND = FailureKind(_CHARGED, "has no such path or method", Billing.BILLED, outcome=TryOutcome.ANSWERED)
+_THROTTLED = FailureKind(
+    Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
+)
+_POSTPONED = FailureKind(_UNCHARGED, "asked to be called later", Billing.UNBILLED, retryable=True)
+
+_BY_STATUS = {
+    401: _REFUSED,
+    402: _REFUSED,
+    403: _REFUSED,
+    404: _NOT_FOUND,
+    405: _NOT_FOUND,
+    408: TIMED_OUT,
+    429: _THROTTLED,
+}
+
+#: What an endpoint answers to a session that it does not know.
+_NO_SUCH_SESSION = frozenset({404, 410})
+
+_HTTP_UNAUTHORIZED, _HTTP_UNAVAILABLE = 401, 503
+
+
+class AgentFailures:
+    """Maps the failures of one target: knows its URL and the secrets that no message may hold."""
+
+    def __init__(self, name: str, target: HttpTarget) -> None:
+        parts = urlsplit(target.url)
+        self._secrets = target.secrets
+        self._name = name
+        self._url = clean(f"{parts.scheme}://{parts.netloc}{parts.path}", variants_of(self._secrets))
+
+    def of_status(
+        self, status: int, headers: Mapping[str, str], body: bytes, *, names_session: bool = False
+    ) -> ProviderFailure:
+        """Return the failure of an answer with this HTTP status.
+
+        ``names_session``: the request named a session that the endpoint had given.
+        """
+        rates = read_rate_report(headers, time.time())
+        retry_after_seconds = None if rates is None else rates.retry_after_seconds
+        kind = _BY_STATUS.get(status, FAILED if status >= 500 else REJECTED)
+        if status == _HTTP_UNAVAILABLE and retry_after_seconds is not None:
+            kind = _POSTPONED
+        if names_session and status in _NO_SUCH_SESSION:
+            kind = LOST_CONVERSATION
+        # What is answered to credentials that are not accepted is about them.
+        came = b"" if status == _HTTP_UNAUTHORIZED else body
+        failure = self.of_error(kind, f"HTTP {status}", came, status=status)
+        if retry_after_seconds is None:
+            return failure
+        failure.fault.retry_after_ms = round(retry_after_seconds * 1000)
+        return ProviderFailure(
+            failure.fault,
+            failure.billing,
+            retryable=failure.retryable,
+            retry_after_seconds=retry_after_seconds,
+            outcome=failure.outcome,
+            rates=rates,
+        )
+
+    def of_error(
+        self, kind: FailureKind, detail: str = "", came: bytes | str = b"", *, status: int | None = None
+    ) -> ProviderFailure:
+        """Return a failure of this kind; ``came`` is what the endpoint sent, of which the beginning is quoted."""
+        text = came if isinstance(came, str) else came.decode(errors="replace")
+        words = quoted(text, self._secrets)
+        details = ", ".join(filter(None, (self._url, detail)))
+        sentence = f"{self._name} {kind.description} ({details})"
+        fault = kind.make_fault(f"{sentence}: {words}" if words else sentence)
+        if words or status is not None:
+            fault.provider_error = ProviderError(status=status, message=words or None)
+        return ProviderFailure(fault, kind.billing, retryable=kind.retryable, outcome=kind.outcome)
+
+    @contextmanager
+    def of_connection(self) -> Iterator[None]:
+        """Let what the HTTP client raises inside be a `ProviderFailure`."""
+        try:
+            yield
+        except NotSent as error:
+            raise self.of_error(NOT_SENT, str(error)) from None
+        except ConnectionLost as error:
+            raise self.of_error(CONNECTION_LOST, str(error)) from None
+        except TimeoutError:
+            raise self.of_error(TIMED_OUT) from None
+        except ReplyTooLarge as fault:
+            raise ProviderFailure(fault, Billing.BILLED) from None
