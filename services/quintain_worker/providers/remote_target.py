@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from quintain.bus.base import Bus
 from quintain.config.nested_models import TargetChildSession
 from quintain.config.targets import TargetTarget
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import OpenChild
 from quintain.contracts.remote_target import TargetDescriptor
@@ -41,9 +42,9 @@ from quintain.remote.run_driver import RunDriver
 from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import IdleLimit
-from quintain.target import SESSION_SLOT, ControllableInjection, ControllableNoInjection, Event, EventResponse
+from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
-from quintain.target.type_registry import QUINTAIN_TYPES, to_json_text
+from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import Timings
 from quintain_worker.providers.conversation import ignored_settings, refusal, text_messages
 from quintain_worker.providers.provider import (
@@ -56,6 +57,7 @@ from quintain_worker.providers.provider import (
     ProviderContext,
     ProviderFailure,
 )
+from quintain_worker.providers.run_events import RunEventHandler
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +129,9 @@ class RemoteTargetProvider(HostedProvider):
         try:
             async with asyncio.timeout_at(ends_at), call.idle.watch():
                 config = {} if agent_session is None else await agent_session.open(remote_lease.descriptor, ends_at)
-                text = await call.answer(question, {**self._target.config, **config})
-                masked = text if agent_session is None else agent_session.masked(text)
-                return ProviderAnswer(text=masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
+                answer = await call.answer(question, {**self._target.config, **config})
+                masked = answer if agent_session is None else agent_session.masked(answer)
+                return replace(masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
         except TimeoutError:
             idle = self._target.idle_seconds
             silence = "" if idle is None else f", or sent nothing for {idle:g} s"
@@ -258,9 +260,12 @@ class AgentSession:
         """Close the child session; raises nothing except a cancellation."""
         await self._children.close_all()
 
-    def masked(self, text: str) -> str:
-        """Return the agent's text with the session token masked: answers are stored, graded and shown."""
-        return text if self._child is None else self._child.mask_token(text)
+    def masked(self, answer: ProviderAnswer) -> ProviderAnswer:
+        """Return the agent's answer with the session token masked: answers are stored, graded and shown."""
+        if (child := self._child) is None:
+            return answer
+        steps = [AgentStep.from_wire(child.mask_token(step.to_wire().decode())) for step in answer.steps]
+        return replace(answer, text=child.mask_token(answer.text), steps=tuple(steps))
 
     def _failure(self, reason: str, *, retryable: bool = False) -> ProviderFailure:
         return ProviderFailure(
@@ -282,7 +287,7 @@ class _LeasedCall:
         #: The billing if the call ended now.
         self.billing = Billing.UNBILLED
 
-    async def answer(self, question: str, config: Mapping[str, str]) -> str:
+    async def answer(self, question: str, config: Mapping[str, str]) -> ProviderAnswer:
         """Configure the instance, run it, and return the answer. Raises `ProviderFailure`."""
         try:
             return await self._run(question, config)
@@ -304,7 +309,7 @@ class _LeasedCall:
             )
             raise ProviderFailure(failure, Billing.BILLED if charged else Billing.UNBILLED) from error
 
-    async def _run(self, question: str, config: Mapping[str, str]) -> str:
+    async def _run(self, question: str, config: Mapping[str, str]) -> ProviderAnswer:
         if config:
             await self._lease.call(SET_CONFIG, values=dict(config))
         event_handler = RunEventHandler(question, self.idle.touch)
@@ -315,7 +320,7 @@ class _LeasedCall:
             Codec(QUINTAIN_TYPES),
             event_handler.emit,
             event_handler.send_event,
-            forward_log=lambda _: self.idle.touch(),
+            forward_log=event_handler.log,
         )
         self.billing = Billing.UNKNOWN
         try:
@@ -333,7 +338,8 @@ class _LeasedCall:
                 charged=True,
             )
             raise ProviderFailure(failure, Billing.BILLED)
-        return text
+        steps, cut = event_handler.steps()
+        return ProviderAnswer(text=text, steps=steps, steps_cut=cut)
 
     async def release(self) -> None:
         """Release the lease, whose host resets the instance before; raises nothing except a cancellation."""
@@ -341,42 +347,6 @@ class _LeasedCall:
             await self._lease.release(reset=True)
         finally:
             await self._output_queues.give_back(self._output_queue)
-
-
-class RunEventHandler:
-    """Answers the events of one run with the question, and collects the content that the target emits."""
-
-    def __init__(self, question: str, on_event: Callable[[], object] = lambda: None) -> None:
-        self._question: str | None = question
-        self._on_event = on_event
-        self._last_answer: str | None = None
-        self._last_content: object = None
-        self._has_content = False
-
-    def emit(self, event: Event) -> None:
-        """Store the event's content as the run's latest."""
-        self._on_event()
-        if hasattr(event, "content"):
-            self._last_content, self._has_content = event.content, True
-
-    async def send_event(self, event: Event) -> EventResponse:
-        """Inject the question into the first controllable event; return every other event without an injection."""
-        self._on_event()
-        controllable: Any = getattr(event, "controllable", None)
-        if controllable is None:
-            return EventResponse(event=event)
-        self._last_answer = getattr(event, "answer", self._last_answer)
-        question, self._question = self._question, None
-        if question is None:
-            return ControllableNoInjection(event=event, controllable=controllable)
-        return ControllableInjection(event=event, controllable=controllable, value=question)
-
-    @property
-    def answer(self) -> str | None:
-        """The last emitted content; else the ``answer`` of the last controllable event; else None."""
-        if self._has_content:
-            return self._last_content if isinstance(self._last_content, str) else to_json_text(self._last_content)
-        return self._last_answer
 
 
 #: Longer exception class names are not shown.

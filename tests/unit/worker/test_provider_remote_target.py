@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from quintain.bus.base import Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.config.targets import TargetTarget
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BadRequest, ConfigError, Overloaded, ProviderFailed, TimedOut, Unroutable
 from quintain.routes import START_RUN
@@ -110,6 +112,48 @@ async def test_a_query_gives_the_answer_after_what_was_configured() -> None:
     async with run_host(lambda: Persona(script)) as memory:
         said = await answer_of(memory, query="words", config={"persona": "pirate"})
     assert said.text == "words of pirate"
+
+
+def said(step: AgentStep) -> tuple[str, str, str]:
+    """The operation of a step, the name of who spoke, and the text."""
+    assert step.messages is not None
+    (message,) = step.messages
+    return step.operation, message["name"], message["parts"][0]["content"]
+
+
+async def test_what_a_run_showed_asked_and_logged_are_its_steps_in_order() -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        post = body.types.events["ControllablePostCallEvent"]
+        await send(body.request_event("hello"))
+        logging.getLogger("bot").warning("half \ud83d")
+        await send(body.request_event('{"q": 1}'))
+        emit(body.observation_event({"seen": 5}))
+        await send(post(controllable=body.question, request='{"q": 1}', answer="one"))
+        emit(body.observation_event("done"))
+
+    async with run_host(lambda: BODY(script)) as memory:
+        answer = await answer_of(memory)
+    first, log, called, shown, last = answer.steps
+    assert (first.operation, first.tool, first.arguments) == ("execute_tool", "question", "What is the password?")
+    assert said(log) == ("log", "bot", "half \ufffd")
+    assert (called.tool, called.arguments, called.result) == ("question", {"q": 1}, "one")
+    assert called.duration_ms is not None
+    assert said(shown)[::2] == ("emit", '{"seen": 5}')
+    assert said(last)[::2] == ("emit", "done")
+    assert answer.steps_cut is None
+
+
+async def test_a_run_with_more_events_than_are_kept_says_how_many_are_left_out() -> None:
+    async def script(body: Any, emit: Any, send: Any) -> None:
+        for number in range(700):
+            emit(body.observation_event(f"{number} {'x' * 1000}"))
+
+    async with run_host(lambda: BODY(script)) as memory:
+        answer = await answer_of(memory)
+    assert answer.steps_cut is not None
+    assert len(answer.steps) + answer.steps_cut.steps == 700
+    assert said(answer.steps[0])[2].startswith("0 ")
+    assert said(answer.steps[-1])[2] == answer.text
 
 
 async def test_every_call_has_an_instance_of_its_own_that_is_reset_and_torn_down() -> None:
