@@ -21,6 +21,7 @@ from quintain_view.text import (
     shown_messages,
     word_difference,
 )
+from quintain_view.timeline import MAX_SHOWN_STEPS, AnswerTimeline, answer_timeline
 
 OUTCOME_WORDS = {
     Outcome.PASSED: "passed",
@@ -81,6 +82,7 @@ class ShownAnswer:
     text: ShownText | None
     messages: list[ShownMessage]
     difference: list[TextSpan]
+    timeline: AnswerTimeline | None
     verdicts: list[ShownVerdict]
     error: ShownText | None
     facts: list[tuple[str, str]]
@@ -112,11 +114,12 @@ def case_page(
     evaluation: str,
     folder: str,
     calls: Mapping[str, list[JudgeCall]] | None = None,
+    max_steps: int = MAX_SHOWN_STEPS,
 ) -> CasePage:
     """The page of a case with these rows.
 
     ``evaluation`` and ``folder`` are the paths of the evaluation file and of the results. ``calls`` are those that
-    graders made, by the request id or the session id that a verdict names.
+    graders made, by the request id or the session id that a verdict names. ``max_steps`` of each answer are shown.
     """
     case = next((row.case for row in rows if row.case is not None), None)
     expected = None if case is None or case.expected is None else json_text(case.expected)
@@ -126,7 +129,7 @@ def case_page(
         system_prompt=None if case is None or case.system_prompt is None else shown(case.system_prompt),
         messages=[] if case is None else shown_messages(case.messages or ()),
         expected=None if expected is None else shown(expected),
-        answers=[_shown_answer(row, expected, _Commands(evaluation, folder), calls or {}) for row in rows],
+        answers=[_shown_answer(row, expected, _Commands(evaluation, folder), calls or {}, max_steps) for row in rows],
         grade_again=_Commands(evaluation, folder).grade_again,
     )
 
@@ -150,7 +153,7 @@ class _Commands:
 
 
 def _shown_answer(
-    row: Row, expected: str | None, commands: _Commands, calls: Mapping[str, list[JudgeCall]]
+    row: Row, expected: str | None, commands: _Commands, calls: Mapping[str, list[JudgeCall]], max_steps: int
 ) -> ShownAnswer:
     messages = row.answer.messages if row.answer is not None else None
     return ShownAnswer(
@@ -161,6 +164,7 @@ def _shown_answer(
         text=None if row.output is None else shown(row.output),
         messages=[shown_message(message) for message in messages or ()],
         difference=[] if row.output is None or expected is None else word_difference(expected, row.output),
+        timeline=answer_timeline(row.answer, max_steps),
         verdicts=[_shown_verdict(name, grader, calls) for name, grader in row.graders.items()],
         error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
         facts=[(name, visible(value)) for name, value in _facts(row)],

@@ -21,6 +21,7 @@ from quintain_view.labels import Agreement, Note, read_agreements
 from quintain_view.reading import ContentMissing, build_case_page, column_counts
 from quintain_view.render import FileLinks, file_policy, render
 from quintain_view.run_page import RunPage, matrix, run_page
+from quintain_view.timeline import Step
 from quintain_view.trajectory_files import (
     TRAJECTORIES_PER_PAGE,
     has_only_trajectories,
@@ -28,7 +29,7 @@ from quintain_view.trajectory_files import (
     read_trajectory,
     trajectory_names,
 )
-from quintain_view.trajectory_page import STATE_NOTES, RunState, Step, TrajectoryPage, trajectory_page
+from quintain_view.trajectory_page import STATE_NOTES, RunState, TrajectoryPage, trajectory_page
 
 #: How the numbers of the tables are made; decision 7 has the reasons.
 METHODS = (
@@ -116,9 +117,10 @@ def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, pl
     with open_index(folder) as index:
         selection = ReportedCases() if index is None else select_cases(index)
         cases = []
+        trials = sum(len(index.trials_of(case.case_no)) for case in selection.cases) if index is not None else 0
         for number, case in enumerate(selection.cases, start=1):
             rows = [] if index is None else rows_of_case(folder, index, case)
-            page, notes = build_case_page(folder, run, case.case_id, rows)
+            page, notes = build_case_page(folder, run, case.case_id, rows, max_steps=max(10, MAX_STEPS // trials))
             cases.append(CasePart(f"{place}-case-{number}", case.case_id, page, notes))
         listed = [] if index is None else [(case, index.trials_of(case.case_no)) for case in selection.cases]
         columns = {} if index is None else index.columns
@@ -147,6 +149,9 @@ def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, pl
 
 #: A run with at most so many cases is in the file as a whole, if its rows have at most so many bytes.
 MAX_CASES, MAX_BYTES = 300, 8_000_000
+
+#: So many steps of agents are in a file in all, but of each answer at least the first ten.
+MAX_STEPS = 6_000
 
 #: Of a larger run: the first that failed or erred, the most disputed, and a sample of all.
 FAILED_CASES, DISPUTED_CASES, SAMPLED_CASES = 60, 30, 30

@@ -20,6 +20,7 @@ from quintain_view.index_writer import IndexProgress
 from quintain_view.labels import Note, NoteKey, read_notes
 from quintain_view.run_list import RunSource
 from quintain_view.run_page import CASES_PER_PAGE, RunPage, matrix, run_page
+from quintain_view.timeline import MAX_SHOWN_STEPS
 
 CALLS_FILE_NAME = "calls.jsonl"
 
@@ -94,10 +95,18 @@ def read_case_page(folder: Path, case_id: str) -> tuple[CasePage, dict[str, Note
     return build_case_page(folder, read_run(folder), case_id, read_case_rows(folder, case_id))
 
 
-def build_case_page(folder: Path, run: RunFile, case_id: str, rows: Sequence[Row]) -> tuple[CasePage, dict[str, Note]]:
+def build_case_page(
+    folder: Path, run: RunFile, case_id: str, rows: Sequence[Row], *, max_steps: int = MAX_SHOWN_STEPS
+) -> tuple[CasePage, dict[str, Note]]:
     """The page of a case with these rows, and the notes about its answers by trial."""
-    calls = _judge_calls(folder, rows)
-    page = case_page(case_id, rows, evaluation=run.configuration.evaluation, folder=str(folder), calls=calls)
+    page = case_page(
+        case_id,
+        rows,
+        evaluation=run.configuration.evaluation,
+        folder=str(folder),
+        calls=_judge_calls(folder, rows),
+        max_steps=max_steps,
+    )
     notes = read_notes(folder)
     by_trial = {trial_id(row): notes.get(NoteKey(row.case_id, row.column, row.repeat)) for row in rows}
     return page, {trial: note for trial, note in by_trial.items() if note is not None}

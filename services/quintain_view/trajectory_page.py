@@ -15,6 +15,7 @@ from enum import StrEnum
 from quintain.contracts.remote_target import TrajectoryLine, TrajectoryStart
 from quintain.web import visible
 from quintain_view.text import ShownText, one_line, shown
+from quintain_view.timeline import NamedText, Step, StepReply, seconds
 
 STEPS_PER_PAGE = 200
 
@@ -69,46 +70,6 @@ class TrajectoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedText:
-    """A text of an event or a reply. ``left_out`` is how many of its characters were not recorded."""
-
-    name: str
-    text: ShownText
-    left_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepReply:
-    """The controller's reply: its class, its texts, and how long the target waited for it."""
-
-    title: str
-    took: str
-    texts: list[NamedText]
-    is_error: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One row of the two lanes: what the target sent, and the controller's reply to it.
-
-    ``beside`` counts the events that awaited replies when this one was sent. ``waits_since`` is the time from which an
-    event without a reply waits, in milliseconds since the epoch, in a run that goes on. A reply to no event of the
-    record has no ``title``.
-    """
-
-    kind: str
-    at: str
-    title: str = ""
-    type: str = ""
-    tag: str = ""
-    texts: list[NamedText] | None = None
-    beside: int = 0
-    reply: StepReply | None = None
-    waits_since: int | None = None
-    waited: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class TrajectoryPage:
     """A run in two lanes, with ``step_count`` rows on all its pages.
 
@@ -143,7 +104,7 @@ def trajectory_entry(record: TrajectoryRecord, size: int) -> TrajectoryEntry:
         started_at=_shown_time(start),
         state=record.state,
         error=one_line(last.texts.get("error", "")) if last is not None and last.kind == "end" else "",
-        took=_seconds(last.ms) if last is not None and record.state is not RunState.RUNNING else "",
+        took=seconds(last.ms) if last is not None and record.state is not RunState.RUNNING else "",
         size=f"{max(1, size // 1000):,} kB",
     )
 
@@ -167,7 +128,7 @@ def trajectory_page(record: TrajectoryRecord, now_ms: int, page: int | None = No
         facts=_facts(start, steps),
         state=record.state,
         error=None if error is None else shown(error),
-        took="" if last is None or is_running else _seconds(last.ms),
+        took="" if last is None or is_running else seconds(last.ms),
         waiting=[step for step in steps if step.waits_since is not None],
         steps=steps[(number - 1) * STEPS_PER_PAGE : number * STEPS_PER_PAGE],
         step_count=len(steps),
@@ -199,7 +160,7 @@ def _steps(lines: Iterable[TrajectoryLine], started_ms: int | None, now_ms: int)
         elif line.kind == "reply":
             waiting.discard(line.seq)
             if id(line) in stray:
-                steps.append(Step(kind="reply", at=_seconds(line.ms), reply=_reply(line, line.ms)))
+                steps.append(Step(kind="reply", at=seconds(line.ms), reply=_reply(line, line.ms)))
         elif line.kind in {"emit", "log", "limit"}:
             steps.append(_plain_step(line))
     return steps
@@ -211,7 +172,7 @@ def _sent_step(
     since = None if reply is not None or started_ms is None else started_ms + int(line.ms)
     return Step(
         kind="send",
-        at=_seconds(line.ms),
+        at=seconds(line.ms),
         title=visible(line.name) or visible(line.type),
         type=visible(line.type),
         tag=_tag(line.tag),
@@ -226,7 +187,7 @@ def _sent_step(
 def _plain_step(line: TrajectoryLine) -> Step:
     return Step(
         kind=line.kind,
-        at=_seconds(line.ms),
+        at=seconds(line.ms),
         title=visible(line.name) or visible(line.type),
         type=visible(line.type),
         tag=_tag(line.tag),
@@ -237,7 +198,7 @@ def _plain_step(line: TrajectoryLine) -> Step:
 def _reply(line: TrajectoryLine, sent_ms: float) -> StepReply:
     return StepReply(
         title=visible(line.type) or ("an error" if "error" in line.texts else "a reply"),
-        took=_seconds(max(0.0, line.ms - sent_ms)),
+        took=seconds(max(0.0, line.ms - sent_ms)),
         texts=_texts(line),
         is_error="error" in line.texts,
     )
@@ -271,13 +232,6 @@ def _facts(start: TrajectoryStart | None, steps: Sequence[Step]) -> list[tuple[s
     counts.append(("observations", f"{sum(step.kind == 'emit' for step in steps):,}"))
     known: Mapping[str, str] = {} if start is None else {"host": start.host_id, "lease": start.lease_id}
     return [*counts, *((name, visible(value)) for name, value in known.items() if value)]
-
-
-def _seconds(milliseconds: float) -> str:
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms"
-    minutes, seconds = divmod(milliseconds / 1000, 60)
-    return f"{int(minutes):,} min {seconds:04.1f} s" if minutes else f"{seconds:.2f} s"
 
 
 def _started_ms(start: TrajectoryStart | None) -> int | None:

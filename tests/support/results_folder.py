@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import ChatMessage, OutputMessage, TokenUsage, ToolCall
 from quintain.contracts.remote_target import TRAJECTORY_FOLDER, TrajectoryLine, TrajectoryStart
 from quintain_runner.report.progress import ProgressState
@@ -83,6 +84,13 @@ HOSTILE = (
 )
 
 
+def tool_step(arguments: object, result: object) -> AgentStep:
+    """A step in which an agent called a tool."""
+    return AgentStep(
+        operation="execute_tool", tool="search", arguments=arguments, result=result, start_ms=5.0, duration_ms=1500.0
+    )
+
+
 def hostile_row(case_id: str = HOSTILE) -> Row:
     """A row with hostile text in every field that a model, a grader or a dataset fills."""
     grader = GraderRow(
@@ -95,6 +103,17 @@ def hostile_row(case_id: str = HOSTILE) -> Row:
     )
     call = ToolCall(id=HOSTILE, name=HOSTILE, arguments=HOSTILE)
     image = {"type": "image_url", "image_url": {"url": f"https://evil.example/{HOSTILE}"}}
+    part = {"type": HOSTILE, HOSTILE: HOSTILE}
+    step = AgentStep(
+        operation=HOSTILE[:64],
+        agent=HOSTILE,
+        messages=[{"role": HOSTILE, "name": HOSTILE, "parts": [part, HOSTILE]}, part],
+        tool=HOSTILE,
+        arguments={HOSTILE: HOSTILE},
+        result=HOSTILE,
+        error_type=HOSTILE,
+    )
+    said = [OutputMessage(content=HOSTILE, tool_calls=[call])]
     return Row(
         fingerprints=MADE_OF,
         case_id=case_id,
@@ -107,7 +126,7 @@ def hostile_row(case_id: str = HOSTILE) -> Row:
             expected=HOSTILE,
         ),
         output=HOSTILE,
-        answer=Answer(request_id=HOSTILE, model=HOSTILE, messages=[OutputMessage(content=HOSTILE, tool_calls=[call])]),
+        answer=Answer(request_id=HOSTILE, model=HOSTILE, messages=said, steps=[step, tool_step(HOSTILE, HOSTILE)]),
         score=0.0,
         graders={HOSTILE: grader},
         stale=[HOSTILE],

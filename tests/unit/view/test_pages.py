@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import ChatMessage
 from quintain.web import visible
-from quintain_runner.results.row import RowCase, RowError
+from quintain_runner.results.row import Answer, RowCase, RowError
 from quintain_view.case_page import case_page
 from quintain_view.html_report import write_html_report
 from quintain_view.labels import Note, NoteKey, agreement, append_note, read_notes
 from quintain_view.run_page import difference_plot
 from quintain_view.text import shown, shown_message, word_difference
-from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, write_results
+from quintain_view.timeline import AnswerTimeline
+from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, tool_step, write_results
 
 BOTH = ("bot", "other")
 
@@ -81,6 +83,60 @@ def test_a_report_of_a_few_cases_has_all_and_no_network(tmp_path: Path) -> None:
     assert re.findall(r"(?:src|href)=\"(?!#|data:,)", html) == []
     ids = re.findall(r' id="([^"]*)"', html)
     assert len(ids) == len(set(ids))
+
+
+def page_with_steps(*steps: AgentStep, cut: StepsCut | None = None) -> AnswerTimeline:
+    row = graded_row("1", 1.0)
+    answer = Answer(request_id="r", steps=list(steps), steps_cut=cut)
+    page = case_page("1", [row.model_copy(update={"answer": answer})], evaluation="eval.yaml", folder="runs/one")
+    timeline = page.answers[0].timeline
+    assert timeline is not None
+    return timeline
+
+
+def test_what_an_agent_did_is_a_timeline_of_its_answer() -> None:
+    said = [
+        {
+            "role": "assistant",
+            "parts": [{"type": "reasoning", "content": "Hm."}, {"type": "tool_call", "name": "search"}],
+        }
+    ]
+    chat = AgentStep(operation="chat", model="m-1", messages=said, input_tokens=1200, output_tokens=5)
+    failed = AgentStep(operation="execute_tool", tool="delete", arguments={"id": 1}, error_type="Refused")
+    timeline = page_with_steps(chat, tool_step({"q": "tides"}, "12:40"), failed)
+    assert timeline.title == "Steps: 3, 2 of them calls of tools"
+    first, called, refused = timeline.steps
+    assert (first.kind, first.title, first.type) == ("chat", "m-1", "chat · 1,200 in, 5 out")
+    assert [(text.name, text.text.text) for text in first.texts or ()] == [
+        ("assistant · reasoning", "Hm."),
+        ("assistant · tool_call", '{\n  "name": "search"\n}'),
+    ]
+    assert (called.kind, called.at, called.type) == ("tool", "5 ms", "execute_tool · 1.50 s")
+    assert called.reply is not None
+    assert [text.text.text for text in (called.texts or []) + called.reply.texts] == ['{\n  "q": "tides"\n}', "12:40"]
+    assert refused.reply is not None
+    assert (refused.reply.title, refused.reply.is_error) == ("Refused", True)
+    assert timeline.notes == []
+
+
+def test_a_timeline_says_what_was_cut_and_where_and_what_the_page_leaves_out() -> None:
+    timeline = page_with_steps(*[tool_step(1, 2)] * 3, cut=StepsCut(kept=2, steps=1234, characters=5678))
+    assert [step.kind for step in timeline.steps] == ["tool", "tool", "gap", "tool"]
+    assert "1,234" in timeline.steps[2].title
+    assert all(number in timeline.notes[0] for number in ("1,234", "5,678"))
+    long = page_with_steps(*[tool_step(1, 2)] * 300)
+    assert len(long.steps) == 200
+    assert "200 of 300" in long.notes[0]
+
+
+def test_an_agents_steps_are_on_the_pages_of_a_report_and_within_its_size(tmp_path: Path) -> None:
+    answer = Answer(request_id="r", steps=[tool_step({"q": "tides"}, "12:40")] * 400)
+    rows = [graded_row(str(number), 1.0).model_copy(update={"answer": answer}) for number in range(100)]
+    write_results(tmp_path / "run", rows)
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    html = (tmp_path / "report.html").read_text()
+    assert html.count('<li class="step tool">') <= 6000
+    assert html.count("of 400 steps") == html.count('class="case-part"') > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""The rows of a timeline: of a recorded run, or of what an agent did for an answer. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quintain.contracts.agents import AgentStep, StepsCut
+from quintain.web import visible
+from quintain_runner.results.row import Answer
+from quintain_view.text import ShownText, json_text, shown
+
+#: A page shows so many steps of an answer; the raw row has all of them.
+MAX_SHOWN_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class NamedText:
+    """A text of a step or a reply. ``left_out`` is how many of its characters were not recorded."""
+
+    name: str
+    text: ShownText
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """The controller's reply, or a tool's result: its class, its texts, and how long the target waited for it."""
+
+    title: str
+    took: str
+    texts: list[NamedText]
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row of a timeline: what the target sent, and the controller's reply to it; or one thing that an agent did.
+
+    ``beside`` counts the events that awaited replies when this one was sent. ``waits_since`` is the time from which an
+    event without a reply waits, in milliseconds since the epoch, in a run that goes on. A reply to no event of the
+    record has no ``title``. A ``gap`` is where steps were left out.
+    """
+
+    kind: str
+    at: str
+    title: str = ""
+    type: str = ""
+    tag: str = ""
+    texts: list[NamedText] | None = None
+    beside: int = 0
+    reply: StepReply | None = None
+    waits_since: int | None = None
+    waited: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimeline:
+    """What an agent did for an answer. ``notes`` say what is not here."""
+
+    title: str
+    steps: list[Step]
+    notes: list[str]
+
+
+def answer_timeline(answer: Answer | None, max_steps: int = MAX_SHOWN_STEPS) -> AnswerTimeline | None:
+    """The timeline of an answer; None if its target told no steps."""
+    if answer is None or not answer.steps:
+        return None
+    steps, cut = answer.steps, answer.steps_cut
+    rows = [_step(step) for step in steps[:max_steps]]
+    if cut is not None and cut.steps and cut.kept <= len(rows):
+        rows.insert(cut.kept, Step(kind="gap", at="", title=f"{cut.steps:,} steps were left out here"))
+    notes = [] if cut is None else [_cut_note(cut)]
+    if len(steps) > max_steps:
+        notes.append(f"These are the first {max_steps:,} of {len(steps):,} steps; the raw row has them.")
+    tools = sum(step.operation == "execute_tool" for step in steps)
+    return AnswerTimeline(
+        f"Steps: {len(steps):,}" + (f", {tools:,} of them calls of tools" if tools else ""), rows, notes
+    )
+
+
+def _cut_note(cut: StepsCut) -> str:
+    counts = {"steps": cut.steps, "characters of texts": cut.characters, "values": cut.values}
+    parts = [f"{count:,} {name}" for name, count in counts.items() if count]
+    return f"The worker left out {', '.join(parts)}: the steps of an answer have 256 KiB at most."
+
+
+def _step(step: AgentStep) -> Step:
+    is_tool = step.operation == "execute_tool"
+    title = step.tool if is_tool else step.agent or step.model
+    texts = [] if step.arguments is None else [_named("arguments", step.arguments)]
+    reply = None
+    if step.result is not None or step.error_type is not None:
+        reply = StepReply(
+            title=visible(step.error_type or ""),
+            took="",
+            texts=[] if step.result is None else [_named("result", step.result)],
+            is_error=step.error_type is not None,
+        )
+    return Step(
+        kind="tool" if is_tool else "log" if step.operation == "log" else "chat",
+        at="" if step.start_ms is None else seconds(step.start_ms),
+        title=shown(title or step.operation, 200).text,
+        type=" · ".join(visible(fact) for fact in _facts(step)),
+        texts=[*_said(step), *texts],
+        reply=reply,
+    )
+
+
+def _facts(step: AgentStep) -> Iterator[str]:
+    yield step.operation
+    if step.duration_ms is not None:
+        yield seconds(step.duration_ms)
+    if step.input_tokens is not None or step.output_tokens is not None:
+        yield f"{step.input_tokens or 0:,} in, {step.output_tokens or 0:,} out"
+
+
+def _said(step: AgentStep) -> Iterator[NamedText]:
+    for message in step.messages or ():
+        who = message.get("name") or message.get("role") or ""
+        parts = message.get("parts")
+        for part in parts if isinstance(parts, list) else [message]:
+            known = part if isinstance(part, dict) else {"content": part}
+            kind, content = known.get("type", "other"), known.get("content")
+            # A call of a tool, its response, and what has no text are shown as the JSON that they are.
+            rest = content if isinstance(content, str) else {key: known[key] for key in known if key != "type"}
+            yield _named(f"{who} · {kind}" if kind != "text" else f"{who}", rest)
+
+
+def _named(name: str, value: object) -> NamedText:
+    return NamedText(shown(name, 200).text, shown(json_text(value)))  # type: ignore[arg-type]
+
+
+def seconds(milliseconds: float) -> str:
+    """A time as a page shows it."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    minutes, seconds = divmod(milliseconds / 1000, 60)
+    return f"{int(minutes):,} min {seconds:04.1f} s" if minutes else f"{seconds:.2f} s"
