@@ -11,6 +11,7 @@ from quintain.config.nested_models import NESTED_MODELS
 from quintain.config.quotas import QuotaConcurrency, QuotaConfig
 from quintain.config.targets import TARGET_MODELS
 from quintain.programs.sandbox import Sandbox
+from quintain_runner.spec.activity_graders import ExpectedToolCall
 from quintain_runner.spec.evaluation import DatasetSpec, EvaluationSpec
 from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls
 from quintain_runner.spec.prompts import PromptMessage, PromptSpec
@@ -33,6 +34,7 @@ def evaluation_page() -> str:
         + _section("prompts: each of messages", PromptMessage)
         + _kinds("grader", kinds, dict(GRADER_KINDS))
         + _section("graders: target", GraderCalls)
+        + _section("graders: each of called", ExpectedToolCall)
         + _section("graders and dataset: sandbox", Sandbox)
     )
 

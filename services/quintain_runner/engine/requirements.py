@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.errors import BadRequest
 from quintain.graders import Case
+from quintain_runner.graders.activity import is_tool_call_list
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, parse_number
 from quintain_runner.graders.judge import OWN_SECTIONS, section_text
@@ -17,6 +18,7 @@ from quintain_runner.graders.program import ProgramGraderRunner
 from quintain_runner.plan.cases import expected_text, input_length, token_count
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import request_of
+from quintain_runner.spec.activity_graders import ToolCallsGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import (
     ContainsGrader,
@@ -47,15 +49,23 @@ def case_requirements(
     asking = (requirement for prompt in evaluation.prompts for requirement in _prompt_requirements(prompt))
     sections = _section_requirements(evaluation)
     tokens = _token_requirements(evaluation, token_limits)
-    return (*_grading_requirements(spec), *sections, *asking, *tokens, _size_requirement(evaluation, targets))
+    return (
+        *_grading_requirements(spec),
+        *_tool_call_requirements(spec),
+        *sections,
+        *asking,
+        *tokens,
+        _size_requirement(evaluation, targets),
+    )
 
 
 def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
-    """The fields of a case that the evaluation file names: in prompts, ``where``, ``by`` and what judges see."""
+    """The fields of a case that the evaluation file names: in prompts, ``where``, ``by`` and what graders read."""
     spec = evaluation.spec
     shown = (field for grader in spec.graders if isinstance(grader, JudgeGrader) for field in grader.show)
     prompted = (field for prompt in evaluation.prompts for field in prompt.fields)
-    return frozenset(field.partition(".")[0] for field in (*shown, *prompted, *spec.dataset.where, *spec.by))
+    called = (field for each in spec.graders if isinstance(each, ToolCallsGrader) and (field := each.called_field))
+    return frozenset(field.partition(".")[0] for field in (*shown, *called, *prompted, *spec.dataset.where, *spec.by))
 
 
 def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
@@ -85,6 +95,17 @@ def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
             reason=f"needed by {_grader_names(numeric)}",
             fix="write a number, leave them out with where, or take another grader",
         )
+
+
+def _tool_call_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
+    for grader in spec.graders:
+        if isinstance(grader, ToolCallsGrader) and (field := grader.called_field) is not None:
+            yield CaseRequirement(
+                is_met=lambda case, field=field: is_tool_call_list(case.metadata.get(field)),  # type: ignore[misc]
+                problem=f"no list of tool calls in {field!r}",
+                reason=f"needed by {grader.name} (tool-calls)",
+                fix="add it to them, such as [search, pay], leave them out with where, or write called",
+            )
 
 
 def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:

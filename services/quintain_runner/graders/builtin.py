@@ -1,4 +1,4 @@
-"""The built-in graders that make no calls: exact, contains, regex, numeric and json-schema."""
+"""The built-in graders that make no calls: what compares texts, numbers and JSON; all of them by their options."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import jsonschema_rs
 from jsonschema_rs import FancyRegexOptions, ValidationError, ValidationErrorKind, Validator
 from pydantic import JsonValue
 
+from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json, read_text_file
+from quintain_runner.graders.activity import check_cost, check_latency, check_tokens, check_tool_calls
 from quintain_runner.graders.base import GradingContext, GradingResult
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.cases import expected_text
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Check, GraderRow
+from quintain_runner.spec.activity_graders import CostGrader, LatencyGrader, TokensGrader, ToolCallsGrader
 from quintain_runner.spec.graders import (
     BuiltinGrader,
     ContainsGrader,
@@ -86,8 +89,11 @@ def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Vali
         raise ConfigError(f"{where}: it is not a JSON schema: {f'{place}: ' if place else ''}{reason}") from None
 
 
-#: Compares an answer with the case. Raises `GraderError` if the case has no usable expected answer.
-Compare = Callable[[Case, str], GraderRow]
+#: Compares an answer's text with the case. Raises `GraderError` if the case has no usable expected answer.
+CompareText = Callable[[Case, str], GraderRow]
+
+#: Compares an answer with the case; its target has this price, if it is known. Raises `GraderError` as `CompareText`.
+Compare = Callable[[Case, Result, Price | None], GraderRow]
 
 #: The most schema violations that a verdict lists.
 _MAX_SHOWN_VIOLATIONS = 5
@@ -106,7 +112,7 @@ class BuiltinGraderRunner:
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Compare an answer with the case; see `GraderRunner.grade`."""
         try:
-            row = self.compare(trial.case, result.raw_text)
+            row = self.compare(trial.case, result, context.prices.get(trial.target))
         except GraderError as error:
             row = GraderRow(error=error.message)
         return GradingResult(row, NO_TOKENS)
@@ -117,6 +123,23 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
 
     Raises `ConfigError` if the schema cannot be used.
     """
+    match spec:
+        case ToolCallsGrader():
+            return lambda case, result, _: check_tool_calls(spec, case, result)
+        case LatencyGrader():
+            return lambda _, result, __: check_latency(spec, result)
+        case CostGrader():
+            return lambda _, result, price: check_cost(spec, result, price)
+        case TokensGrader():
+            return lambda _, result, __: check_tokens(spec, result)
+        case _:
+            compare_text = _text_comparison(spec, folder)
+            return lambda case, result, _: compare_text(case, result.raw_text)
+
+
+def _text_comparison(
+    spec: ExactGrader | ContainsGrader | RegexGrader | NumericGrader | JsonSchemaGrader, folder: Path
+) -> CompareText:
     match spec:
         case ExactGrader():
             return _compare_texts(spec.ignore_case, "exact", lambda answer, expected: answer == expected)
@@ -131,7 +154,7 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
             return lambda _, answer: _validate_json(validator, answer, fenced=spec.fenced)
 
 
-def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], bool]) -> Compare:  # noqa: FBT001 -- an option
+def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], bool]) -> CompareText:  # noqa: FBT001 -- an option
     """The comparison of texts by ``matches``, without surrounding white space and optionally ignoring case."""
 
     def compare(case: Case, answer: str) -> GraderRow:
@@ -144,7 +167,7 @@ def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], b
     return compare
 
 
-def _compare_pattern(spec: RegexGrader) -> Compare:
+def _compare_pattern(spec: RegexGrader) -> CompareText:
     """The comparison of the regex grader."""
     matches = compile_pattern(spec.pattern, ignore_case=spec.ignore_case)
 

@@ -27,7 +27,7 @@ from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import column_names
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import Reducers
+from quintain_runner.spec.grader_options import Reducers
 from quintain_runner.statistics.analysis import Analysis
 
 #: The timeout of a git command, in seconds; without an answer the record has no revision.

@@ -17,15 +17,8 @@ from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.files import ModelsByPlace, config_error, validation_messages
-from quintain_runner.spec.graders import (
-    GRADER_MODELS,
-    GraderSpec,
-    NonEmptyString,
-    Reducer,
-    Reducers,
-    SpecModel,
-    required_repeats,
-)
+from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
+from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
 
 #: A value that ``where`` can compare a field with.

@@ -2,72 +2,41 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     JsonValue,
-    StringConstraints,
     Tag,
     field_validator,
     model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from quintain.contracts.message import Message
 from quintain.contracts.money import MaxCostUsd
 from quintain.contracts.session import DEFAULT_MAX_CALLS
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.files import ModelsByPlace, kind_tag
+from quintain_runner.spec.activity_graders import (
+    CostGrader,
+    ExpectedToolCall,
+    LatencyGrader,
+    TokensGrader,
+    ToolCallsGrader,
+)
+from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Seconds, SpecModel, Tolerance
 from quintain_runner.untrusted import compile_pattern
-
-_AT_K: Final = re.compile(r"pass[@^](\d+)")
-
-#: ``mean``, ``median``, ``majority``, ``pass@k`` or ``pass^k``, with a number in place of k.
-Reducer = Annotated[str, StringConstraints(pattern=r"^(mean|median|majority|pass[@^][1-9][0-9]{0,3})$")]
-
-
-class Reducers(Message):
-    """The reducers of the rows and of each grader; None or absent where nothing is reduced."""
-
-    row: Reducer | None = None
-    graders: dict[str, Reducer] = Field(default_factory=dict)
-
-
-def required_repeats(reducer: str) -> int:
-    """The fewest repeats of a case that a reducer needs: its ``k``, or 1."""
-    at_k = _AT_K.fullmatch(reducer)
-    return int(at_k[1]) if at_k else 1
-
 
 #: Default timeout of one execution of a command or function grader, in seconds; the same as AgentV's.
 DEFAULT_TIMEOUT_SECONDS = 120.0
 
 #: Default timeout of a judge's call, in seconds, including its time in the target's queue.
 JUDGE_TIMEOUT_SECONDS = 600.0
-
-#: The name of a grader: a key of the results and part of its session's label, so it must be one line of text.
-GraderName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]
-NonEmptyString = Annotated[str, StringConstraints(min_length=1)]
-Seconds = Annotated[float, Field(gt=0)]
-Tolerance = Annotated[float, Field(ge=0)]
-Weight = Annotated[float, Field(ge=0)]
-
-
-class SpecModel(BaseModel):
-    """Base class of the models of a file written by a person: frozen, strict, and unknown keys are errors."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class GraderCalls(SpecModel):
@@ -83,22 +52,7 @@ def _calls_of_true(value: object) -> object:
     return {} if value is True else value
 
 
-class _GraderSpec(SpecModel):
-    """The options that every grader has."""
-
-    name: GraderName
-    """The name of the grader in the results."""
-    depends_on: list[NonEmptyString] = Field(default_factory=list)
-    """Files, from the evaluation file's folder, whose bytes are part of the grader's fingerprint."""
-    weight: Weight = 1.0
-    """The weight of its score in the row's mean; 0: reported, and counted neither in the score nor in the pass."""
-    reduce: Reducer | None = None
-    """How the repeats of a case become one value: mean, median, majority, pass@k or pass^k. If absent, as the
-    evaluation says.
-    """
-
-
-class _ProgramSpec(_GraderSpec):
+class _ProgramSpec(GraderOptions):
     """The options of graders that run user code: commands and Python functions."""
 
     judge_target: TargetName | None = None
@@ -163,7 +117,7 @@ class FunctionGrader(_ProgramSpec):
         return name
 
 
-class ExactGrader(_GraderSpec):
+class ExactGrader(GraderOptions):
     """Passes if the answer equals the expected text; white space around either is ignored."""
 
     builtin: Literal["exact"]
@@ -171,7 +125,7 @@ class ExactGrader(_GraderSpec):
     """Whether to ignore the case of letters."""
 
 
-class ContainsGrader(_GraderSpec):
+class ContainsGrader(GraderOptions):
     """Passes if the answer contains the expected text."""
 
     builtin: Literal["contains"]
@@ -179,7 +133,7 @@ class ContainsGrader(_GraderSpec):
     """Whether to ignore the case of letters."""
 
 
-class RegexGrader(_GraderSpec):
+class RegexGrader(GraderOptions):
     """Passes if the pattern matches somewhere in the answer."""
 
     builtin: Literal["regex"]
@@ -195,7 +149,7 @@ class RegexGrader(_GraderSpec):
         return self
 
 
-class NumericGrader(_GraderSpec):
+class NumericGrader(GraderOptions):
     """Passes if a number in the answer equals the expected number within a tolerance."""
 
     builtin: Literal["numeric"]
@@ -209,7 +163,7 @@ class NumericGrader(_GraderSpec):
     """Which number of the answer to compare; only: the answer must contain exactly one number."""
 
 
-class JsonSchemaGrader(_GraderSpec):
+class JsonSchemaGrader(GraderOptions):
     """Passes if the answer is JSON that is valid under the schema."""
 
     builtin: Literal["json-schema"]
@@ -219,7 +173,7 @@ class JsonSchemaGrader(_GraderSpec):
     """Whether the JSON may stand in a fenced code block, if the answer has only one."""
 
 
-class JudgeGrader(_GraderSpec):
+class JudgeGrader(GraderOptions):
     """A model grades the answer: one call, which returns a verdict as JSON."""
 
     builtin: Literal["llm-judge"]
@@ -229,7 +183,7 @@ class JudgeGrader(_GraderSpec):
     """The target that judges. If absent, the judge_target that the configuration names for the target under test;
     failing that, the target under test itself.
     """
-    show: Annotated[list[NonEmptyString], Field(min_length=1)] = ["question", "expected", "output"]
+    show: list[NonEmptyString] = Field(default=["question", "expected", "output"], min_length=1)
     """The sections that the judge sees: question, messages, system_prompt, expected, output, and any field of the row;
     dots lead into nested objects. One that no case has is an error.
     """
@@ -253,12 +207,22 @@ class JudgeGrader(_GraderSpec):
         return show
 
 
-BuiltinGrader = ExactGrader | ContainsGrader | RegexGrader | NumericGrader | JsonSchemaGrader
+BuiltinGrader = (
+    ExactGrader
+    | ContainsGrader
+    | RegexGrader
+    | NumericGrader
+    | JsonSchemaGrader
+    | ToolCallsGrader
+    | LatencyGrader
+    | CostGrader
+    | TokensGrader
+)
 
 #: Graders that run user code and may call targets through a session of their own.
 ProgramGrader = CommandGrader | FunctionGrader
 
-GRADER_KINDS: Final[Mapping[str, type[_GraderSpec]]] = {
+GRADER_KINDS: Final[Mapping[str, type[GraderOptions]]] = {
     "command": CommandGrader,
     "function": FunctionGrader,
     "exact": ExactGrader,
@@ -266,6 +230,10 @@ GRADER_KINDS: Final[Mapping[str, type[_GraderSpec]]] = {
     "regex": RegexGrader,
     "numeric": NumericGrader,
     "json-schema": JsonSchemaGrader,
+    "tool-calls": ToolCallsGrader,
+    "latency": LatencyGrader,
+    "cost": CostGrader,
+    "tokens": TokensGrader,
     "llm-judge": JudgeGrader,
 }
 
@@ -275,7 +243,21 @@ class InvalidGrader(_ProgramSpec):
 
     command: JsonValue = None
     function: JsonValue = None
-    builtin: Literal["exact", "contains", "regex", "numeric", "json-schema", "llm-judge"] | None = None
+    builtin: (
+        Literal[
+            "exact",
+            "contains",
+            "regex",
+            "numeric",
+            "json-schema",
+            "tool-calls",
+            "latency",
+            "cost",
+            "tokens",
+            "llm-judge",
+        ]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _reject(self) -> Self:
@@ -291,7 +273,7 @@ _INVALID_KIND: Final = "undecided"
 
 def _kind_of_input(grader: object) -> str:
     """The kind that a grader's raw input selects, or the invalid kind: the discriminator of `GraderSpec`."""
-    if isinstance(grader, _GraderSpec):
+    if isinstance(grader, GraderOptions):
         return next((name for name, kind in GRADER_KINDS.items() if type(grader) is kind), _INVALID_KIND)
     if not isinstance(grader, dict):
         return _INVALID_KIND
@@ -310,6 +292,10 @@ GraderSpec = Annotated[
     | Annotated[RegexGrader, Tag(kind_tag("regex"))]
     | Annotated[NumericGrader, Tag(kind_tag("numeric"))]
     | Annotated[JsonSchemaGrader, Tag(kind_tag("json-schema"))]
+    | Annotated[ToolCallsGrader, Tag(kind_tag("tool-calls"))]
+    | Annotated[LatencyGrader, Tag(kind_tag("latency"))]
+    | Annotated[CostGrader, Tag(kind_tag("cost"))]
+    | Annotated[TokensGrader, Tag(kind_tag("tokens"))]
     | Annotated[JudgeGrader, Tag(kind_tag("llm-judge"))]
     | SkipJsonSchema[Annotated[InvalidGrader, Tag(kind_tag(_INVALID_KIND))]],
     Discriminator(lambda grader: kind_tag(_kind_of_input(grader))),
@@ -332,5 +318,6 @@ def max_calls_of(grader: GraderSpec) -> int:
 GRADER_MODELS: Final[ModelsByPlace] = {
     **{(kind_tag(name),): kind for name, kind in GRADER_KINDS.items()},
     **{(kind_tag(name), "target"): GraderCalls for name in ("command", "function", _INVALID_KIND)},
+    (kind_tag("tool-calls"), "called", "*"): ExpectedToolCall,
     (kind_tag(_INVALID_KIND),): InvalidGrader,
 }

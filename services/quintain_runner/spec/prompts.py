@@ -15,7 +15,7 @@ from quintain.config.yaml_file import read_yaml
 from quintain.contracts.invoke import ChatMessage
 from quintain.graders import Case
 from quintain_runner.files import config_error, read_text_file, validation_messages
-from quintain_runner.spec.graders import GraderName, NonEmptyString, SpecModel
+from quintain_runner.spec.grader_options import GraderName, NonEmptyString, SpecModel
 
 
 def case_field(case: Case, name: str) -> JsonValue:

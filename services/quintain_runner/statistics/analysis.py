@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
-from quintain_runner.spec.graders import Reducers
+from quintain_runner.spec.grader_options import Reducers
 from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, FramesByTag, Measure, TargetFrame, pair_frames
 from quintain_runner.statistics.inference import (
     CONFIDENCE,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quintain_runner.spec.graders import required_repeats
+from quintain_runner.spec.grader_options import required_repeats
 from quintain_runner.statistics.inference import Clusters, Floats
 
 

@@ -254,7 +254,9 @@ def _message(place: tuple[str, str], outer: type[BaseModel], detail: ErrorDetail
     """Return the sentence on a mistake in the map of this model, which stands at ``place``."""
     parts = (*place, *detail["loc"])
     if detail["type"] == "extra_forbidden":
-        model = outer if len(detail["loc"]) == 1 else _NESTED_MODELS[str(detail["loc"][-2])]
+        # In a list a number stands between the key of the map and the map's own key.
+        outer_key = next((part for part in detail["loc"][-2::-1] if isinstance(part, str)), None)
+        model = outer if outer_key is None else _NESTED_MODELS[outer_key]
         return _unknown_key_message(format_path(parts[:-1]), str(parts[-1]), model.model_fields)
     if detail["type"] == "missing":
         return f"{format_path(parts[:-1])}: missing key '{parts[-1]}'"

@@ -128,6 +128,7 @@ NESTED_MODELS: dict[str, type[BaseModel]] = {
     "sandbox": Sandbox,
     "settings": TargetSettings,
     "stream": HttpStream,
+    "tiers": TargetPriceTier,
     "token_usage": MockUsage,
     "usage": HttpUsage,
 }

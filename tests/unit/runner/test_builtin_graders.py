@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue, TypeAdapter
 
+from quintain.contracts.invoke import OutputMessage, Result
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.graders.builtin import build_comparison
@@ -26,7 +28,11 @@ def spec(**options: object) -> BuiltinGrader:
 
 def verdict(answer: str, expected: JsonValue = "Paris", *, folder: Path = Path(), **options: object) -> GraderRow:
     case = Case(id="1", question="q", expected=expected)
-    return build_comparison(spec(**options), folder)(case, answer)
+    return build_comparison(spec(**options), folder)(case, answered(answer), None)
+
+
+def answered(text: str = "", **fields: Any) -> Result:
+    return Result(output=[OutputMessage(content=text)], target="t", call_count=0, max_calls=0, **fields)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""What every kind of grader has in an evaluation file, and the types and the base class of such models. No I/O."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from quintain.contracts.message import Message
+
+_AT_K: Final = re.compile(r"pass[@^](\d+)")
+
+#: ``mean``, ``median``, ``majority``, ``pass@k`` or ``pass^k``, with a number in place of k.
+Reducer = Annotated[str, StringConstraints(pattern=r"^(mean|median|majority|pass[@^][1-9][0-9]{0,3})$")]
+
+
+class Reducers(Message):
+    """The reducers of the rows and of each grader; None or absent where nothing is reduced."""
+
+    row: Reducer | None = None
+    graders: dict[str, Reducer] = Field(default_factory=dict)
+
+
+def required_repeats(reducer: str) -> int:
+    """The fewest repeats of a case that a reducer needs: its ``k``, or 1."""
+    at_k = _AT_K.fullmatch(reducer)
+    return int(at_k[1]) if at_k else 1
+
+
+#: The name of a grader: a key of the results and part of its session's label, so it must be one line of text.
+GraderName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]
+NonEmptyString = Annotated[str, StringConstraints(min_length=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Tolerance = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0)]
+
+
+class SpecModel(BaseModel):
+    """Base class of the models of a file written by a person: frozen, strict, and unknown keys are errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class GraderOptions(SpecModel):
+    """The options that every grader has."""
+
+    name: GraderName
+    """The name of the grader in the results."""
+    depends_on: list[NonEmptyString] = Field(default_factory=list)
+    """Files, from the evaluation file's folder, whose bytes are part of the grader's fingerprint."""
+    weight: Weight = 1.0
+    """The weight of its score in the row's mean; 0: reported, and counted neither in the score nor in the pass."""
+    reduce: Reducer | None = None
+    """How the repeats of a case become one value: mean, median, majority, pass@k or pass^k. If absent, as the
+    evaluation says.
+    """
