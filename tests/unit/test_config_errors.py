@@ -79,7 +79,9 @@ def test_an_unknown_key_names_the_file_the_place_and_the_nearest_known_one(file:
         "quintain.yaml: targets.m.token_usage: unknown key 'inptu'; did you mean 'input'?"
     )
     assert "unknown key 'input_per_milion'; did you mean 'input_per_million'?" in config_error(
-        file, "targets: {m: {provider: mock, price: {per_call: 1, tiers: [{input_per_milion: 1}]}}}"
+        file,
+        "targets: {m: {provider: mock, price: {per_call: 1, tiers: "
+        "[{above_input_tokens: 9, input_per_million: 1, output_per_million: 1, input_per_milion: 1}]}}}",
     )
     assert target_error(file, "{provider: mock, zzz: 1}").startswith(
         "quintain.yaml: targets.it: unknown key 'zzz'; known: judge_target, max_concurrency,"
