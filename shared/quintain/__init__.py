@@ -7,7 +7,7 @@ Invoke a target from an evaluator's script::
         print(result.raw_text)
 
 `quintain.sync` offers the same calls to programs that do not use asyncio. `quintain.evaluate` asks and grades cases,
-and `quintain.run` runs an evaluation file.
+and `quintain.run` runs an evaluation file. `quintain.lease` drives a target under test, event by event.
 """
 
 import importlib
@@ -28,6 +28,9 @@ _OFFERED: dict[str, tuple[str, ...]] = {
         "TokenUsage",
     ),
     "quintain.contracts.session": ("Info",),
+    "quintain.controller.channel": ("EventChannel", "EventEnvelope", "event_channel"),
+    "quintain.controller.leased_target": ("LeasedTarget", "lease"),
+    "quintain.controller.trajectory": ("FilteredTrajectory", "Trajectory"),
     "quintain.errors": (
         "BadRequest",
         "BrokerRefused",

@@ -20,6 +20,27 @@ from quintain.contracts.invoke import (
     TokenUsage as TokenUsage,
 )
 from quintain.contracts.session import Info as Info
+from quintain.controller.channel import (
+    EventChannel as EventChannel,
+)
+from quintain.controller.channel import (
+    EventEnvelope as EventEnvelope,
+)
+from quintain.controller.channel import (
+    event_channel as event_channel,
+)
+from quintain.controller.leased_target import (
+    LeasedTarget as LeasedTarget,
+)
+from quintain.controller.leased_target import (
+    lease as lease,
+)
+from quintain.controller.trajectory import (
+    FilteredTrajectory as FilteredTrajectory,
+)
+from quintain.controller.trajectory import (
+    Trajectory as Trajectory,
+)
 from quintain.errors import (
     BadRequest as BadRequest,
 )
