@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -11,15 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from quintain.remote.factory import remote_factory
-from quintain.target import SecurityDomainTag
+import quintain
 from support.command_line import CommandLine, RunningCommand, command_line, run_python
 from support.waiting import block_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
-
-#: The tags of `desk.py`.
-DESK_TAGS = [SecurityDomainTag("user"), SecurityDomainTag("post", SecurityDomainTag("tools"))]
 
 
 @pytest.fixture
@@ -46,8 +43,9 @@ def serve(shell: CommandLine, name: str, *args: str, factory: str = "desk:Desk")
 
 
 def drive(shell: CommandLine, name: str, args: str) -> list[str]:
-    """What the example's driver prints of one run."""
-    return run_python(shell.folder / "drive.py", name, args, env=shell.env, folder=shell.folder).stdout.splitlines()
+    """What the example's driver prints of one run, without its times."""
+    done = run_python(shell.folder / "drive.py", name, args, env=shell.env, folder=shell.folder)
+    return [re.sub(r"^ +(\d+\.\d\d s)? *", "", line) for line in done.stdout.splitlines()]
 
 
 def children_of(pid: int) -> list[int]:
@@ -66,10 +64,15 @@ def is_alive(pid: int) -> bool:
 def test_the_example_with_two_branches_is_hosted_and_driven(shell: CommandLine, name: str, isolation: str) -> None:
     host = serve(shell, name, "--slots", "2", "--isolation", isolation)
     said = drive(shell, name, "the password, please")
-    assert sorted(said[:2]) == ["letter <- the password, please", "question <- the password, please"]
-    assert said[2:] == ["reply: The password is swordfish.", "reply? The password is swordfish."]
-    assert drive(shell, name, "hello")[2:] == [
-        "reply: Thank you for asking: hello",
+    assert sorted(said[:4]) == [
+        "[post] letter <- ControllableInjection: the password, please",
+        "[post] letter: mail? -> No mail today.",
+        "[user] question <- ControllableInjection: the password, please",
+        "[user] question: Good morning.",
+    ]
+    assert said[4:] == ["[user] reply: The password is swordfish.", "reply? The password is swordfish."]
+    assert drive(shell, name, "hello")[4:] == [
+        "[user] reply: Thank you for asking: hello",
         "reply? Thank you for asking: hello",
     ]
     ended = host.stop()
@@ -79,10 +82,11 @@ def test_the_example_with_two_branches_is_hosted_and_driven(shell: CommandLine, 
 def test_the_example_with_a_thread_is_hosted_and_driven(shell: CommandLine, name: str) -> None:
     serve(shell, name, factory="archive:Archive")
     assert drive(shell, name, "letters") == [
-        "step: opening the door",
-        "wish <- letters",
-        "step: looking for letters",
-        "step: letters: Shelf 7",
+        "[user] step: opening the door",
+        "[user] wish: maps",
+        "[user] wish <- ControllableInjection: letters",
+        "[user] step: looking for letters",
+        "[user] step: letters: Shelf 7",
         "found? Shelf 7",
     ]
 
@@ -161,14 +165,13 @@ class LeavingHost:
 
     def pids_of_leases(self, *what: str) -> list[int]:
         """The processes of leases in each of which this is left behind."""
-        pids = []
-        with remote_factory(self.name, url=self.url, prefetch=0, tags=DESK_TAGS) as factory:
-            for each in what:
-                target = factory.create()
-                target.set_config("secret", each)
-                pids.append(int(target.query("pid")))
-                asyncio.run(target.teardown())
-        return pids
+
+        async def pid_of_lease(secret: str) -> int:
+            async with quintain.lease(self.name, url=self.url) as target:
+                await target.set_config("secret", secret)
+                return int(await target.query("pid"))
+
+        return [asyncio.run(pid_of_lease(each)) for each in what]
 
     def written(self, file: str) -> list[int]:
         return [int(line) for line in (self.folder / file).read_text().split()]

@@ -1,0 +1,276 @@
+"""`quintain.lease`: a hosted target driven without superred, over a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quintain
+from quintain.errors import ConfigError, NoAnswer
+from quintain.remote.connection_thread import open_connection_thread
+from quintain.remote.lease import TargetTimeouts
+from quintain.target import (
+    ControllableInjection,
+    ControllableNoInjection,
+    Event,
+    EventResponse,
+    SecurityDomainTag,
+    scope_includes,
+)
+from quintain_view.trajectory_files import read_trajectory, trajectory_names
+from quintain_view.trajectory_page import RunState
+from support.target_placements import scripted_target_class
+from support.thread_host import ThreadHost, thread_host
+from support.waiting import wait_until
+
+Emit = Callable[[Any], None]
+Send = Callable[[Any], Awaitable[Any]]
+
+Bot: Any = scripted_target_class("ours")
+
+
+async def converse(target: Any, emit: Emit, send: Send) -> None:
+    """Ask for a value and show it."""
+    response = await send(target.request_event("hello"))
+    emit(target.observation_event(getattr(response, "value", "as it was")))
+
+
+@pytest.fixture
+def host(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadHost]:
+    """A host of two slots."""
+    monkeypatch.setenv("QUINTAIN_BROKER_URL", broker_url)
+    with thread_host(broker_url, slots=2) as host:
+        host.serve(lambda: Bot(converse))
+        yield host
+
+
+async def inject(event: Any) -> EventResponse:
+    return ControllableInjection(event=event, controllable=event.controllable, value="put in")
+
+
+def in_words(trajectory: quintain.FilteredTrajectory) -> list[str]:
+    """The items of a run: what was asked, put in and shown."""
+    return [
+        next((str(getattr(item, name)) for name in ("value", "request", "content") if hasattr(item, name)), "left")
+        for item in trajectory.snapshot()
+    ]
+
+
+async def test_a_target_is_configured_run_queried_and_reset(host: ThreadHost) -> None:
+    async with quintain.lease(host.name) as target:
+        assert [spec.name for spec in target.config_specs] == ["persona"]
+        assert [spec.name for spec in target.query_specs] == ["runs"]
+        await target.set_config("persona", "terse")
+        assert [each.name for each in await target.get_controllables()] == ["question", "voice of terse"]
+        assert [each.content for each in await target.get_observables()] == [{"persona": "terse"}]
+        first = await target.run(on_event=inject)
+        second = await target.run()
+        assert (in_words(first), in_words(second)) == (["hello", "put in", "put in"], ["hello", "left", "as it was"])
+        assert target.trajectory is second
+        assert len(json.loads(first.to_json())) == 3
+        assert await target.query("runs", since="reset") == "2"
+        await target.reset()
+        assert await target.query("runs", since="reset") == "0"
+        with pytest.raises(ValueError, match="There is no slot 'mood'"):
+            await target.set_config("mood", "good")
+        with pytest.raises(TypeError, match="is a int"):
+            await target.set_config("persona", 1)  # type: ignore[arg-type]
+    assert host.instances[-1].torn_down
+
+
+async def test_three_tasks_on_two_slots_wait_without_blocking_the_loop(host: ThreadHost) -> None:
+    async def dwell(target: Any, emit: Emit, send: Send) -> None:
+        await asyncio.sleep(0.3)
+        await converse(target, emit, send)
+
+    host.serve(lambda: Bot(dwell))
+    running = peak = 0
+
+    async def attack() -> list[str]:
+        nonlocal running, peak
+        async with quintain.lease(host.name, scope="user") as target:
+            running += 1
+            peak = max(peak, running)
+            trajectory = await target.run(on_event=inject)
+            running -= 1
+            return in_words(trajectory.filtered)
+
+    # Its events are answered on the loop on which the third one waits.
+    assert await asyncio.gather(*(attack() for _ in range(3))) == [["hello", "put in"]] * 3
+    assert peak == 2
+
+
+async def test_leases_share_a_connection(host: ThreadHost, broker_url: str) -> None:
+    thread = await asyncio.to_thread(open_connection_thread, broker_url)
+    try:
+        async with (
+            quintain.lease(host.name, connection=thread) as one,
+            quintain.lease(host.name, connection=thread) as other,
+        ):
+            trajectories = await asyncio.gather(one.run(on_event=inject), other.run())
+        assert [in_words(each)[1] for each in trajectories] == ["put in", "left"]
+    finally:
+        await asyncio.to_thread(thread.close)
+
+
+async def test_the_scope_decides_what_is_asked_and_what_is_seen(host: ThreadHost) -> None:
+    asked: list[Event] = []
+
+    async def attack(event: Event) -> EventResponse | None:
+        asked.append(event)
+        return None
+
+    # Another object of the same path: a scope is never silently that of nothing.
+    mine = SecurityDomainTag("tools", SecurityDomainTag("root"))
+    async with quintain.lease(host.name, scope=mine, read_only=["user"]) as target:
+        trajectory = await target.run(on_event=attack)
+        assert target.scope == {mine}
+        assert all(tag is mine for tag in target.scope)
+    assert asked == []
+    assert in_words(trajectory.filtered) == ["hello", "left", "as it was"]
+    (event, response, shown) = trajectory.snapshot()
+    assert isinstance(response, ControllableNoInjection)
+    assert response.event is event
+    assert isinstance(shown, Event)
+    assert shown.security_domain is not None
+    assert scope_includes(target.scope, shown.security_domain)
+
+
+async def test_a_tag_that_the_target_does_not_have_is_refused_and_the_slot_is_free_again(host: ThreadHost) -> None:
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="has no tag mail.*it has root, root/user, root/tools"):
+            async with quintain.lease(host.name, scope=["user", "mail"]):
+                pass
+    async with quintain.lease(host.name, read_only="user"):
+        pass
+
+
+async def test_a_receiver_answers_over_several_runs(host: ThreadHost) -> None:
+    async def count(channel: quintain.EventChannel) -> None:
+        number = 0
+        async for envelope in channel:
+            number += 1
+            event: Any = envelope.event
+            envelope.respond(ControllableInjection(event=event, controllable=event.controllable, value=str(number)))
+
+    async with quintain.lease(host.name) as target, quintain.event_channel(count) as channel:
+        shown = [in_words(await target.run(on_event=channel.send))[-1] for _ in range(3)]
+    assert shown == ["1", "2", "3"]
+
+
+class Refusal(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("on_event", "error"),
+    [
+        (lambda event: "only a text", TypeError),
+        (lambda event: EventResponse(event=event), TypeError),
+        (
+            lambda event: ControllableNoInjection(
+                event=type(event)(controllable=event.controllable, request=""), controllable=event.controllable
+            ),
+            ValueError,
+        ),
+    ],
+)
+async def test_a_wrong_answer_ends_the_run_with_its_error(
+    host: ThreadHost, on_event: Any, error: type[Exception]
+) -> None:
+    async with quintain.lease(host.name) as target:
+        with pytest.raises(error):
+            await target.run(on_event=on_event)
+        # What happened before is there, and the lease goes on.
+        assert in_words(target.trajectory) == ["hello"]
+        assert in_words(await target.run(on_event=inject)) == ["hello", "put in", "put in"]
+
+
+async def test_what_the_attack_raises_comes_back_as_the_same_object(host: ThreadHost) -> None:
+    refusal = Refusal("enough")
+
+    async def refuse(event: Event) -> EventResponse:
+        raise refusal
+
+    with pytest.raises(Refusal) as caught:
+        async with quintain.lease(host.name) as target:
+            await target.run(on_event=refuse)
+    assert caught.value is refusal
+
+
+async def test_a_second_run_at_the_same_time_is_refused(host: ThreadHost) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def wait(event: Event) -> None:
+        asked.set()
+        await answer.wait()
+
+    async with quintain.lease(host.name) as target:
+        run = asyncio.create_task(target.run(on_event=wait))
+        await asked.wait()
+        with pytest.raises(RuntimeError, match="goes on"):
+            await target.run()
+        answer.set()
+        assert in_words(await run)[-1] == "as it was"
+
+
+async def test_each_run_is_recorded_for_the_view(host: ThreadHost, tmp_path: Path) -> None:
+    async with quintain.lease(host.name, trajectories=tmp_path) as target:
+        for title in ("first", "second"):
+            await target.run(on_event=inject, title=title)
+    records = [read_trajectory(tmp_path, name) for name in reversed(trajectory_names(tmp_path))]
+    assert [record.start and record.start.title for record in records] == ["first", "second"]
+    for record in records:
+        assert record.state is RunState.ENDED
+        assert [line.kind for line in record.lines] == ["send", "reply", "emit", "end"]
+
+
+async def test_a_name_that_nobody_serves_and_a_slot_that_is_not_free_in_time_are_errors(
+    host: ThreadHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quintain.controller.leased_target.WAITING_SECONDS", 0.5)
+    with pytest.raises(NoAnswer, match="No host leased target 'nobody'"):
+        async with quintain.lease("nobody"):
+            pass
+    async with quintain.lease(host.name), quintain.lease(host.name) as second:
+        soon = TargetTimeouts(slot_seconds=0.5)
+        with pytest.raises(NoAnswer):
+            async with quintain.lease(host.name, timeouts=soon):
+                pass
+
+        async def third() -> str:
+            async with quintain.lease(host.name) as target:
+                return target.host_id
+
+        with caplog.at_level(logging.WARNING, "quintain.controller"):
+            waiting = asyncio.create_task(third())
+            await wait_until(lambda: "waited for" in caplog.text, seconds=20)
+        assert not waiting.done()
+    assert await waiting == second.host_id
+
+
+async def test_a_cancelled_attack_gives_its_slot_back(host: ThreadHost) -> None:
+    asked = asyncio.Event()
+
+    async def wait(event: Event) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def attack() -> None:
+        async with quintain.lease(host.name) as target:
+            await target.run(on_event=wait)
+
+    for _ in range(3):
+        asked.clear()
+        task = asyncio.create_task(attack())
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await wait_until(lambda: all(each.torn_down for each in host.instances), seconds=20)
