@@ -53,14 +53,17 @@ _WRONG_REQUEST = frozenset({-32700, -32600, -32601, -32602, -32005, -32008, -320
 
 
 class Version(NamedTuple):
-    """What one version of the protocol calls its methods, roles and options."""
+    """What one version of the protocol calls its methods, roles and options.
+
+    ``return_now`` is the option by which a task is returned before it ends, and its value for that.
+    """
 
     headers: Mapping[str, str]
     send: str
     get: str
     cancel: str
     role: str
-    configuration: Json
+    return_now: tuple[str, bool]
     part: Json
     message: Json
 
@@ -72,7 +75,7 @@ VERSIONS: Final = (
         get="GetTask",
         cancel="CancelTask",
         role="ROLE_USER",
-        configuration={"returnImmediately": True},
+        return_now=("returnImmediately", True),
         part={},
         message={},
     ),
@@ -82,7 +85,7 @@ VERSIONS: Final = (
         get="tasks/get",
         cancel="tasks/cancel",
         role="user",
-        configuration={"blocking": False},
+        return_now=("blocking", False),
         part={"kind": "text"},
         message={"kind": "message"},
     ),
@@ -124,20 +127,21 @@ class A2AProvider:
         ``on_text`` is never called: an artifact counts only once its task has ended.
         """
         ignored = ignored_settings(request.settings, f"{self._name}, an A2A agent,")
-        message, state = _message_of(request)
+        message, session = _message_of(request)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         with self._failures.of_connection():
             try:
                 version, reply = await self._send(message, ends_at)
             except _RpcError as error:
                 kind = REJECTED if error.code in _WRONG_REQUEST else FAILED
-                if error.code == _TASK_NOT_FOUND and state is not None:
+                if error.code == _TASK_NOT_FOUND and session:
                     kind = LOST_CONVERSATION
                 raise self._failures.of_error(kind, str(error), error.came) from None
             if reply.is_task:
                 reply = await self._wait_for(version, reply, ends_at)
         self._check_end(reply, is_turn=request.turn is not None)
-        return dataclasses.replace(self._answer_of(reply, request, message["messageId"]), ignored=ignored)
+        steps = reply.steps_since(message["messageId"], session.get("asked"))
+        return dataclasses.replace(self._answer_of(reply, request), steps=steps, ignored=ignored)
 
     async def close(self) -> None:
         """Close the HTTP connections."""
@@ -146,9 +150,14 @@ class A2AProvider:
     async def _send(self, message: Json, ends_at: float) -> tuple[Version, A2AReply]:
         for version in VERSIONS if self._version is None else (self._version,):
             parts = [{**version.part, **part} for part in message["parts"]]
+            # A task that waits for this message is returned as it was if it is returned at once.
+            option, now = version.return_now
             params = {
                 "message": {**message, **version.message, "role": version.role, "parts": parts},
-                "configuration": {"acceptedOutputModes": ["text/plain", "application/json"], **version.configuration},
+                "configuration": {
+                    "acceptedOutputModes": ["text/plain", "application/json"],
+                    option: now != ("taskId" in message),
+                },
             }
             try:
                 reply = await self._ask(version, version.send, params, ends_at)
@@ -211,7 +220,7 @@ class A2AProvider:
         kind = REJECTED if state == "rejected" else GAVE_UP
         raise self._failures.of_error(kind, f"its task is {shown}", reply.text or reply.came)
 
-    def _answer_of(self, reply: A2AReply, request: InvokeRequest, message_id: str) -> ProviderAnswer:
+    def _answer_of(self, reply: A2AReply, request: InvokeRequest) -> ProviderAnswer:
         if not reply.text:
             raise self._failures.of_error(UNREADABLE, "there is no text in it", reply.came)
         continuation = None
@@ -221,11 +230,11 @@ class A2AProvider:
             if "contextId" not in named or len(written) > MAX_SESSION_LENGTH:
                 raise self._failures.of_error(UNREADABLE, "it has no contextId for the next turn", reply.came)
             continuation = Continuation(state=written)
-        return ProviderAnswer(text=reply.text, steps=reply.steps_since(message_id), continuation=continuation)
+        return ProviderAnswer(text=reply.text, continuation=continuation)
 
 
-def _message_of(request: InvokeRequest) -> tuple[Json, str | None]:
-    """Return the message of a call, and the state that it goes on from. Raises `ProviderFailure`."""
+def _message_of(request: InvokeRequest) -> tuple[Json, dict[str, str]]:
+    """Return the message of a call, and the session that it goes on from. Raises `ProviderFailure`."""
     if request.system_prompt:
         raise refusal("systemPrompt", "an A2A agent has its own")
     state = state_of(request)
@@ -234,7 +243,8 @@ def _message_of(request: InvokeRequest) -> tuple[Json, str | None]:
     if state is None and len(request.messages or ()) > 1:
         raise refusal("messages", "an A2A agent takes one message, and keeps the earlier ones itself")
     session = {} if state is None else session_of(state)
-    if not isinstance(session, dict):
+    if not isinstance(session, dict) or not all(isinstance(value, str) for value in session.values()):
         raise refusal("turn.continuation.state", "not what an answer of this target has")
-    ids = {name: session[name] for name in ("contextId", "taskId") if isinstance(session.get(name), str)}
-    return {"messageId": str(uuid.uuid4()), "parts": [{"text": last_question(request)}], **ids}, state
+    known: dict[str, str] = {name: str(value) for name, value in session.items()}
+    ids: Json = {name: known[name] for name in ("contextId", "taskId") if name in known}
+    return {"messageId": str(uuid.uuid4()), "parts": [{"text": last_question(request)}], **ids}, known

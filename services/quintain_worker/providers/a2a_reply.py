@@ -45,21 +45,25 @@ class A2AReply:
 
     @property
     def conversation(self) -> Json:
-        """What the next message names: the context, and the task where that waits for it."""
+        """What the next message names: the context, and where the task waits for it that task, and what it asked."""
         names = {"contextId": self.values.get("contextId")}
         if self.is_task and self.state == INPUT_REQUIRED:
-            names["taskId"] = self.values["id"]
+            asked = self.values["status"].get("message")
+            names |= {"taskId": self.values["id"], "asked": asked.get("messageId") if isinstance(asked, dict) else None}
         return {name: value for name, value in names.items() if isinstance(value, str) and value}
 
-    def steps_since(self, message_id: str) -> tuple[AgentStep, ...]:
-        """Return what the agent has said in the task's history since the message of this id, each as a step."""
+    def steps_since(self, message_id: str, asked: str | None) -> tuple[AgentStep, ...]:
+        """Return what the agent has said in the task's history since the message of this id, each as a step.
+
+        ``asked`` is the id of what it asked before, which servers put there once it is answered.
+        """
         history = objects(self.values.get("history")) if self.is_task else []
-        asked = [index for index, message in enumerate(history) if message.get("messageId") == message_id]
-        since = history[asked[-1] + 1 :] if asked else history
+        ours = [index for index, message in enumerate(history) if message.get("messageId") == message_id]
+        since = history[ours[-1] + 1 :] if ours else history
         return tuple(
             AgentStep.model_validate({"operation": "invoke_agent", "messages": [_output_of(message)]})
             for message in since
-            if _is_agents(message)
+            if _is_agents(message) and (asked is None or message.get("messageId") != asked)
         )
 
 
