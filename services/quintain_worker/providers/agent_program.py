@@ -57,7 +57,7 @@ _MIN_SECRET_LENGTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentProgram:
+class AgentCommand:
     """A program that is an agent: how it is started, and how it is spoken to.
 
     ``secrets`` are masked where it is quoted. ``is_kept``: it prints ``{"type": "ready"}`` once it can take a turn, and
@@ -80,10 +80,10 @@ def program_confinement(target: ProgramTarget, folder: Path) -> Confinement:
 
 def agent_of(
     target: ProgramTarget, context: ProviderContext, command: Sequence[str], *, is_kept: bool = False
-) -> AgentProgram:
+) -> AgentCommand:
     """Return the agent that a target's program is."""
     env = program_environment(context.env, env_from=target.env_from, own=target.env)
-    return AgentProgram(
+    return AgentCommand(
         program=Program(
             argv=command,
             cwd=context.folder / (target.cwd or "."),
@@ -101,7 +101,7 @@ def agent_of(
 class AgentProgramProvider(SessionScopedProvider):
     """Tells a program of each turn, and reads what it prints of it."""
 
-    def __init__(self, name: str, agent: AgentProgram) -> None:
+    def __init__(self, name: str, agent: AgentCommand) -> None:
         self._name, self._agent = name, agent
         terms = PoolTerms(
             size=agent.max_conversations,

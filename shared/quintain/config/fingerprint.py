@@ -38,6 +38,7 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "adaptive",
         "timeout_seconds",
         "idle_seconds",
+        "conversation_idle_seconds",
         "max_tries",
         "price",
         "output_estimate",
