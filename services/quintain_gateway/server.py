@@ -27,12 +27,13 @@ from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, Fault
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
+from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.broker_probe import report_ready
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.http_server import serve_uvicorn
 from quintain.timings import Clock
 from quintain_gateway.apis.health import MetadataHealthCheck
-from quintain_gateway.app import build_app
+from quintain_gateway.app import AgentUrlApp, build_app
 from quintain_gateway.auth import FleetGateway
 from quintain_gateway.endpoint import context_in_scope, valid_or_new_id
 from quintain_gateway.errors import JSON_MEDIA_TYPE, HeadersTooLarge, RequestTimeout, TooManyConnections
@@ -75,6 +76,20 @@ async def run_gateway(
                 contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
             ):
                 yield url
+        finally:
+            await fleet_gateway.close()
+
+
+@contextlib.asynccontextmanager
+async def run_agent_gateway(bus: Bus, urls: AgentUrls) -> AsyncIterator[None]:
+    """Run a gateway on loopback for the agents' URLs of this process, and tell them where it is."""
+    address, limits, metrics, access = BindAddress(), GatewayLimits(), GatewayMetrics(), FleetAccess(bus)
+    async with RpcClient(bus) as rpc_client:
+        fleet_gateway = FleetGateway(rpc_client, Clock(), limits, metrics)
+        try:
+            app = AgentUrlApp(build_app(fleet_gateway, access, address.host_names()), urls.token_of)
+            async with serve_app(app, address, limits, metrics) as urls.base_url, access.running():
+                yield
         finally:
             await fleet_gateway.close()
 

@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import open_bus
@@ -16,7 +17,7 @@ from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_gateway.server import run_gateway
+from quintain_gateway.server import run_agent_gateway, run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
@@ -104,6 +105,7 @@ def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncCont
         plan.config,
         plan.env,
         sole_id=sole_id,
+        agent_gateway=partial(run_agent_gateway, bus),
         timings=plan.timings,
         consumer_timeout_seconds=plan.consumer_timeout_seconds,
     )

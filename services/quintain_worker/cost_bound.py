@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from quintain.config.prices import Price, PriceTier
+from quintain.config.program_targets import ProgramTarget
 from quintain.config.targets import ModelTarget, PydanticAITarget, TargetConfig, TargetTarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings
@@ -167,7 +168,7 @@ class CostRule:
     @classmethod
     def of_target(cls, name: str, target: TargetConfig, price: Price | None) -> CostRule:
         """Return the rule of a configured target."""
-        child = target.child_session if isinstance(target, TargetTarget) else None
+        child = target.child_session if isinstance(target, ProgramTarget | TargetTarget) else None
         if price is None:
             return cls(name=name, fixed=CostBound(None, f"its price is not known; set targets.{name}.price"))
         if not isinstance(target, ModelTarget):

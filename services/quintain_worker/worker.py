@@ -17,12 +17,14 @@ from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config
 from quintain.config.prices import target_price
+from quintain.config.program_targets import ProgramTarget
 from quintain.config.quotas import card_of
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
 from quintain.errors import Fault
 from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.requests import RpcClient
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
@@ -260,6 +262,10 @@ def with_instrumentation(
     )
 
 
+#: Serves the URLs of agents while the context is open.
+AgentGateway = Callable[[AgentUrls], contextlib.AbstractAsyncContextManager[None]]
+
+
 @contextlib.asynccontextmanager
 async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that says
     bus: Bus,
@@ -270,19 +276,23 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
     metrics: WorkerMetrics | None = None,
     sole_id: str | None = None,
     drain: Callable[[], object] | None = None,
+    agent_gateway: AgentGateway | None = None,
     timings: Timings = DEFAULT_TIMINGS,
     consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[Worker]:
     """Run a worker for the targets of a configuration.
 
     ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
-    ``consumer_timeout_seconds`` are passed to `Worker`.
+    ``consumer_timeout_seconds`` are passed to `Worker`. ``agent_gateway`` serves the calls of programs with a child
+    session, where there are any.
     Raises `ConfigError`.
     """
     resolved = config.resolve(env)
     # Commands of the configuration get the worker's environment, without what gives access to the ledger.
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
-    provider_context = ProviderContext(folder=config.folder, env=command_env, bus=bus, timings=timings)
+    has_agents = any(isinstance(one, ProgramTarget) and one.child_session for one in resolved.targets.values())
+    agent_urls = AgentUrls() if has_agents and agent_gateway is not None else None
+    provider_context = ProviderContext(config.folder, command_env, bus, timings, agent_urls)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
     trace_content = read_trace_settings(env).include_content
     prices = {name: target_price(target) for name, target in resolved.targets.items()}
@@ -313,12 +323,13 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         timings=timings,
         consumer_timeout_seconds=consumer_timeout_seconds,
     )
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        if agent_urls is not None and agent_gateway is not None:
+            await stack.enter_async_context(agent_gateway(agent_urls))
+        stack.push_async_callback(worker.stop, grace_seconds)
         await worker.start()
         async with announce(bus, worker.card):
             yield worker
-    finally:
-        await worker.stop(grace_seconds)
 
 
 PREFETCH = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from quintain_cli.service_process import (
     open_ops_endpoints,
     print_ready,
 )
+from quintain_gateway.server import run_agent_gateway
 from quintain_worker.target import WorkerMetrics
 from quintain_worker.worker import run_worker
 
@@ -63,6 +65,7 @@ async def _run_worker(
             grace_seconds=grace_seconds,
             metrics=metrics,
             drain=stop.request,
+            agent_gateway=partial(run_agent_gateway, bus),
             timings=settings.timings,
             consumer_timeout_seconds=settings.consumer_timeout_seconds,
         ) as worker,

@@ -18,6 +18,7 @@ from quintain.contracts.session import Info
 from quintain.errors import BusError, ConfigError, Fault
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
+from quintain.programs.session_variables import with_proxy_bypass
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.cost_limit import cost_problems
@@ -29,7 +30,6 @@ from quintain_runner.engine.session import NewSession, PlanSession, RunSessions,
 from quintain_runner.engine.trial import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import grader_fingerprints, open_graders
-from quintain_runner.graders.program import with_proxy_bypass
 from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Scoring, check_targets_available
 from quintain_runner.report.progress import ProgressState

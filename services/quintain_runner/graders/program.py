@@ -7,8 +7,6 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
@@ -17,6 +15,7 @@ from quintain.errors import Fault
 from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
 from quintain.programs.program import Program, script_path, withheld_variables
+from quintain.programs.session_variables import session_variables
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,
@@ -219,42 +218,6 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
         return await pool.request(request.model_dump_json().encode())
 
     return execute
-
-
-#: Variables that make HTTP clients use a proxy, in lower case; they are also read in upper case.
-_PROXY_VARIABLES: Final = frozenset({"http_proxy", "all_proxy"})
-
-
-def session_variables(gateway_url: str, token: str) -> dict[str, str]:
-    """The environment variables by which clients find the session of this token (``docs/protocol/programs.md``).
-
-    They cover Quintain's own SDK, AgentV's target proxy, and the OpenAI and Anthropic SDKs.
-    """
-    url = gateway_url.rstrip("/")
-    return {
-        "QUINTAIN_SESSION_TOKEN": token,
-        "QUINTAIN_GATEWAY_URL": url,
-        "AGENTV_TARGET_PROXY_URL": url,
-        "AGENTV_TARGET_PROXY_TOKEN": token,
-        "AGENTV_PROVIDER_PROXY_URL": url,
-        "AGENTV_PROVIDER_PROXY_TOKEN": token,
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": token,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": token,
-    }
-
-
-def with_proxy_bypass(env: Mapping[str, str], gateway_url: str) -> dict[str, str]:
-    """A copy of ``env`` in which HTTP clients reach the gateway without a proxy.
-
-    If a proxy variable is set, the gateway's host is appended to ``no_proxy`` and ``NO_PROXY``, because a proxy cannot
-    reach this machine's loopback addresses.
-    """
-    if not any(name.lower() in _PROXY_VARIABLES for name in env):
-        return dict(env)
-    host = urlsplit(gateway_url).hostname or ""
-    return {**env, **{name: ",".join(filter(None, (env.get(name), host))) for name in ("no_proxy", "NO_PROXY")}}
 
 
 def unconfined_programs(evaluation: Evaluation) -> list[str]:

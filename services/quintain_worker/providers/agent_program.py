@@ -13,6 +13,7 @@ from pathlib import Path
 from quintain.config.program_targets import ProgramTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConversationLost, Overloaded, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.programs.agent_urls import AgentUrl
 from quintain.programs.line_program import LineProgram, ProgramEnded, line_program
 from quintain.programs.program import (
     CannotStart,
@@ -32,6 +33,7 @@ from quintain_worker.providers.agent_lines import (
     read_agent_line,
     turn_line,
 )
+from quintain_worker.providers.agent_session import AgentModels
 from quintain_worker.providers.conversation import ignored_settings
 from quintain_worker.providers.conversation_pool import ConversationPool, PoolTerms
 from quintain_worker.providers.provider import (
@@ -101,8 +103,8 @@ def agent_of(
 class AgentProgramProvider(SessionScopedProvider):
     """Tells a program of each turn, and reads what it prints of it."""
 
-    def __init__(self, name: str, agent: AgentCommand) -> None:
-        self._name, self._agent = name, agent
+    def __init__(self, name: str, agent: AgentCommand, models: AgentModels | None) -> None:
+        self._name, self._agent, self._models = name, agent, models
         terms = PoolTerms(
             size=agent.max_conversations,
             idle_seconds=agent.conversation_idle_seconds,
@@ -117,11 +119,11 @@ class AgentProgramProvider(SessionScopedProvider):
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
-        """Answer like `answer_in_session`, of no session."""
-        return await self.answer_in_session("", request, timeout_seconds, on_text)
+        """Answer like `answer_call`, of no session."""
+        return await self.answer_call(None, request, timeout_seconds, on_text)
 
-    async def answer_in_session(
-        self, session_id: str, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None
+    async def answer_call(
+        self, holder: CallHolder | None, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None
     ) -> ProviderAnswer:
         """Have one turn with a program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
         ignored = ignored_settings(request.settings, f"{self._name}, a program,")
@@ -131,9 +133,16 @@ class AgentProgramProvider(SessionScopedProvider):
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         reading = TurnReading(on_text)
         try:
-            key = f"{session_id} {conversation_id}"
-            async with self._pool.turn(key, turn, wait_seconds=timeout_seconds) as process:
+            key = conversation_id if holder is None else f"{holder.session_id} {conversation_id}"
+            async with AsyncExitStack() as stack:
+                token = ""
+                if self._models is not None and holder is not None:
+                    token = await stack.enter_async_context(self._models.session(holder, ends_at))
+                process = await stack.enter_async_context(self._pool.turn(key, turn, wait_seconds=timeout_seconds))
+                if process.url is not None and token:
+                    stack.enter_context(process.url.standing_for(token))
                 await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
+                process.is_last = reading.error is not None
         except ConversationLost as lost:
             raise ProviderFailure(lost, Billing.UNBILLED) from None
         except Overloaded as busy:
@@ -147,11 +156,20 @@ class AgentProgramProvider(SessionScopedProvider):
     async def close(self) -> None:
         """End all conversations and their programs."""
         await self._pool.close()
+        if self._models is not None:
+            await self._models.close()
 
-    async def _start(self, stack: AsyncExitStack) -> LineProgram:
-        started = await stack.enter_async_context(line_program(self._agent.program, line_limit=MAX_LINE_BYTES))
-        if not self._agent.is_kept:
-            return started
+    async def _start(self, stack: AsyncExitStack) -> tuple[LineProgram, AgentUrl | None]:
+        program, url = self._agent.program, None
+        if self._models is not None:
+            url = self._models.new_url()
+            program = url.given_to(program)
+        started = await stack.enter_async_context(line_program(program, line_limit=MAX_LINE_BYTES))
+        if self._agent.is_kept:
+            await self._wait_until_ready(started)
+        return started, url
+
+    async def _wait_until_ready(self, started: LineProgram) -> None:
         try:
             line = parse_line(await started.read())
         except (ProgramEnded, TooMuchOutput, ValueError) as error:
@@ -159,7 +177,6 @@ class AgentProgramProvider(SessionScopedProvider):
             raise self._unavailable(f"the program did not start ({error}): {stderr}") from None
         if line.get("type") != "ready":
             raise self._unavailable(f"the program did not start: {self._quoted(str(line.get('message', line)))}")
-        return started
 
     async def _have_turn(
         self, program: LineProgram, line: bytes, reading: TurnReading, ends_at: float, timeout_seconds: float
@@ -220,7 +237,7 @@ class _SessionAgentProvider:
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Have one turn with a program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        return await self._provider.answer_in_session(self._holder.session_id, request, timeout_seconds, on_text)
+        return await self._provider.answer_call(self._holder, request, timeout_seconds, on_text)
 
     async def close(self) -> None:
         """Do nothing: the programs are the target's."""

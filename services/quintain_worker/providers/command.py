@@ -29,6 +29,7 @@ from quintain_worker.providers.agent_program import (
     program_confinement,
     start_failure,
 )
+from quintain_worker.providers.agent_session import AgentModels
 from quintain_worker.providers.conversation import ignored_settings, text_messages
 from quintain_worker.providers.printed_answer import parse_output
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
@@ -50,7 +51,8 @@ def command_provider(
         raise ConfigError(f"targets.{name}: {error.message}") from None
     if target.protocol is None:
         return CommandProvider(name, target, context)
-    return AgentProgramProvider(name, agent_of(target, context, target.command))
+    models = AgentModels.of_target(name, target.child_session, context)
+    return AgentProgramProvider(name, agent_of(target, context, target.command), models)
 
 
 @dataclass(frozen=True, slots=True)

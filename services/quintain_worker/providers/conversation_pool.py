@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quintain.contracts.agents import Turn
 from quintain.errors import ConversationLost, Overloaded
+from quintain.programs.agent_urls import AgentUrl
 from quintain.programs.line_program import LineProgram
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,14 @@ class PoolTerms:
 
 
 class PoolProcess:
-    """A process of the pool: ``program`` runs, and ``conversation_id`` is that of the conversation which it serves."""
+    """A process of the pool: ``program`` runs, and ``conversation_id`` is that of the conversation which it serves.
 
-    def __init__(self, program: LineProgram, stack: AsyncExitStack) -> None:
-        self.program, self._stack = program, stack
-        self.conversation_id, self.turns = "", 0
+    ``url`` is that of its calls, if it makes any.
+    """
+
+    def __init__(self, program: LineProgram, url: AgentUrl | None, stack: AsyncExitStack) -> None:
+        self.program, self.url, self._stack = program, url, stack
+        self.conversation_id, self.turns, self.is_last = "", 0, False
         self.expiry: asyncio.TimerHandle | None = None
 
     async def end(self) -> None:
@@ -49,7 +53,7 @@ class PoolProcess:
 
 
 #: Starts a process; what belongs to it is pushed on the stack. Raises `CannotStart`, or what the turn fails with.
-StartProcess = Callable[[AsyncExitStack], Coroutine[None, None, LineProgram]]
+StartProcess = Callable[[AsyncExitStack], Coroutine[None, None, tuple[LineProgram, AgentUrl | None]]]
 
 
 class ConversationPool:
@@ -72,8 +76,9 @@ class ConversationPool:
     async def turn(self, conversation_id: str, turn: Turn | None, *, wait_seconds: float) -> AsyncIterator[PoolProcess]:
         """Take the process of a conversation, or one for a new conversation, for one turn.
 
-        The process is ended if the block raises. Without a ``turn`` the conversation ends with this one. Raises
-        `ConversationLost`, `Overloaded` if no process is free within ``wait_seconds``, and what starting one raises.
+        The process is ended if the block raises. The conversation ends with this turn where the block says so
+        (`PoolProcess.is_last`), or there is no ``turn``. Raises `ConversationLost`, `Overloaded` if no process is free
+        within ``wait_seconds``, and what starting one raises.
         """
         if turn is None or turn.number == 1:
             process = await self._begin(conversation_id, wait_seconds)
@@ -86,7 +91,7 @@ class ConversationPool:
             await asyncio.wait((self._spawn(self._discard(process)),))
             raise
         process.turns += 1
-        if turn is None:
+        if turn is None or process.is_last:
             self._end(process)
         else:
             self._held[conversation_id] = process
@@ -132,7 +137,7 @@ class ConversationPool:
         except BaseException:
             self._free.release()
             raise
-        process.conversation_id, process.turns = conversation_id, 0
+        process.conversation_id, process.turns, process.is_last = conversation_id, 0, False
         return process
 
     async def _unused(self) -> PoolProcess:
@@ -143,10 +148,11 @@ class ConversationPool:
             await process.end()
         stack = AsyncExitStack()
         try:
-            return PoolProcess(await self._start(stack), stack)
+            program, url = await self._start(stack)
         except BaseException:
             await stack.aclose()
             raise
+        return PoolProcess(program, url, stack)
 
     def _end(self, process: PoolProcess) -> None:
         self._stop_expiry(process)

@@ -19,6 +19,7 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import Fault, Throttled, TimedOut
+from quintain.programs.agent_urls import AgentUrls
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 #: A piece of an answer on its way: the next text, the next piece of a tool call or of the reasoning, or the next event
@@ -142,13 +143,15 @@ class Provider(Protocol):
 class ProviderContext:
     """The worker's environment that providers are built with.
 
-    ``folder`` is the configuration's folder, which relative paths start from; ``env`` is the environment of programs.
+    ``folder`` is the configuration's folder, which relative paths start from; ``env`` is the environment of programs,
+    and ``agent_urls`` are those by which they call targets, where somebody serves them.
     """
 
     folder: Path
     env: Mapping[str, str]
     bus: Bus | None = None
     timings: Timings = DEFAULT_TIMINGS
+    agent_urls: AgentUrls | None = None
 
 
 class ApiProvider(ABC):

@@ -13,13 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from quintain.bus.base import Bus
-from quintain.config.nested_models import TargetChildSession
 from quintain.config.targets import TargetTarget
-from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.ledger import OpenChild
 from quintain.contracts.remote_target import TargetDescriptor
-from quintain.contracts.session import SessionOpened
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
     BusError,
@@ -33,19 +29,19 @@ from quintain.errors import (
     RemoteTargetError,
     TimedOut,
 )
-from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts
 from quintain.remote.lease_request import acquire_lease, describe_host
 from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
-from quintain.routes import OPEN_CHILD, QUERY, SET_CONFIG
+from quintain.routes import QUERY, SET_CONFIG
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import IdleLimit
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import Timings
+from quintain_worker.providers.agent_session import AgentSession
 from quintain_worker.providers.conversation import ignored_settings, refusal, text_messages
 from quintain_worker.providers.provider import (
     Billing,
@@ -128,7 +124,10 @@ class RemoteTargetProvider(HostedProvider):
         call = _LeasedCall(self._name, self._target, remote_lease, self._output_queues)
         try:
             async with asyncio.timeout_at(ends_at), call.idle.watch():
-                config = {} if agent_session is None else await agent_session.open(remote_lease.descriptor, ends_at)
+                config = {}
+                if agent_session is not None:
+                    self._check_takes_session(remote_lease.descriptor)
+                    config = {SESSION_SLOT: await agent_session.open(ends_at)}
                 answer = await call.answer(question, {**self._target.config, **config})
                 masked = answer if agent_session is None else agent_session.masked(answer)
                 return replace(masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
@@ -155,6 +154,14 @@ class RemoteTargetProvider(HostedProvider):
         if len(turns) > 1:
             raise refusal(turns[0].field, f"{self._name} is a hosted target and takes one question; leave it out")
         return replace_surrogates(turns[0].text)
+
+    def _check_takes_session(self, descriptor: TargetDescriptor) -> None:
+        if all(spec.name != SESSION_SLOT for spec in descriptor.config_specs):
+            reason = (
+                f"child_session is set, and the target declares no configuration slot {SESSION_SLOT!r} to take it: "
+                "declare one, or take child_session out"
+            )
+            raise ProviderFailure(ProviderFailed(f"{self._name}: {reason}", charged=False), Billing.UNBILLED)
 
     async def _start(self) -> None:
         async with self._start_lock:
@@ -213,64 +220,6 @@ class _SessionRemoteTargetProvider:
 
     async def close(self) -> None:
         """Do nothing: the child session ends with each try."""
-
-
-class AgentSession:
-    """Child session for the agent of one call.
-
-    It is opened if the target declares the configuration slot for it, and closed after each try. The attempt that runs
-    the call has the right to open it: no token is needed.
-    """
-
-    def __init__(self, name: str, terms: TargetChildSession, rpc_client: RpcClient, holder: CallHolder) -> None:
-        self._name, self._terms, self._rpc_client, self._holder = name, terms, rpc_client, holder
-        self._children = ChildSessions(rpc_client, self._open)
-        self._child: ChildSession | None = None
-
-    async def _open(self, expires_in_seconds: float | None) -> SessionOpened:
-        request = OpenChild(
-            **self._holder._asdict(),
-            targets=list(self._terms.targets),
-            max_calls=self._terms.max_calls,
-            max_cost_usd=self._terms.max_cost_usd,
-            expires_in_seconds=expires_in_seconds,
-        )
-        return await self._rpc_client.call_route(OPEN_CHILD, request, {}, timeout_seconds=OPEN_SECONDS)
-
-    async def open(self, descriptor: TargetDescriptor, ends_at: float) -> dict[str, str]:
-        """Open the child session and return the configuration for the agent.
-
-        The session expires at ``ends_at`` (the loop's seconds). Raises `ProviderFailure`, unbilled.
-        """
-        if all(spec.name != SESSION_SLOT for spec in descriptor.config_specs):
-            raise self._failure(
-                f"child_session is set, and the target declares no configuration slot {SESSION_SLOT!r} to take it: "
-                "declare one, or take child_session out"
-            )
-        try:
-            remaining_seconds = max(ends_at - asyncio.get_running_loop().time(), 1.0)
-            self._child = await self._children.open(expires_in_seconds=remaining_seconds)
-        except Fault as fault:
-            raise ProviderFailure(fault, Billing.UNBILLED, retryable=fault.retryable) from None
-        except BusError as error:
-            raise self._failure(f"the agent's session could not be opened: {error.message}", retryable=True) from None
-        return {SESSION_SLOT: self._child.token}
-
-    async def close(self) -> None:
-        """Close the child session; raises nothing except a cancellation."""
-        await self._children.close_all()
-
-    def masked(self, answer: ProviderAnswer) -> ProviderAnswer:
-        """Return the agent's answer with the session token masked: answers are stored, graded and shown."""
-        if (child := self._child) is None:
-            return answer
-        steps = [AgentStep.from_wire(child.mask_token(step.to_wire().decode())) for step in answer.steps]
-        return replace(answer, text=child.mask_token(answer.text), steps=tuple(steps))
-
-    def _failure(self, reason: str, *, retryable: bool = False) -> ProviderFailure:
-        return ProviderFailure(
-            ProviderFailed(f"{self._name}: {reason}", charged=False), Billing.UNBILLED, retryable=retryable
-        )
 
 
 class _LeasedCall:

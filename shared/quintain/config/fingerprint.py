@@ -22,7 +22,7 @@ from pathlib import Path
 from pydantic import BaseModel, SecretStr
 
 from quintain.config.http_targets import HttpTarget
-from quintain.config.program_targets import CommandTarget
+from quintain.config.program_targets import CommandTarget, ProgramTarget
 from quintain.config.python_imports import PythonImports, command_imports, module_file, module_imports
 from quintain.config.targets import PythonTarget, TargetConfig, TargetTarget
 from quintain.errors import ConfigError
@@ -166,7 +166,7 @@ def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: M
 def _with_callees(targets: Mapping[str, TargetConfig], name: str) -> Iterator[TargetConfig]:
     target = targets[name]
     yield target
-    if isinstance(target, TargetTarget) and target.child_session is not None:
+    if isinstance(target, ProgramTarget | TargetTarget) and target.child_session is not None:
         yield from (targets[callee] for callee in target.child_session.targets if callee in targets)
 
 

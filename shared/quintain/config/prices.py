@@ -13,6 +13,7 @@ from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import StartDateConstraint, TieredPrices
 from pydantic import Field, PlainSerializer
 
+from quintain.config.program_targets import ProgramTarget
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
@@ -134,7 +135,8 @@ def known_prices(targets: Mapping[str, TargetConfig]) -> dict[str, Price]:
 def target_price(target: TargetConfig) -> Price | None:
     """The configured price of a target, or else its list price; None if it is unknown.
 
-    A hosted target with a child session costs nothing by itself: its calls there are priced as those of their targets.
+    A program or hosted target with a child session costs nothing by itself: its calls there are priced as those of
+    their targets.
     """
     if (configured := target.price) is not None:
         return Price.model_validate(configured.model_dump())
@@ -143,7 +145,7 @@ def target_price(target: TargetConfig) -> Price | None:
     elif isinstance(target, OpenAITarget | AnthropicTarget):
         vendor, model = target.provider, target.model
     else:
-        has_child = isinstance(target, TargetTarget) and target.child_session is not None
+        has_child = isinstance(target, ProgramTarget | TargetTarget) and target.child_session is not None
         return Price(source=CHILD_SESSION) if has_child else None
     return list_price(vendor, target.base_url, model)
 

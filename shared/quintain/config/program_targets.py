@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from quintain.config.nested_models import TargetChildSession
 from quintain.config.secrets import without_references
 from quintain.config.target_fields import TargetFields, TimeLimit, WatchedTarget
 from quintain.programs.sandbox import SandboxOption
@@ -30,6 +31,8 @@ class ProgramTarget(TargetFields, WatchedTarget):
     """`bwrap`, or its limits: a namespace without network and with a read-only tree."""
     cwd: str | None = None
     """The folder to run it in, relative to the configuration's folder. If absent, that folder."""
+    child_session: TargetChildSession | None = None
+    """The session for its own calls, opened for each call as a child of its caller's session. If absent, none."""
     conversation_idle_seconds: TimeLimit = 300
     """A conversation ends, and with it its process, when no turn has come for so long."""
 
@@ -43,11 +46,11 @@ class CommandTarget(ProgramTarget):
     """A program that is started without a shell, once per call or once per conversation."""
 
     provider: Literal["command"]
-    command: Annotated[list[str], Field(min_length=1)]
-    """The program and its arguments; {prompt_file} (else stdin), {system_prompt_file}, {output_file} (else stdout)."""
     protocol: Literal["jsonl"] | None = None
     """`jsonl`: a process for each conversation, which gets a line of JSON for each turn, and prints lines of JSON. If
     absent, a process for each call."""
+    command: Annotated[list[str], Field(min_length=1)]
+    """The program and its arguments; {prompt_file} (else stdin), {system_prompt_file}, {output_file} (else stdout)."""
     output_format: Literal["text", "json"] = "text"
     """What the answer is: text, or a JSON object with text or output, and token_usage."""
 
@@ -61,12 +64,15 @@ class CommandTarget(ProgramTarget):
 
     @field_validator("command")
     @classmethod
-    def _check_placeholders(cls, command: list[str]) -> list[str]:
+    def _check_placeholders(cls, command: list[str], info: ValidationInfo) -> list[str]:
         if not command[0].strip():
             raise ValueError("its first item is the program, and is empty")
         for argument in command:
             for name in _PLACEHOLDER.findall(without_references(argument)):
-                if name not in PLACEHOLDERS:
+                if info.data.get("protocol") is not None:
+                    if name in PLACEHOLDERS:
+                        raise ValueError(f"with a protocol there are no files; take {{{name}}} out")
+                elif name not in PLACEHOLDERS:
                     known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                     raise ValueError(f"unknown placeholder {{{name}}}; known: {known}")
         return command
@@ -74,10 +80,9 @@ class CommandTarget(ProgramTarget):
     @model_validator(mode="after")
     def _check_protocol(self) -> Self:
         if self.protocol is None:
+            if self.child_session is not None:
+                raise ValueError("child_session: it needs protocol: jsonl")
             return self
         if "output_format" in self.model_fields_set:
             raise ValueError("output_format: with protocol jsonl, each line says what it is; leave it out")
-        for argument in self.command:
-            if found := _PLACEHOLDER.search(without_references(argument)):
-                raise ValueError(f"command: with protocol jsonl, the prompt comes on stdin; take {found[0]} out")
         return self

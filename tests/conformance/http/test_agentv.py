@@ -151,7 +151,7 @@ BODY = b'{"question":"q","systemPrompt":"s","evalCaseId":"c","attempt":2,"target
 @pytest.mark.parametrize("prefix", ["", "/run/42"])
 @pytest.mark.parametrize("era", ["TARGET", "PROVIDER"])
 async def test_14_to_16_the_variables_of_a_grader_lead_here(fleet: MemoryFleet, era: str, prefix: str) -> None:
-    from quintain_runner.graders.program import session_variables
+    from quintain.programs.session_variables import session_variables
 
     given = session_variables(fleet.gateway_url + prefix, (await fleet.open_session("judge")).token)
     url, token = given[f"AGENTV_{era}_PROXY_URL"], given[f"AGENTV_{era}_PROXY_TOKEN"]

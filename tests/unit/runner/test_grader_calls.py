@@ -15,9 +15,9 @@ from quintain.errors import (
     QuintainError,
     Throttled,
 )
+from quintain.programs.session_variables import session_variables, with_proxy_bypass
 from quintain_runner.graders import base as retry
 from quintain_runner.graders.base import MAX_RETRIES, call_with_retry
-from quintain_runner.graders.program import session_variables, with_proxy_bypass
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,117 @@
+"""The child session of one call, for the calls that the agent under test makes itself, and its URL in a program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from quintain.bus.base import Bus
+from quintain.config.nested_models import TargetChildSession
+from quintain.contracts.agents import AgentStep
+from quintain.contracts.ledger import OpenChild
+from quintain.contracts.session import SessionOpened
+from quintain.errors import BusError, ConfigError, Fault, ProviderFailed
+from quintain.programs.agent_urls import AgentUrl, AgentUrls
+from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
+from quintain.routes import OPEN_CHILD
+from quintain.rpc.requests import RpcClient
+from quintain_worker.providers.provider import Billing, CallHolder, ProviderAnswer, ProviderContext, ProviderFailure
+
+
+class AgentSession:
+    """Child session for the agent of one call.
+
+    It is opened for each try, and closed after it. The attempt that runs the call has the right to open it: no token is
+    needed.
+    """
+
+    def __init__(self, name: str, terms: TargetChildSession, rpc_client: RpcClient, holder: CallHolder) -> None:
+        self._name, self._terms, self._rpc_client, self._holder = name, terms, rpc_client, holder
+        self._children = ChildSessions(rpc_client, self._open)
+        self._child: ChildSession | None = None
+
+    async def _open(self, expires_in_seconds: float | None) -> SessionOpened:
+        request = OpenChild(
+            **self._holder._asdict(),
+            targets=list(self._terms.targets),
+            max_calls=self._terms.max_calls,
+            max_cost_usd=self._terms.max_cost_usd,
+            expires_in_seconds=expires_in_seconds,
+        )
+        return await self._rpc_client.call_route(OPEN_CHILD, request, {}, timeout_seconds=OPEN_SECONDS)
+
+    async def open(self, ends_at: float) -> str:
+        """Open the child session and return its token; it expires at ``ends_at`` (the loop's seconds).
+
+        Raises `ProviderFailure`, unbilled.
+        """
+        try:
+            remaining_seconds = max(ends_at - asyncio.get_running_loop().time(), 1.0)
+            self._child = await self._children.open(expires_in_seconds=remaining_seconds)
+        except Fault as fault:
+            raise ProviderFailure(fault, Billing.UNBILLED, retryable=fault.retryable) from None
+        except BusError as error:
+            failure = ProviderFailed(
+                f"{self._name}: the agent's session could not be opened: {error.message}", charged=False
+            )
+            raise ProviderFailure(failure, Billing.UNBILLED, retryable=True) from None
+        return self._child.token
+
+    async def close(self) -> None:
+        """Close the child session; raises nothing except a cancellation."""
+        await self._children.close_all()
+
+    def masked(self, answer: ProviderAnswer) -> ProviderAnswer:
+        """Return the agent's answer with the session token masked: answers are stored, graded and shown."""
+        if (child := self._child) is None:
+            return answer
+        steps = [AgentStep.from_wire(child.mask_token(step.to_wire().decode())) for step in answer.steps]
+        return replace(answer, text=child.mask_token(answer.text), steps=tuple(steps))
+
+
+class AgentModels:
+    """The calls of a target's programs: each has a URL, which stands for the child session of its running call."""
+
+    def __init__(self, name: str, terms: TargetChildSession, bus: Bus, urls: AgentUrls) -> None:
+        self._name, self._terms, self._urls = name, terms, urls
+        self._rpc_client = RpcClient(bus)
+        self._start_lock = asyncio.Lock()
+        self._is_started = False
+
+    @classmethod
+    def of_target(cls, name: str, terms: TargetChildSession | None, context: ProviderContext) -> AgentModels | None:
+        """Return those of a target; None if its programs make no calls.
+
+        Raises `ConfigError` where nobody serves them.
+        """
+        if terms is None:
+            return None
+        if context.bus is None or context.agent_urls is None:
+            raise ConfigError(f"targets.{name}.child_session: there is no gateway here for the program's calls")
+        return cls(name, terms, context.bus, context.agent_urls)
+
+    def new_url(self) -> AgentUrl:
+        """Return the URL of a new program."""
+        return self._urls.add()
+
+    @asynccontextmanager
+    async def session(self, holder: CallHolder, ends_at: float) -> AsyncIterator[str]:
+        """Open the session of a call while the context is open; yields its token.
+
+        Raises `ProviderFailure`, unbilled.
+        """
+        async with self._start_lock:
+            if not self._is_started:
+                await self._rpc_client.start()
+                self._is_started = True
+        session = AgentSession(self._name, self._terms, self._rpc_client, holder)
+        try:
+            yield await session.open(ends_at)
+        finally:
+            await session.close()
+
+    async def close(self) -> None:
+        """Close the RPC client."""
+        await self._rpc_client.close()

@@ -1,0 +1,64 @@
+"""The URLs under which programs that are agents call their models.
+
+Such a program lives longer than the session that its calls are charged to: its environment has a URL of its own with a
+secret in the path, and each request there gets the token of the session for which the URL stands at the time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from quintain.programs.program import Program
+from quintain.programs.sandbox import gateway_address
+from quintain.programs.session_variables import session_variables, with_proxy_bypass
+
+#: What stands where clients need a token or key: the gateway does not read it.
+TOKEN_IN_URL = "in-the-url"  # noqa: S105 -- no token
+
+
+class AgentUrls:
+    """The URLs of one process's programs; ``base_url`` is that of the gateway that serves them, once it is known."""
+
+    def __init__(self) -> None:
+        self.base_url = ""
+        self._tokens: dict[str, str] = {}
+
+    def token_of(self, key: str) -> str | None:
+        """Return the token for which the URL with this secret stands; None if it stands for none."""
+        return self._tokens.get(key)
+
+    def add(self) -> AgentUrl:
+        """Return a new URL, which stands for no session yet."""
+        return AgentUrl(self, self._tokens, secrets.token_urlsafe(24))
+
+
+class AgentUrl:
+    """The URL of one program."""
+
+    def __init__(self, urls: AgentUrls, tokens: dict[str, str], key: str) -> None:
+        self._urls, self._tokens, self._key = urls, tokens, key
+
+    @property
+    def url(self) -> str:
+        """The URL, without a slash at its end."""
+        return f"{self._urls.base_url}/{self._key}"
+
+    @contextmanager
+    def standing_for(self, token: str) -> Iterator[None]:
+        """Let requests have this token while the context is open."""
+        self._tokens[self._key] = token
+        try:
+            yield
+        finally:
+            del self._tokens[self._key]
+
+    def given_to(self, program: Program) -> Program:
+        """Return the program with the variables by which its clients find this URL; in a sandbox it can reach it."""
+        env = {**program.env, **session_variables(self.url, TOKEN_IN_URL)}
+        confinement = program.confinement
+        if confinement.sandbox is not None:
+            confinement = replace(confinement, gateway=gateway_address(self._urls.base_url))
+        return replace(program, env=with_proxy_bypass(env, self.url), confinement=confinement)
