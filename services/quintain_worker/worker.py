@@ -262,6 +262,11 @@ def with_instrumentation(
     )
 
 
+def _has_agents(config: Config) -> bool:
+    """Whether a program of the configuration calls targets."""
+    return any(isinstance(one, ProgramTarget) and one.child_session for one in config.targets.values())
+
+
 #: Serves the URLs of agents while the context is open.
 AgentGateway = Callable[[AgentUrls], contextlib.AbstractAsyncContextManager[None]]
 
@@ -284,17 +289,14 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
 
     ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
     ``consumer_timeout_seconds`` are passed to `Worker`. ``agent_gateway`` serves the calls of programs with a child
-    session, where there are any.
-    Raises `ConfigError`.
+    session, where there are any. Raises `ConfigError`.
     """
     resolved = config.resolve(env)
     # Commands of the configuration get the worker's environment, without what gives access to the ledger.
     command_env = without_variables(env, {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL"})
-    has_agents = any(isinstance(one, ProgramTarget) and one.child_session for one in resolved.targets.values())
-    agent_urls = AgentUrls() if has_agents and agent_gateway is not None else None
+    agent_urls = AgentUrls() if agent_gateway is not None and _has_agents(resolved) else None
     provider_context = ProviderContext(config.folder, command_env, bus, timings, agent_urls)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
-    trace_content = read_trace_settings(env).include_content
     prices = {name: target_price(target) for name, target in resolved.targets.items()}
     rules = {name: CostRule.of_target(name, target, prices[name]) for name, target in resolved.targets.items()}
     cards = [card_of(name, one, config.quotas, rules[name].terms()) for name, one in resolved.targets.items()]
@@ -304,7 +306,7 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
             provider=build_provider(name, target, provider_context),
             max_tries=target.max_tries,
             timeout_seconds=target.timeout_seconds,
-            trace_content=trace_content,
+            trace_content=read_trace_settings(env).include_content,
             ignore_unsupported=target.unsupported == "ignore",
             fingerprint=fingerprints[name].first,
             read_fingerprint=fingerprints[name].read,
