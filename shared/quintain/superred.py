@@ -84,7 +84,7 @@ class RemoteTargetFactory(core.TargetFactory):
         self.remote.close()
 
 
-def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.factory.remote_factory`, typed
+def remote_factory(  # noqa: PLR0913 -- what a factory may be given, by name
     name: str,
     *,
     concurrency: int = 1,
@@ -98,9 +98,21 @@ def remote_factory(  # noqa: PLR0913 -- the parameters of `quintain.remote.facto
 ) -> RemoteTargetFactory:
     """Create a superred `TargetFactory` for the target that hosts serve under this name.
 
-    The parameters and errors are those of `quintain.remote.factory.remote_factory`. The target's tags are those of its
-    package, if it is imported here; else those in ``tags``, and those of `RemoteTargetFactory.scope`. With other tags
-    `RemoteFactory.create` raises `ConfigError`; ``tags="by-path"`` uses tags with the same path in any imported module.
+    The target's tags are those of its package, if it is imported here; else those in ``tags``, and those of
+    `RemoteTargetFactory.scope`. With other tags ``create`` raises `ConfigError`; ``tags="by-path"`` uses tags with the
+    same path in any imported module, else new ones.
+
+    - ``name``: the name under which `quintain serve host` leases the target.
+    - ``concurrency``: how many instances run at once.
+    - ``prefetch``: how many leases are kept ready, by default ``concurrency``; with 0 ``create`` waits for each lease.
+    - ``url``: the broker's URL, by default ``QUINTAIN_BROKER_URL``.
+    - ``tags``: the tags of scopes that were not created with `RemoteTargetFactory.scope`.
+    - ``events``: additional event and response classes.
+    - ``child_session``: gives each instance a session to call models with, as a child of ``QUINTAIN_SESSION_TOKEN``'s.
+    - ``timeouts``: the time limits for a slot, an instance, a run and an event; see `TargetTimeouts`.
+    - ``trajectories``: a results folder in which each run is recorded, for `quintain view`; by default none is.
+
+    Raises `BrokerUnavailable`, `BrokerRefused`, and `ConfigError` for a folder that cannot be written.
 
     Example::
 

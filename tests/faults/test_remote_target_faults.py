@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from quintain.errors import HostLost
-from quintain.remote.factory import RemoteFactory, remote_factory
+from quintain.remote.factory import RemoteFactory
 from quintain.target import SecurityDomainTag
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -131,10 +131,10 @@ class Bot(Target):
 #: A controller that leases, runs, says on stdout that it holds an event, and never answers it.
 HOLDER = """
 import asyncio, sys
-from quintain.remote.factory import remote_factory
+from quintain.remote.factory import RemoteFactory
 
 async def main():
-    factory = remote_factory(sys.argv[1], prefetch=0, url=sys.argv[2], tags="by-path")
+    factory = RemoteFactory(sys.argv[1], prefetch=0, url=sys.argv[2], tags="by-path")
     target = factory.create()
 
     async def hold(event):
@@ -164,7 +164,7 @@ class BotHosts:
         return host
 
     def open_factory(self, **options: Any) -> RemoteFactory:
-        return remote_factory(self.name, url=self.url, timings=self.timings, tags=[USER], **{"prefetch": 0, **options})
+        return RemoteFactory(self.name, url=self.url, timings=self.timings, tags=[USER], **{"prefetch": 0, **options})
 
     def recorded_pids(self, what: str) -> list[int]:
         """The processes that wrote this down, one entry each time."""

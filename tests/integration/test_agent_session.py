@@ -14,7 +14,7 @@ import pytest
 
 import quintain
 from quintain.remote.child_session import ChildSessionPolicy
-from quintain.remote.factory import RemoteFactory, remote_factory
+from quintain.remote.factory import RemoteFactory
 from quintain.target import ControllableInjection, Event, EventResponse, ObservableEvent, SecurityDomainTag
 from support.process_fleet import ProcessFleet, process_fleet
 
@@ -60,7 +60,7 @@ async def test_the_fourth_opinion_is_refused_by_name_and_by_a_controller(fleet: 
         assert (await target.get_info()).call_count == 4
 
         terms = ChildSessionPolicy(targets=["model"], max_calls=2, token=session.token)
-        with remote_factory(name, url=fleet.broker_url, tags=PANEL_TAGS, child_session=terms) as remote:
+        with RemoteFactory(name, url=fleet.broker_url, tags=PANEL_TAGS, child_session=terms) as remote:
             shown, verdict, token = await drive_run(remote)
             # A controller is no call, and what its target called is two.
             assert (shown, verdict) == (["I agree."] * 2, "2 of 3 opinions: budget_exhausted")

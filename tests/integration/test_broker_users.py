@@ -18,10 +18,9 @@ from quintain.config.loader import load_config
 from quintain.contracts.session import OpenSession
 from quintain.dlq import PoisonQueue
 from quintain.errors import BrokerRefused
-from quintain.remote.factory import remote_factory
 from quintain.rpc.requests import RpcClient
 from quintain.settings import environment
-from quintain.target import Event, EventResponse, ObservableEvent, SecurityDomainTag
+from quintain.target import ObservableEvent
 from quintain.topology import (
     METADATA_TOPOLOGY,
     POISON_TOPOLOGY,
@@ -224,26 +223,11 @@ async def fleet(users: BrokerUsers, folder: Path) -> AsyncIterator[str]:
         yield await stack.enter_async_context(run_gateway(buses["gateway"], BindAddress(), GatewayLimits()))
 
 
-def drive_run(url: str) -> list[str]:
+async def drive_run(url: str) -> list[str]:
     """What the hosted target shows in one run of a controller's."""
-    said: list[str] = []
-
-    def emit(event: Event) -> None:
-        if isinstance(event, ObservableEvent):
-            said.append(event.content)
-
-    async def continue_run(event: Event) -> EventResponse:
-        return EventResponse(event=event)
-
-    async def drive() -> None:
-        target = factory.create()
-        await target.run(emit, continue_run)
-        await target.teardown()
-
-    tags = [SecurityDomainTag("user"), SecurityDomainTag("post", SecurityDomainTag("tools"))]
-    with remote_factory("desk", url=url, tags=tags) as factory:
-        asyncio.run(drive())
-    return said
+    async with quintain.lease("desk", url=url) as target:
+        trajectory = await target.run()
+    return [item.content for item in trajectory.snapshot() if isinstance(item, ObservableEvent)]
 
 
 async def test_every_service_works_as_its_own_user(empty_vhost_users: BrokerUsers, tmp_path: Path) -> None:
@@ -258,7 +242,7 @@ async def test_every_service_works_as_its_own_user(empty_vhost_users: BrokerUser
             await client.cancel(["never asked"])
         async with quintain.connect(gateway_url, opened.token) as client:
             assert (await client.invoke("over HTTP")).raw_text == "over HTTP"
-        said = await asyncio.to_thread(drive_run, empty_vhost_users.url("controller"))
+        said = await drive_run(empty_vhost_users.url("controller"))
         assert said == ["Thank you for asking: Good morning."]
         async with open_user_bus(empty_vhost_users, "operator") as bus:
             assert await PoisonQueue(bus).list() == []

@@ -17,7 +17,7 @@ from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import ConfigError, NoAnswer, RemoteTargetError
 from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
-from quintain.remote.factory import RemoteFactory, remote_factory
+from quintain.remote.factory import RemoteFactory
 from quintain.remote.lease import TargetTimeouts
 from quintain.remote.lease_request import acquire_lease
 from quintain.routes import RENEW, WATCH_PROCESS
@@ -115,7 +115,7 @@ async def test_an_event_class_that_nobody_registered_is_refused_in_the_target(
 ) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         for say in (emit, send):
-            with pytest.raises(TypeError, match=r"'Knock' is not registered .* remote_factory\(events="):
+            with pytest.raises(TypeError, match=r"'Knock' is not registered .*events="):
                 if (sending := say(Knock(security_domain=target.user))) is not None:
                     await sending
         target.notes = ["went on"]
@@ -494,7 +494,7 @@ async def test_a_connection_that_is_cut_in_a_run_loses_and_repeats_nothing(
     urls = {"host": broker_url, "controller": broker_url, whose: proxied_broker.url}
     with (
         thread_host(urls["host"]) as host,
-        remote_factory(host.name, tags=TAGS, prefetch=0, url=urls["controller"]) as factory,
+        RemoteFactory(host.name, tags=TAGS, prefetch=0, url=urls["controller"]) as factory,
     ):
         host.serve(lambda: Bot(two_branches))
         async with asyncio.timeout(60):

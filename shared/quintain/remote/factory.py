@@ -29,9 +29,10 @@ def known_tags(tags: GivenTags) -> Iterable[Any]:
 
 
 class RemoteFactory:
-    """Creates instances of one hosted target, as `remote_factory` returns it; they share their tag objects.
+    """Creates instances of one hosted target, which share their tag objects: what `quintain.superred` stands on.
 
-    Close it, or use it as a context manager.
+    Its parameters are those of `quintain.superred.remote_factory`, and ``connection``, an open one that its owner
+    closes. Close it, or use it as a context manager.
     """
 
     def __init__(  # noqa: PLR0913 -- the parameters of `remote_factory`, and the classes to use
@@ -176,37 +177,3 @@ class RemoteFactory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def remote_factory(
-    name: str, *, concurrency: int = 1, url: str | None = None, events: Iterable[type] = (), **options: Any
-) -> RemoteFactory:
-    """Create a factory for a hosted target, whose instances run on any host that serves it.
-
-    - ``name``: the name under which `quintain serve host` leases the target.
-    - ``concurrency``: how many instances run at once.
-    - ``url``: the broker's URL, by default ``QUINTAIN_BROKER_URL``.
-    - ``events``: additional event and response classes.
-    - ``connection``: an open `ConnectionThread` to share with other factories.
-    - ``tags``: the tags of a scope that was not created with `RemoteFactory.scope`, for a target whose package is not
-      imported here; or "by-path" to use tags of any imported module with the same paths, else new ones.
-    - ``prefetch``: how many leases are kept ready, by default ``concurrency``; with 0 `RemoteFactory.create` waits for
-      each lease.
-    - ``timeouts``: the time limits for a slot, an instance, a run and an event; see `TargetTimeouts`.
-    - ``child_session``: gives each instance a session to call models with, as a child of ``QUINTAIN_SESSION_TOKEN``'s.
-    - ``trajectories``: a results folder in which each run is recorded, for `quintain view`; by default none is.
-
-    Raises `BrokerUnavailable`, `BrokerRefused`, and `ConfigError` for a folder that cannot be written.
-    `RemoteFactory.create` raises `ConfigError` for tags of the target that are not known here.
-
-    Example::
-
-        with remote_factory("support-bot", concurrency=4) as factory:
-            factory.scope("user")
-            target = factory.create()
-            await target.run(emit, send_event)
-            await target.teardown()
-    """
-    return RemoteFactory(
-        name, concurrency=concurrency, url=url, type_registry=QUINTAIN_TYPES.with_classes(events), **options
-    )

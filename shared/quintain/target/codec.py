@@ -255,7 +255,7 @@ class Codec:
         event_type = self.type_registry.events.get(wire_event.kind)
         if event_type is None:
             raise TypeError(
-                f"Event type {wire_event.kind!r} is not registered here: pass it to remote_factory(events=[…])"
+                f"Event type {wire_event.kind!r} is not registered here: pass it to the driver in events=[…]"
             )
         fields: dict[str, Any] = {
             "event_id": wire_event.event_id,
