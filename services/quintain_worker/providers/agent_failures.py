@@ -14,7 +14,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from quintain.config.http_targets import HttpTarget
-from quintain.contracts.quota import TryOutcome
+from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, ReplyTooLarge, Throttled
 from quintain.runtime.http_client import ConnectionLost, NotSent
 from quintain_worker.providers import model_failures
@@ -76,29 +76,23 @@ class AgentFailures:
         ``names_session``: the request named a session that the endpoint had given.
         """
         rates = read_rate_report(headers, time.time())
-        retry_after_seconds = None if rates is None else rates.retry_after_seconds
         kind = _BY_STATUS.get(status, FAILED if status >= 500 else REJECTED)
-        if status == _HTTP_UNAVAILABLE and retry_after_seconds is not None:
+        if status == _HTTP_UNAVAILABLE and rates is not None and rates.retry_after_seconds is not None:
             kind = _POSTPONED
         if names_session and status in _NO_SUCH_SESSION:
             kind = LOST_CONVERSATION
         # What is answered to credentials that are not accepted is about them.
         came = b"" if status == _HTTP_UNAUTHORIZED else body
-        failure = self.of_error(kind, f"HTTP {status}", came, status=status)
-        if retry_after_seconds is None:
-            return failure
-        failure.fault.retry_after_ms = round(retry_after_seconds * 1000)
-        return ProviderFailure(
-            failure.fault,
-            failure.billing,
-            retryable=failure.retryable,
-            retry_after_seconds=retry_after_seconds,
-            outcome=failure.outcome,
-            rates=rates,
-        )
+        return self.of_error(kind, f"HTTP {status}", came, status=status, rates=rates)
 
     def of_error(
-        self, kind: FailureKind, detail: str = "", came: bytes | str = b"", *, status: int | None = None
+        self,
+        kind: FailureKind,
+        detail: str = "",
+        came: bytes | str = b"",
+        *,
+        status: int | None = None,
+        rates: RateReport | None = None,
     ) -> ProviderFailure:
         """Return a failure of this kind; ``came`` is what the endpoint sent, of which the beginning is quoted."""
         text = came if isinstance(came, str) else came.decode(errors="replace")
@@ -108,7 +102,16 @@ class AgentFailures:
         fault = kind.make_fault(f"{sentence}: {words}" if words else sentence)
         if words or status is not None:
             fault.provider_error = ProviderError(status=status, message=words or None)
-        return ProviderFailure(fault, kind.billing, retryable=kind.retryable, outcome=kind.outcome)
+        seconds = None if rates is None else rates.retry_after_seconds
+        fault.retry_after_ms = None if seconds is None else round(seconds * 1000)
+        return ProviderFailure(
+            fault,
+            kind.billing,
+            retryable=kind.retryable,
+            retry_after_seconds=seconds,
+            outcome=kind.outcome,
+            rates=rates,
+        )
 
     @contextmanager
     def of_connection(self) -> Iterator[None]:
