@@ -157,12 +157,12 @@ def _refused_token(env: Mapping[str, str]) -> str:
 
 def stdout_console() -> Console:
     """Return a console for data, on standard output; without colors if it is not a terminal."""
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False)
 
 
 def stderr_console() -> Console:
     """Return a console for messages to the user, on standard error."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_stderr(line: str) -> None:

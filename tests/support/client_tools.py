@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,11 @@ def _npm_folder(tool: ClientTool) -> str:
 #: npm's name of this machine, in the names of packages with a binary.
 _MACHINE = f"{sys.platform}-{'x64' if platform.machine() == 'x86_64' else 'arm64'}"
 
+#: What Quintain needs, for a framework whose agents it runs in one environment with itself, from this checkout.
+QUINTAIN: tuple[str, ...] = tuple(
+    tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
+)
+
 TOOLS: Mapping[str, ClientTool] = {
     tool.name: tool
     for tool in (
@@ -111,6 +117,17 @@ TOOLS: Mapping[str, ClientTool] = {
         ClientTool(name="pydantic-ai", version="2.68.0", pypi="pydantic-ai-slim[openai,anthropic]"),
         ClientTool(name="instructor", version="1.17.0", pypi="instructor"),
         ClientTool(name="openai-agents", version="0.24.0", pypi="openai-agents"),
+        ClientTool(name="agent-crewai", version="1.15.30", pypi="crewai", beside=QUINTAIN),
+        ClientTool(name="agent-inspect", version="0.3.285", pypi="inspect_ai", beside=("openai", *QUINTAIN)),
+        ClientTool(
+            name="agent-langgraph",
+            version="1.2.24",
+            pypi="langgraph",
+            beside=("langchain==1.5.2", "langchain-openai==1.7.3", *QUINTAIN),
+        ),
+        ClientTool(name="agent-openai-agents", version="0.24.0", pypi="openai-agents", beside=QUINTAIN),
+        ClientTool(name="agent-pydantic-ai", version="2.68.0", pypi="pydantic-ai-slim[openai]", beside=QUINTAIN),
+        ClientTool(name="agent-smolagents", version="1.26.0", pypi="smolagents[openai]", beside=QUINTAIN),
         # Without PyTorch and the clients of providers that no test asks.
         ClientTool(
             name="garak",

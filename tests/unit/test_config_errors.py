@@ -11,7 +11,7 @@ from quintain.config.loader import Config, load_config
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import load_evaluation
 
-KNOWN = "anthropic, command, http, mock, openai, pydantic-ai, python, target"
+KNOWN = "agent, anthropic, command, http, mock, openai, pydantic-ai, python, target"
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ targets:
         ("{provider: command, command: [a], env: {PORT: 1}}", "targets.it.env.PORT: not a text; put it in qu"),
         ("{provider: command, command: [a, '{prompt}']}", "targets.it.command: unknown placeholder {prompt}"),
         ("{provider: python}", "targets.it: missing key 'callable'"),
-        ("{provider: python, callable: bot.run}", "targets.it.callable: write it as module:function"),
-        ("{provider: python, callable: 'a.b:c.d'}", "targets.it.callable: write it as module:function"),
+        ("{provider: python, callable: bot.run}", "targets.it.callable: write it as module:name"),
+        ("{provider: python, callable: 'a.b:c.d'}", "targets.it.callable: write it as module:name"),
         ("{provider: mock, response: '${{ env.X }}'}", "targets.it.response: not a reference; write ${{ NAM"),
     ],
 )

@@ -12,7 +12,15 @@ from pathlib import Path
 
 from quintain.config.program_targets import ProgramTarget
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import ConversationLost, Overloaded, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.errors import (
+    ConfigError,
+    ConversationLost,
+    Overloaded,
+    ProviderFailed,
+    ReplyTooLarge,
+    TargetUnavailable,
+    TimedOut,
+)
 from quintain.programs.agent_urls import AgentUrl
 from quintain.programs.line_program import LineProgram, ProgramEnded, line_program
 from quintain.programs.program import (
@@ -78,6 +86,14 @@ class AgentCommand:
 def program_confinement(target: ProgramTarget, folder: Path) -> Confinement:
     """What the program of a target may do: in a sandbox it reads the configuration's folder, and has no network."""
     return Confinement(run_as=target.run_as, sandbox=target.sandbox, read=(folder, folder / (target.cwd or ".")))
+
+
+def check_confinement(name: str, target: ProgramTarget, context: ProviderContext) -> None:
+    """Raise `ConfigError` if this machine cannot confine the program of a target."""
+    try:
+        program_confinement(target, context.folder).check()
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}: {error.message}") from None
 
 
 def agent_of(

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from quintain.config.program_targets import PLACEHOLDERS, CommandTarget
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TimedOut
+from quintain.errors import ProviderFailed, ReplyTooLarge, TimedOut
 from quintain.programs.processes import run_program
 from quintain.programs.program import (
     CannotStart,
@@ -26,6 +26,7 @@ from quintain.programs.sandbox import Confinement
 from quintain_worker.providers.agent_program import (
     AgentProgramProvider,
     agent_of,
+    check_confinement,
     program_confinement,
     start_failure,
 )
@@ -45,10 +46,7 @@ def command_provider(
     name: str, target: CommandTarget, context: ProviderContext
 ) -> CommandProvider | AgentProgramProvider:
     """Create the command provider of this target. Raises `ConfigError` if this machine cannot confine its program."""
-    try:
-        program_confinement(target, context.folder).check()
-    except ConfigError as error:
-        raise ConfigError(f"targets.{name}: {error.message}") from None
+    check_confinement(name, target, context)
     if target.protocol is None:
         return CommandProvider(name, target, context)
     models = AgentModels.of_target(name, target.child_session, context)

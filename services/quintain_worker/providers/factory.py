@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from quintain.config.fingerprint import module_digests, unseen_warnings
-from quintain.config.program_targets import PLACEHOLDERS, CommandTarget
+from quintain.config.program_targets import PLACEHOLDERS, AgentTarget, CommandTarget
 from quintain.config.python_imports import command_imports, load_callable
 from quintain.config.targets import PythonTarget, TargetConfig
 from quintain.contracts.invoke import InvokeRequest
@@ -23,6 +23,7 @@ from quintain.programs.program import (
     start_problem,
     withheld_variables,
 )
+from quintain_worker.providers.agent import check_agent
 from quintain_worker.providers.agent_program import program_confinement
 from quintain_worker.providers.provider import Provider, ProviderContext
 from quintain_worker.providers.python_callable import GIVEN
@@ -31,6 +32,7 @@ ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 
 #: Provider kind → its factory as ``module:function``. Imported on demand, because a kind's extra may not be installed.
 _FACTORIES = {
+    "agent": "quintain_worker.providers.agent:agent_provider",
     "anthropic": "quintain_worker.providers.model_api:model_provider",
     "command": "quintain_worker.providers.command:command_provider",
     "http": "quintain_worker.providers.http_endpoint:http_provider",
@@ -81,7 +83,7 @@ def check_provider(name: str, target: TargetConfig, context: ProviderContext) ->
 
 
 def check_program(name: str, target: TargetConfig, context: ProviderContext) -> list[str]:
-    """Check that the program of a command target can be started.
+    """Check that the program of a command target can be started, and that an agent can be imported.
 
     Returns a warning for each variable that its script reads and will not get, one where the files of a program or of a
     Python target cannot be followed, and one where a function takes its request for text. Raises `ConfigError`.
@@ -91,6 +93,10 @@ def check_program(name: str, target: TargetConfig, context: ProviderContext) -> 
         uses = _wrong_uses(load_callable(target.callable, context.folder))
         wrong = [f"targets.{name}.callable: {target.callable}: {use}" for use in uses]
         return [*unseen_warnings(f"targets.{name}", imports, target.depends_on), *wrong]
+    if isinstance(target, AgentTarget):
+        check_agent(name, target, context)
+        imports = module_digests(target.agent, context.folder / (target.cwd or "."))[1]
+        return unseen_warnings(f"targets.{name}", imports, target.depends_on)
     if not isinstance(target, CommandTarget):
         return []
     argv = [word for word in target.command if not any(f"{{{placeholder}}}" in word for placeholder in PLACEHOLDERS)]

@@ -22,7 +22,7 @@ from pathlib import Path
 from pydantic import BaseModel, SecretStr
 
 from quintain.config.http_targets import HttpTarget
-from quintain.config.program_targets import CommandTarget, ProgramTarget
+from quintain.config.program_targets import AgentTarget, CommandTarget, ProgramTarget
 from quintain.config.python_imports import PythonImports, command_imports, module_file, module_imports
 from quintain.config.targets import PythonTarget, TargetConfig, TargetTarget
 from quintain.errors import ConfigError
@@ -158,7 +158,7 @@ def _reader(name: str, targets: Mapping[str, TargetConfig], folder: Path, env: M
             return None
 
     has_files = any(
-        isinstance(one, CommandTarget | PythonTarget) or one.depends_on for one in _with_callees(targets, name)
+        isinstance(one, ProgramTarget | PythonTarget) or one.depends_on for one in _with_callees(targets, name)
     )
     return TargetFingerprint(first, read_fingerprint if has_files else None)
 
@@ -189,9 +189,13 @@ def _values_reader(target: TargetConfig, folder: Path, env: Mapping[str, str]) -
 
     def read_changing() -> object:
         digests = dependency_digests(target.depends_on, folder)
+        if isinstance(target, AgentTarget):
+            # Its processes are started as they are needed, and kept.
+            digest, imports = module_digests(target.agent, folder / (target.cwd or "."))
+            return [digests, digest, *import_digests(imports.files)]
         return [digests, *import_digests(late)] if late else digests
 
-    first = read_changing() if module else None
+    first = read_changing() if module or isinstance(target, AgentTarget) else None
 
     def read() -> dict[str, object]:
         changing = read_changing()
@@ -204,8 +208,8 @@ def _values_reader(target: TargetConfig, folder: Path, env: Mapping[str, str]) -
             cwd, own_env = folder / (target.cwd or "."), {**env, **target.env}
             imported = import_digests(command_imports(target.command, cwd, own_env).files)
             current["command"] = [*command_digests(target.command, cwd, own_env), *imported]
-            # Where it runs is a path; what it finds there is not seen.
-            del current["cwd"]
+        # Where it runs is a path; what it finds there is not seen.
+        current.pop("cwd", None)
         return {key: value for key, value in current.items() if key not in target.replica_fields}
 
     return read

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from quintain.config.nested_models import TargetChildSession
 from quintain.config.secrets import without_references
-from quintain.config.target_fields import TargetFields, TimeLimit, WatchedTarget
+from quintain.config.target_fields import PythonReference, TargetFields, TimeLimit, WatchedTarget
 from quintain.programs.sandbox import SandboxOption
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
@@ -86,3 +86,11 @@ class CommandTarget(ProgramTarget):
         if "output_format" in self.model_fields_set:
             raise ValueError("output_format: with protocol jsonl, each line says what it is; leave it out")
         return self
+
+
+class AgentTarget(ProgramTarget):
+    """An agent of Python ``module:name``, in processes of its own: a function, or an agent of another framework."""
+
+    provider: Literal["agent"]
+    agent: PythonReference
+    """The agent as module:name, from the folder that it runs in."""

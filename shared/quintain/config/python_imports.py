@@ -18,13 +18,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quintain.errors import ConfigError
 from quintain.programs.program import script_of
 
 
 def load_callable(reference: str, folder: Path, *, kind: str = "function") -> Callable[..., Any]:
+    """Import the callable ``module:name``, as `load_object` does."""
+    function = load_object(reference, folder, kind=kind)
+    if not callable(function):
+        module_name, _, name = reference.partition(":")
+        raise ConfigError(f"{module_name} has no {kind} {name}")
+    return cast("Callable[..., Any]", function)
+
+
+def load_object(reference: str, folder: Path, *, kind: str) -> object:
     """Import ``module:name``, looking for the module in ``folder`` first; ``kind`` is for the text of `ConfigError`."""
     module_name, _, name = reference.partition(":")
     # As for a script: the folder comes first in sys.path and stays there, because the module may import others lazily.
@@ -32,13 +41,16 @@ def load_callable(reference: str, folder: Path, *, kind: str = "function") -> Ca
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        hint = f"; install it for {sys.executable}, which imports it"
+        raise ConfigError(f"{module_name} cannot be imported: {error}{hint}") from error
     except Exception as error:
         # A module may raise anything while it is imported.
         raise ConfigError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if function is None or not callable(function):
+    found: object = getattr(module, name, None)
+    if found is None:
         raise ConfigError(f"{module_name} has no {kind} {name}")
-    return function
+    return found
 
 
 #: The name of the module that a script is; it is in no package.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
 from pydantic import (
@@ -44,6 +45,18 @@ TimeLimit = Annotated[
     Field(gt=0, json_schema_extra={"maximum": MAX_DEADLINE_SECONDS}),
     AfterValidator(_within_longest_call),
 ]
+
+
+def _check_reference(name: str, info: ValidationInfo) -> str:
+    if not is_unresolved(name, info) and not _REFERENCE.fullmatch(name):
+        raise ValueError("write it as module:name")
+    return name
+
+
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+#: What a Python module has, as module:name.
+PythonReference = Annotated[str, AfterValidator(_check_reference)]
 
 
 class WatchedTarget(StrictModel):

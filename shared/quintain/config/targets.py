@@ -5,7 +5,6 @@ The repr and the dump of a target that was loaded from a file show its reference
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -13,8 +12,8 @@ from pydantic import BeforeValidator, Field, FiniteFloat, SecretStr, ValidationI
 
 from quintain.config.http_targets import HttpTarget
 from quintain.config.nested_models import MockUsage, Positive, TargetChildSession, TargetSettings
-from quintain.config.program_targets import CommandTarget
-from quintain.config.target_fields import TargetFields, WatchedTarget, is_unresolved
+from quintain.config.program_targets import AgentTarget, CommandTarget
+from quintain.config.target_fields import PythonReference, TargetFields, WatchedTarget, is_unresolved
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.values import TargetName
@@ -170,17 +169,8 @@ class PythonTarget(TargetFields):
     """A Python function ``module:function``; modules next to the configuration file can be imported."""
 
     provider: Literal["python"]
-    callable: str
+    callable: PythonReference
     """The function as module:function; it takes an InvokeRequest, and returns text or yields chunks of it."""
-
-    @field_validator("callable")
-    @classmethod
-    def _check_callable(cls, name: str, info: ValidationInfo) -> str:
-        if is_unresolved(name, info):
-            return name
-        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
-            raise ValueError("write it as module:function")
-        return name
 
 
 class MockTarget(TargetFields):
@@ -222,6 +212,7 @@ _AnyTarget = (
     OpenAITarget
     | AnthropicTarget
     | PydanticAITarget
+    | AgentTarget
     | CommandTarget
     | PythonTarget
     | HttpTarget
@@ -233,6 +224,7 @@ TargetConfig = Annotated[_AnyTarget, Field(discriminator="provider")]
 
 #: The model of each provider kind, by the value of ``provider``.
 TARGET_MODELS: dict[str, type[_AnyTarget]] = {
+    "agent": AgentTarget,
     "anthropic": AnthropicTarget,
     "command": CommandTarget,
     "http": HttpTarget,

@@ -1,0 +1,57 @@
+"""The agent provider: agents of Python frameworks, each in a process of our own program, which is kept for the next."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+
+from pydantic_core import from_json
+
+from quintain.config.program_targets import AgentTarget
+from quintain.errors import ConfigError
+from quintain.programs.processes import run_to_file
+from quintain.programs.program import CannotStart
+from quintain_worker.providers.agent_program import (
+    AgentCommand,
+    AgentProgramProvider,
+    agent_of,
+    check_confinement,
+    quoted_end,
+)
+from quintain_worker.providers.agent_session import AgentModels
+from quintain_worker.providers.provider import ProviderContext
+
+#: What frameworks send to their vendors, the conversations and the key among it, unless this or the target says no.
+SENDS_NOTHING = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "CREWAI_DISABLE_TELEMETRY": "true"}
+
+
+def agent_provider(name: str, target: AgentTarget, context: ProviderContext) -> AgentProgramProvider:
+    """Create the agent provider of this target. Raises `ConfigError` if this machine cannot confine its program."""
+    check_confinement(name, target, context)
+    models = AgentModels.of_target(name, target.child_session, context)
+    return AgentProgramProvider(name, _program(target, context), models)
+
+
+def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> None:
+    """Import the agent in a process of its own. Raises `ConfigError`, which says why it cannot be used."""
+    agent = _program(target, context, "--check")
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        try:
+            exit_code = run_to_file(agent.program, stdout=stdout, stderr=stderr)
+        except CannotStart as error:
+            raise ConfigError(f"targets.{name}: it cannot be started: {error.reason}") from None
+        stdout.seek(0)
+        stderr.seek(0)
+        printed, errors = stdout.read(), stderr.read().decode(errors="replace")
+    if exit_code:
+        try:
+            message = from_json(printed)["message"]
+        except (ValueError, KeyError):
+            message = f"exit code {exit_code}: {quoted_end(errors.strip(), agent.secrets)}"
+        raise ConfigError(f"targets.{name}: {message}")
+
+
+def _program(target: AgentTarget, context: ProviderContext, *options: str) -> AgentCommand:
+    own = {name: value for name, value in SENDS_NOTHING.items() if name not in target.env_from}
+    target = target.model_copy(update={"env": {**own, **target.env}})
+    return agent_of(target, context, [sys.executable, "-m", "quintain.agents", *options, target.agent], is_kept=True)

@@ -1,0 +1,170 @@
+"""What every adapter has in common: what a turn brings, and what an agent did in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import JsonValue
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+
+from quintain.contracts.agents import AgentStep, Operation
+
+
+class AgentError(Exception):
+    """An agent gave no answer; the message is for its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnInput:
+    """One turn: ``messages`` are the whole conversation, with ``role`` and ``content``; the prompt is the last one's.
+
+    An agent that has answered an earlier turn of this conversation keeps the others itself.
+    """
+
+    number: int
+    prompt: str
+    messages: Sequence[Mapping[str, Any]]
+
+    @property
+    def new_messages(self) -> list[dict[str, Any]]:
+        """What the agent has not seen: all messages of a first turn, else the last one, each with its text."""
+        new = self.messages if self.number == 1 else self.messages[-1:]
+        return [{**message, "content": message_text(message)} for message in new]
+
+    @property
+    def new_text(self) -> str:
+        """What the agent has not seen, as one text: a single message as it is, several as ``role: text`` each."""
+        new = self.new_messages
+        return new[0]["content"] if len(new) == 1 else "\n\n".join(f"{each['role']}: {each['content']}" for each in new)
+
+
+class TurnReport:
+    """Collects what an agent does in one turn: its steps, and pieces of its answer where it streams."""
+
+    def __init__(self, on_step: Callable[[AgentStep], None], on_text: Callable[[str], None]) -> None:
+        self._on_step, self.text = on_step, on_text
+        self._began, self._began_at = time.monotonic(), time.time()
+        #: The tokens of all its model calls, of which the framework told any.
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+
+    def now(self) -> float:
+        """The milliseconds since the turn began."""
+        return (time.monotonic() - self._began) * 1000
+
+    def at(self, timestamp: float) -> float:
+        """The milliseconds from the beginning of the turn to a time in seconds since the epoch."""
+        return max(0.0, (timestamp - self._began_at) * 1000)
+
+    def chat(
+        self,
+        parts: Sequence[dict[str, Any]],
+        *,
+        start_ms: float,
+        end_ms: float | None = None,
+        tokens: tuple[int | None, int | None] = (None, None),
+        **fields: Any,
+    ) -> None:
+        """Report a model call with what the model said, and its tokens: of the input and of the output."""
+        if tokens[0] is not None or tokens[1] is not None:
+            self.input_tokens = (self.input_tokens or 0) + (tokens[0] or 0)
+            self.output_tokens = (self.output_tokens or 0) + (tokens[1] or 0)
+        said = [{"role": "assistant", "parts": list(parts)}] if parts else None
+        named = {"messages": said, "input_tokens": tokens[0], "output_tokens": tokens[1]}
+        self._report("chat", start_ms, end_ms, {**named, **fields})
+
+    def tool(self, name: str, *, start_ms: float, end_ms: float | None = None, **fields: Any) -> None:
+        """Report a tool call; ``arguments`` and ``result`` may be anything."""
+        values: dict[str, Any] = {key: as_json(fields[key]) for key in ("arguments", "result") if key in fields}
+        self._report("execute_tool", start_ms, end_ms, {**fields, **values, "tool": name})
+
+    def handoff(self, agent: str) -> None:
+        """Report that another agent took over."""
+        self._report("invoke_agent", self.now(), None, {"agent": agent})
+
+    def _report(self, operation: Operation, start_ms: float, end_ms: float | None, fields: dict[str, Any]) -> None:
+        times = {"start_ms": start_ms, "duration_ms": None if end_ms is None else max(0.0, end_ms - start_ms)}
+        self._on_step(AgentStep(**{"operation": operation, **times, **fields}))
+
+
+class Conversation(Protocol):
+    """One conversation with an agent, which keeps the turns that it has answered."""
+
+    def answer(self, turn: TurnInput, report: TurnReport) -> str | Awaitable[str]:
+        """Answer one turn. An answer that is no coroutine was made outside any event loop.
+
+        Raises whatever the agent raises, and `AgentError`.
+        """
+
+
+def text_part(text: str) -> list[dict[str, Any]]:
+    """The part of a model's message with its text; none if it said nothing."""
+    return [{"type": "text", "content": text}] if text else []
+
+
+def reasoning_part(text: str) -> list[dict[str, Any]]:
+    """The part of a model's message with its reasoning; none if it told none."""
+    return [{"type": "reasoning", "content": text}] if text else []
+
+
+def call_part(call_id: str | None, name: str, arguments: object) -> dict[str, Any]:
+    """The part of a model's message that calls a tool."""
+    return {"type": "tool_call", "id": call_id, "name": name, "arguments": as_json(arguments)}
+
+
+def as_json(value: object) -> JsonValue:
+    """A value as JSON has it; a text that is a JSON object is that object, and what JSON cannot hold is its text."""
+    if isinstance(value, str):
+        return _object_in(value)
+    try:
+        plain: JsonValue = to_jsonable_python(value, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
+    except (ValueError, RecursionError):
+        return str(value)
+    return plain
+
+
+def _object_in(text: str) -> JsonValue:
+    if text.lstrip().startswith("{"):
+        try:
+            parsed: JsonValue = json.loads(text, parse_constant=str)
+        except ValueError:
+            return text
+        return parsed
+    return text
+
+
+def answer_text(value: object) -> str:
+    """An agent's answer as text: a text as it is, structured output as JSON. Raises `AgentError` for anything else."""
+    if isinstance(value, str):
+        return value
+    if value is not None:
+        try:
+            return to_json(value).decode()
+        except (PydanticSerializationError, ValueError):
+            pass
+    raise AgentError(f"its answer is {_article(type(value).__name__)}, and not text or what JSON can hold")
+
+
+def openai_calls(calls: Iterable[Mapping[str, Any]] | None) -> dict[str | None, dict[str, Any]]:
+    """The parts of the tool calls of a message of OpenAI's chat API, by their ids."""
+    named = [(call.get("id"), call.get("function") or {}) for call in calls or ()]
+    return {call_id: call_part(call_id, str(call.get("name")), call.get("arguments")) for call_id, call in named}
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """The text of a message's content. Raises `AgentError` for parts that are not text."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise AgentError("a message has content that is not text")
+    return "".join(map(str, texts))
+
+
+def _article(name: str) -> str:
+    return name if name == "NoneType" else f"a {name}"

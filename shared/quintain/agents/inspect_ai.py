@@ -1,0 +1,109 @@
+"""Inspect's agents, run by `inspect_ai.agent.run`."""
+
+from __future__ import annotations
+
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from inspect_ai import Task, eval_async
+from inspect_ai.agent import AgentState, run
+from inspect_ai.dataset import Sample
+from inspect_ai.event import ModelEvent, ToolEvent
+from inspect_ai.log import transcript
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageUser,
+    ContentReasoning,
+    ContentText,
+)
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+
+from quintain.agents.conversation import (
+    AgentError,
+    TurnInput,
+    TurnReport,
+    answer_text,
+    call_part,
+    reasoning_part,
+    text_part,
+)
+
+_KINDS = {"assistant": ChatMessageAssistant, "system": ChatMessageSystem, "user": ChatMessageUser}
+
+
+class InspectConversation:
+    """Runs the agent for each turn, with the messages of the turns before.
+
+    Each run is in a sample, without which Inspect's own agents do not run; its log is not kept.
+    """
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._messages: list[ChatMessage] = []
+
+    async def answer(self, turn: TurnInput, report: TurnReport) -> str:
+        """Run the agent."""
+        new = [_KINDS[message["role"]](content=message["content"]) for message in turn.new_messages]
+        ended: list[AgentState | Exception] = []
+
+        @solver  # type: ignore[untyped-decorator]
+        def one_turn() -> Solver:
+            async def solve(state: TaskState, generate: Generate) -> TaskState:
+                try:
+                    ended.append(await run(self._agent, [*self._messages, *new]))
+                except Exception as error:
+                    ended.append(error)
+                for event in list(transcript().events):
+                    _report_event(event, report)
+                return state
+
+            return solve
+
+        with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
+            task = Task(dataset=[Sample(input=turn.prompt)], solver=one_turn())
+            (log,) = await eval_async(task, log_dir=folder, log_samples=False, log_realtime=False)
+        if not ended:
+            raise AgentError(f"it was not run: {'no sample' if log.error is None else log.error.message}")
+        if isinstance(ended[0], Exception):
+            raise ended[0]
+        self._messages = ended[0].messages
+        return answer_text(ended[0].output.completion)
+
+
+def _report_event(event: Any, report: TurnReport) -> None:
+    if not isinstance(event, ModelEvent | ToolEvent):
+        return
+    ended = None if event.completed is None else report.at(event.completed.timestamp())
+    times: Any = {"start_ms": report.at(event.timestamp.timestamp()), "end_ms": ended}
+    if isinstance(event, ToolEvent):
+        error = None if event.error is None else event.error.type
+        result: Any = event.result if event.error is None else event.error.message
+        values = {"arguments": event.arguments, "result": result, "tool_call_id": event.id, "error_type": error}
+        report.tool(event.function, **times, **values)
+        return
+    usage = event.output.usage
+    report.chat(
+        _parts(event.output.message) if event.output.choices else [],
+        **times,
+        tokens=(None, None) if usage is None else (_input_tokens(usage), usage.output_tokens),
+        model=event.output.model or event.model,
+        error_type=None if event.error is None else "ModelError",
+    )
+
+
+def _input_tokens(usage: Any) -> int:
+    """All tokens of the input: Inspect counts those of the provider's cache apart."""
+    return sum(filter(None, (usage.input_tokens, usage.input_tokens_cache_read, usage.input_tokens_cache_write)))
+
+
+def _parts(message: Any) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    content = [ContentText(text=message.content)] if isinstance(message.content, str) else message.content
+    for part in content:
+        if isinstance(part, ContentReasoning):
+            parts += reasoning_part(part.reasoning)
+        elif isinstance(part, ContentText):
+            parts += text_part(part.text)
+    return [*parts, *(call_part(call.id, call.function, call.arguments) for call in message.tool_calls or ())]
