@@ -22,8 +22,8 @@ TOKEN_IN_URL = "in-the-url"  # noqa: S105 -- no token
 class AgentUrls:
     """The URLs of one process's programs; ``base_url`` is that of the gateway that serves them, once it is known."""
 
-    def __init__(self) -> None:
-        self.base_url = ""
+    def __init__(self, base_url: str = "") -> None:
+        self.base_url = base_url
         self._tokens: dict[str, str] = {}
 
     def token_of(self, key: str) -> str | None:

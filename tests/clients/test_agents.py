@@ -1,0 +1,70 @@
+"""The example agents, each with its real framework: `quintain run` asks them, and they ask a model that is a stub.
+
+Each runs in the environment of its framework, with Quintain from this checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.tool_session import ToolSession
+from quintain.settings import environment
+from support.client_tools import TOOLS, ClientTool, cache_folder
+from support.tide_model import answer_tides
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "examples" / "agents"
+
+#: Each target of the examples, by the environment that it runs in.
+AGENTS = {
+    "langgraph": "agent-langgraph",
+    "openai-agents": "agent-openai-agents",
+    "pydantic-ai": "agent-pydantic-ai",
+    "crewai": "agent-crewai",
+    "crew": "agent-crewai",
+    "smolagents": "agent-smolagents",
+    "inspect": "agent-inspect",
+}
+
+
+async def run_example(session: ToolSession, tool: ClientTool, words: str) -> list[dict[str, Any]]:
+    """Run the examples' evaluation with these words, and return its rows."""
+    session.provider.response_for = answer_tides
+    shutil.copytree(EXAMPLES, session.folder, dirs_exist_ok=True)
+    python = TOOLS[tool.name].programs(cache_folder(environment())) / "python"
+    ended = await session.run(
+        f"{python} -m quintain_cli run eval.yaml {words}",
+        tool,
+        seconds=600,
+        PYTHONPATH=f"{REPOSITORY / 'shared'}:{REPOSITORY / 'services'}",
+        MODEL_URL=f"{session.provider.url}/v1",
+        OPENAI_API_KEY="key-of-the-model",
+    )
+    assert ended.code == 0, ended
+    rows = (session.folder / "runs" / "eval" / "results.jsonl").read_text().splitlines()
+    return [json.loads(row) for row in rows]
+
+
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.tool(tool)) for name, tool in AGENTS.items()])
+async def test_an_example_answers_and_tells_its_steps(session: ToolSession, tool: ClientTool, name: str) -> None:
+    rows = await run_example(session, tool, f"--target {name}")
+    assert sorted((row["caseId"], row["score"]) for row in rows) == [("dover", 1.0), ("ostend", 1.0)]
+    for row in rows:
+        steps = row["answer"]["steps"]
+        assert [step["gen_ai.operation.name"] for step in steps][:3] == ["chat", "execute_tool", "chat"]
+        port = {"dover": "Dover", "ostend": "Ostend"}[row["caseId"]]
+        assert steps[1]["gen_ai.tool.name"] == "tide"
+        assert steps[1]["gen_ai.tool.call.arguments"] == {"port": port}
+        assert steps[1]["gen_ai.tool.call.result"] == row["output"] == row["case"]["expected"]
+        assert steps[1]["duration_ms"] >= 0
+        assert row["tokenUsage"] == {"input": 42, "output": 18} | row["tokenUsage"]
+    # All that it asks the model is charged to the run, and asked with the model's own key.
+    summary = json.loads((session.folder / "runs" / "eval" / "run.json").read_text())
+    assert summary["callCount"] == 2 + len(session.provider.requests)
+    assert {request.headers["authorization"] for request in session.provider.requests} == {"Bearer key-of-the-model"}
