@@ -88,7 +88,7 @@ def _cut_note(cut: StepsCut) -> str:
 
 def _step(step: AgentStep) -> Step:
     is_tool = step.operation == "execute_tool"
-    title = step.tool if is_tool else step.agent or step.model
+    title = step.tool if is_tool else step.agent or step.model or _speaker(step)
     texts = [] if step.arguments is None else [_named("arguments", step.arguments)]
     reply = None
     if step.result is not None or step.error_type is not None:
@@ -106,6 +106,11 @@ def _step(step: AgentStep) -> Step:
         texts=[*_said(step), *texts],
         reply=reply,
     )
+
+
+def _speaker(step: AgentStep) -> str | None:
+    name = step.messages[0].get("name") if step.messages else None
+    return name if isinstance(name, str) else None
 
 
 def _facts(step: AgentStep) -> Iterator[str]:

@@ -34,7 +34,8 @@ from quintain_cli.run_output import (
     report_to_json,
 )
 from quintain_runner.report.comparison import Comparison, compare_runs, comparison_lines, comparison_tables, conclusion
-from quintain_runner.report.exports import write_agentv_run, write_inspect_logs
+from quintain_runner.report.exports import write_agentv_run
+from quintain_runner.report.inspect_export import write_inspect_logs
 from quintain_runner.report.report_files import write_csv
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.untrusted import plain_line
