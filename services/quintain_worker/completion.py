@@ -49,9 +49,9 @@ from quintain.routes import SETTLE
 from quintain.rpc.server import GroupedReply, ReplyGroups
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
-from quintain_worker.agent_steps import cut_steps
 from quintain_worker.attempt import AttemptResult, with_charge
 from quintain_worker.providers.provider import ProviderAnswer
+from quintain_worker.step_log import cut_steps
 
 log = logging.getLogger(__name__)
 

@@ -72,6 +72,61 @@ for path in sys.argv[1:]:
 """
 
 
+AGENT = """
+from quintain_worker.providers.provider import ProviderAnswer
+
+def say(*parts):
+    return {"operation": "chat", "messages": [{"role": "assistant", "parts": list(parts)}]}
+
+def answer(request):
+    call = {"type": "tool_call", "id": "c1", "name": "search", "arguments": {"q": "tides"}}
+    thought = {"type": "reasoning", "content": "Look it up."}
+    ran = {"operation": "execute_tool", "tool": "search", "tool_call_id": "c1", "result": "12:40"}
+    failed = {"operation": "execute_tool", "tool": "delete", "arguments": [1], "error_type": "Refused"}
+    noted = {"role": "log", "name": "bot", "parts": [{"type": "text", "content": "done"}]}
+    log = {"operation": "log", "messages": [noted]}
+    text = {"type": "text", "content": "At 12:40."}
+    return ProviderAnswer(text="At 12:40.", steps=[say(thought, call), ran, failed, log, say(text)])
+"""
+
+READ_STEPS = """
+import json, sys
+from inspect_ai.log import read_eval_log
+(sample,) = read_eval_log(sys.argv[1]).samples
+shown = []
+for one in sample.messages:
+    calls = [(call.id, call.function, call.arguments) for call in getattr(one, "tool_calls", None) or []]
+    error = getattr(one, "error", None)
+    shown.append((one.role, one.text, calls, getattr(one, "tool_call_id", None), error and error.message))
+print(json.dumps(shown))
+print(sample.output.message.text, sample.messages[1].content[0].reasoning)
+"""
+
+
+async def test_its_own_reader_finds_what_an_agent_did(session: ToolSession, tool: ClientTool) -> None:
+    session.write("quintain.yaml", "targets: {bot: {provider: python, callable: 'agent:answer'}}\n")
+    session.write("agent.py", AGENT)
+    session.write("cases.jsonl", '{"id": "a", "question": "When is high tide?", "expected": "At 12:40."}\n')
+    session.write("eval.yaml", "dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n")
+    session.write("read.py", READ_STEPS)
+    with command_line(session.folder) as shell:
+        shell.run("run", "eval.yaml")
+        shell.run("export", "runs/eval", "--to", "inspect", "--output", "exported")
+    ended = await session.run("python read.py exported/*.json", tool)
+    assert ended.code == 0, ended
+    messages, said = ended.stdout.splitlines()
+    assert json.loads(messages) == [
+        ["user", "When is high tide?", [], None, None],
+        ["assistant", "", [["c1", "search", {"q": "tides"}]], None, None],
+        ["tool", "12:40", [], "c1", None],
+        ["assistant", "", [["step-3", "delete", {"arguments": [1]}]], None, None],
+        ["tool", "", [], "step-3", "Refused"],
+        ["assistant", "done", [], None, None],
+        ["assistant", "At 12:40.", [], None, None],
+    ]
+    assert said == "At 12:40. Look it up."
+
+
 async def test_its_own_reader_opens_an_exported_run(session: ToolSession, tool: ClientTool) -> None:
     session.write("quintain.yaml", "targets: {echo: {provider: mock}}\n")
     session.write("cases.jsonl", '{"id": "a", "question": "x", "expected": "x"}\n')

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import JsonObject, OutputMessage, TokenUsage, content_text
 from quintain.contracts.message import describe_validation_error
+from quintain_worker.providers.agent_steps import read_steps
 from quintain_worker.providers.provider import ProviderAnswer
 
 
@@ -30,16 +30,25 @@ class PrintedAnswer(BaseModel):
     token_usage: TokenUsage | None = Field(
         default=None, validation_alias=AliasChoices("token_usage", "tokenUsage", "usage")
     )
-    steps: tuple[AgentStep, ...] = ()
+    steps: list[JsonValue] = []
 
     def to_answer(self) -> ProviderAnswer:
         """Return the answer; of several messages, the last of the assistant is the text. Raises `ValueError`."""
+        try:
+            steps = read_steps(self.steps)
+        except ValueError as error:
+            raise ValueError(f"steps: {error}") from None
+        text, output = self.text, None
         if isinstance(self.output, list):
-            return _answer_from_messages(self, self.output)
-        answer_text = self.text if self.text is not None else self.output
-        if answer_text is None:
+            output = [OutputMessage(content=message.content) for message in self.output if message.role == "assistant"]
+            if not output:
+                raise ValueError("output holds no message of the assistant")
+            text = content_text(output[-1].content) if text is None else text
+        elif text is None:
+            text = self.output
+        if text is None:
             raise ValueError("it has neither text nor output")
-        return ProviderAnswer(text=answer_text, token_usage=self.token_usage, steps=self.steps)
+        return ProviderAnswer(text=text, output=output, token_usage=self.token_usage, steps=steps)
 
 
 def parse_output(text: str) -> ProviderAnswer:
@@ -52,11 +61,3 @@ def parse_output(text: str) -> ProviderAnswer:
     except ValidationError as error:
         raise ValueError(describe_validation_error(error)) from None
     return printed.to_answer()
-
-
-def _answer_from_messages(printed: PrintedAnswer, messages: list[_PrintedMessage]) -> ProviderAnswer:
-    output = [OutputMessage(content=message.content) for message in messages if message.role == "assistant"]
-    if not output:
-        raise ValueError("output holds no message of the assistant")
-    answer_text = content_text(output[-1].content) if printed.text is None else printed.text
-    return ProviderAnswer(text=answer_text, output=output, token_usage=printed.token_usage, steps=printed.steps)

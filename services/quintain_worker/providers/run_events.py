@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain.target.type_registry import to_json_text
-from quintain_worker.agent_steps import StepLog
+from quintain_worker.step_log import StepLog
 
 #: So many calls of controllables may be open at once and still become one step with their answers.
 MAX_OPEN_CALLS: Final = 100
@@ -83,20 +83,21 @@ class RunEventHandler:
 
     def _note_call(self, event: Any, name: str, injected: str | None) -> None:
         """Note a call of a controllable: its request, and then its answer, with what was injected in their place."""
-        now, opened = self._now_ms(), self._open_calls.pop(name, None)
-        answer = getattr(event, "answer", None)
+        now, answer = self._now_ms(), getattr(event, "answer", None)
         request = event.request if injected is None or answer is not None else injected
+        call = AgentStep(operation="execute_tool", start_ms=now, tool=name, arguments=_object_of(request))
+        opened = self._open_calls.pop(name, None)
+        if opened is not None and (answer is None or opened.arguments != call.arguments):
+            self._steps.add(opened)
+            opened = None
         if answer is None:
-            if opened is not None or len(self._open_calls) == MAX_OPEN_CALLS:
-                self._steps.add(opened or self._open_calls.pop(next(iter(self._open_calls))))
-            self._open_calls[name] = AgentStep(
-                operation="execute_tool", start_ms=now, tool=name, arguments=_object_of(request)
-            )
+            if len(self._open_calls) == MAX_OPEN_CALLS:
+                self._steps.add(self._open_calls.pop(next(iter(self._open_calls))))
+            self._open_calls[name] = call
             return
-        began = opened or AgentStep(operation="execute_tool", start_ms=now, tool=name, arguments=_object_of(request))
         result = answer if injected is None else injected
         duration = None if opened is None else now - (opened.start_ms or 0)
-        self._steps.add(began.with_fields(result=result, duration_ms=duration))
+        self._steps.add((opened or call).with_fields(result=result, duration_ms=duration))
 
     def _say(self, operation: str, role: str, name: str, text: str, **more: str) -> None:
         message = {"role": role, "name": name, "parts": [{"type": "text", "content": text}], **more}
