@@ -116,6 +116,7 @@ def test_their_whole_suite_with_hosts_in_processes(
     require_expected(verdict)
 
 
+@pytest.mark.long
 def test_those_that_read_the_targets_object_pass_with_a_host_on_a_thread(
     superred_environment: SuperredEnvironment, broker_url: str, tmp_path: Path
 ) -> None:
