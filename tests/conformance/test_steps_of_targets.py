@@ -61,6 +61,9 @@ from quintain_worker.providers.provider import ProviderAnswer
 def answer(request):
     tool, chat = {STEPS!r}
     return ProviderAnswer(text={TEXT!r}, steps=[AgentStep.model_validate(tool), chat])
+
+def converse(messages):
+    return {MESSAGES[1:]!r}
 """
 
 LINES = f"""
@@ -96,6 +99,7 @@ KINDS: dict[str, Callable[[Places], dict[str, object]]] = {
         "answer": "/out",
         "steps": "/trace",
     },
+    "agent": lambda _: {"provider": "agent", "agent": "agents:converse"},
     "target": lambda _: {"provider": "target"},
 }
 

@@ -148,9 +148,14 @@ def _trace_totals(transcript: Sequence[JsonObject]) -> JsonObject:
     return {
         "event_count": tool_counts.total(),
         "tool_calls": dict(tool_counts),
-        "error_count": 0,
-        "llm_call_count": sum(message["role"] == "assistant" for message in transcript),
+        "error_count": sum(call.get("status") == "error" for one in transcript for call in _tool_calls(one)),
+        "llm_call_count": sum(one["role"] == "assistant" and not _is_of_tools(one) for one in transcript),
     }
+
+
+def _is_of_tools(message: JsonObject) -> bool:
+    """Whether a message is none of a model's, but stands for tools that ran."""
+    return any("output" in call for call in _tool_calls(message))
 
 
 def _count_tool_calls(transcript: Sequence[JsonObject]) -> Counter[str]:
@@ -184,12 +189,17 @@ def _message_event(event_id: str, index: int, role: JsonValue, content: JsonValu
 
 
 def _tool_call_event(index: int, number: int, call: JsonObject) -> JsonObject:
-    """The trace event of a tool call; ``index`` is the message's position, ``number`` the call's position in it."""
+    """The trace event of a tool call; ``index`` is the message's position, ``number`` the call's position in it.
+
+    What became of a call that only a model's message names is unknown.
+    """
+    tool: JsonObject = {key: call[key] for key in ("output", "duration_ms") if key in call}
+    tool |= {"name": call["tool"], "call_id": call["id"], "input": call["input"]}
     return {
         "event_id": f"message-{index}-tool-{number}",
         "parent_event_id": f"message-{index}",
         "type": "tool_call",
-        "tool": {"name": call["tool"], "call_id": call["id"], "input": call["input"], "status": "unknown"},
+        "tool": {**tool, "status": call.get("status", "unknown")},
         "metadata": {"message_index": index, "tool_index": number},
     }
 
@@ -222,7 +232,7 @@ def build_grader_input(
     measurements = _measurements(result, answered_at, price)
     known: JsonObject = {name: value for name, value in measurements.items() if value is not None}
     trace_fields: JsonObject = {**known, "metadata": {"target": result.target, "eval_case_id": case.id}}
-    transcript = [*input_messages, *answer_messages]
+    transcript = [*input_messages, *_tool_messages(result), *answer_messages]
     fields: JsonObject = {
         "question": case.question_text,
         "input": input_json,
@@ -231,7 +241,7 @@ def build_grader_input(
         "candidate_answer": result.raw_text,
         "answer": result.raw_text,
         "output_messages": answer_json,
-        "messages": [*transcript],
+        "messages": [*input_messages, *answer_messages],
         "expected_output": expected,
         "expected_messages": expected,
         "criteria": _metadata_text(case, "criteria") or expected_text(case) or "",
@@ -250,6 +260,16 @@ def build_grader_input(
         "output_path": _save_long_answer(result.raw_text, save_file),
     }
     return {**fields, **{name: value for name, value in optional_fields.items() if value is not None}}
+
+
+def _tool_messages(result: Result) -> Iterator[JsonObject]:
+    """The tools that ran for an answer as messages of the assistant, for its trace."""
+    for number, step in enumerate(result.steps or ()):
+        if step.operation == "execute_tool":
+            call: JsonObject = {"tool": step.tool or "", "input": step.arguments, "output": step.result}
+            call |= {"id": step.tool_call_id or f"step-{number}", "status": "error" if step.error_type else "ok"}
+            timed = {} if step.duration_ms is None else {"duration_ms": step.duration_ms}
+            yield {"role": "assistant", "content": "", "tool_calls": [{**call, **timed}]}
 
 
 def _save_long_answer(text: str, save_file: SaveFile) -> str | None:

@@ -7,8 +7,10 @@ from typing import Final
 
 from quintain.apis.chat import arguments_of, call_id, pieces_of
 from quintain.apis.requests import left_out
+from quintain.apis.server_tools import server_tool_steps
 from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, objects, read_usage, text_of
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import OutputMessage, Reasoning, ReasoningChunk, TokenUsage, ToolCall, ToolCallChunk
 from quintain.contracts.values import replace_surrogates
@@ -81,6 +83,7 @@ class ProviderReply:
         if self._stream is not None:
             _check_answer(self._api, body := self._stream.answer())
         usage = read_usage(self._api, body.get("usage"))
+        steps = () if self._caller_api is not None else server_tool_steps(self._api, body)
         if self._caller_api is not None:
             ignored = (*ignored, *left_out(self._api, self._words, body))
         if self._translation is not None and self._stream is None:
@@ -91,7 +94,7 @@ class ProviderReply:
             body = self._translation.answer()
         if self._caller_api is not None:
             return _answer_with_body(self._words, body, usage, ignored)
-        answer = read_answer(body, usage, ignored)
+        answer = read_answer(body, usage, ignored, steps)
         for piece in self._pieces.end():
             self._send(piece)
         return answer
@@ -139,8 +142,13 @@ def _reason_in(api: ApiName, body: Json) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def read_answer(chat: Json, usage: TokenUsage | None, ignored: tuple[str, ...] = ()) -> ProviderAnswer:
-    """Read a chat completion with one choice. Raises `ValueError` for one without a message."""
+def read_answer(
+    chat: Json, usage: TokenUsage | None, ignored: tuple[str, ...] = (), steps: tuple[AgentStep, ...] = ()
+) -> ProviderAnswer:
+    """Read a chat completion with one choice; ``steps`` are what was done for it.
+
+    Raises `ValueError` for one without a message.
+    """
     choices = objects(chat.get("choices"))
     message = choices[0].get("message") if choices else None
     if not isinstance(message, dict):
@@ -167,6 +175,7 @@ def read_answer(chat: Json, usage: TokenUsage | None, ignored: tuple[str, ...] =
         model=_text(chat.get("model")) or None,
         finish_reason=_finish_reason(choices[0], has_calls=bool(calls), is_refusal=refusal is not None),
         ignored=ignored,
+        steps=steps,
     )
 
 

@@ -9,6 +9,7 @@ from decimal import Decimal
 import pytest
 
 from quintain.config.prices import Price
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, TokenUsage
 from quintain.graders import Case
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS, JsonObject, build_grader_input
@@ -182,3 +183,23 @@ def test_the_trace_tells_what_is_known_and_leaves_out_the_rest() -> None:
     unknown = read(ASKED, RESULT.model_copy(update={"token_usage": None}))["trace"]
     assert isinstance(unknown, dict)
     assert not unknown.keys() & {"token_usage", "cost_usd", "start_time", "end_time"}
+
+
+def test_the_tools_that_ran_for_an_answer_are_in_its_trace_and_its_steps_are_beside_it() -> None:
+    steps = [
+        AgentStep(operation="execute_tool", tool="look", tool_call_id="c1", arguments={"a": 1}, result="Paris"),
+        AgentStep(operation="execute_tool", tool="drop", error_type="Refused", duration_ms=3.0),
+    ]
+    fields = read(ASKED, RESULT.with_fields(steps=steps))
+    trace = fields["trace"]
+    assert isinstance(trace, dict)
+    sums = (trace["event_count"], trace["tool_calls"], trace["error_count"], trace["llm_call_count"])
+    assert sums == (2, {"look": 1, "drop": 1}, 1, 1)
+    events = trace["events"]
+    assert isinstance(events, list)
+    assert [event["tool"] for event in events if event["type"] == "tool_call"] == [  # type: ignore[index, call-overload]
+        {"name": "look", "call_id": "c1", "input": {"a": 1}, "output": "Paris", "status": "ok"},
+        {"name": "drop", "call_id": "step-1", "input": None, "output": None, "duration_ms": 3.0, "status": "error"},
+    ]
+    assert fields["steps"] == [step.model_dump(by_alias=True, exclude_none=True) for step in steps]
+    assert fields["messages"] == read(ASKED, RESULT)["messages"]

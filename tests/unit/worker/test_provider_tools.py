@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from quintain.apis.streams import STREAMS
+from quintain.apis.translation import Json
+from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ToolCall, ToolCallChunk
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
-from support.model_streams import chat_call_events
+from support.model_streams import chat_call_events, event
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
 
 #: A schema that libraries like to mend: titles, defaults, no ``additionalProperties``, limits.
@@ -148,6 +151,64 @@ async def test_text_beside_calls_is_kept(server: ModelServer) -> None:
     assert answer.text == "Let me see."
     assert answer.output is not None
     assert [message.content for message in answer.output] == ["Let me see."]
+
+
+#: What vendors ran for an answer, in their own words.
+SEARCHED = [
+    {"type": "server_tool_use", "id": "s_1", "name": "web_search", "input": {"query": "tides"}},
+    {"type": "web_search_tool_result", "tool_use_id": "s_1", "content": [{"url": "https://tides.example"}]},
+    {"type": "mcp_tool_use", "id": "m_1", "name": "clock", "server_name": "time", "input": {}},
+    {"type": "mcp_tool_result", "tool_use_id": "m_1", "is_error": True, "content": [{"type": "text", "text": "no"}]},
+]
+RAN = [
+    {"type": "web_search_call", "id": "s_1", "status": "completed", "action": {"type": "search", "query": "tides"}},
+    {"type": "mcp_call", "id": "m_1", "name": "clock", "server_label": "time", "arguments": "{}", "error": "no"},
+    {"type": "file_search_call", "id": "f_1", "queries": ["tides"], "results": [{"text": "12:40"}]},
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("wire", "field", "items", "ran"),
+    [
+        (
+            ANTHROPIC,
+            "content",
+            SEARCHED,
+            [
+                ("web_search", "s_1", {"query": "tides"}, [{"url": "https://tides.example"}], None),
+                ("clock", "m_1", {}, [{"type": "text", "text": "no"}], "_OTHER"),
+            ],
+        ),
+        (
+            RESPONSES,
+            "output",
+            RAN,
+            [
+                ("web_search", "s_1", {"action": {"type": "search", "query": "tides"}}, None, None),
+                ("clock", "m_1", {}, "no", "_OTHER"),
+                ("file_search", "f_1", {"queries": ["tides"]}, [{"text": "12:40"}], None),
+            ],
+        ),
+    ],
+    ids=["anthropic", "responses"],
+)
+async def test_what_a_vendor_ran_for_an_answer_is_its_steps(
+    server: ModelServer, wire: Wire, field: str, items: list[Json], ran: list[object], streamed: bool
+) -> None:
+    body = wire.answer("At 12:40.")
+    body[field] = [*items, *body[field]]  # type: ignore[misc]
+    api: ApiName = "messages" if wire is ANTHROPIC else "responses"
+    events = [event(one, str(one["type"])) for one in STREAMS[api]().rest_of(body)]
+    server.set_responses(StreamedResponse(events=events) if streamed else ScriptedResponse(body=body))
+    provider, request = wire.provider(server.url), InvokeRequest(question="q")
+    answer = await provider.answer(request, timeout_seconds=10, on_text=(lambda _: None) if streamed else None)
+    await provider.close()
+    assert answer.text == "At 12:40."
+    assert {step.operation for step in answer.steps} == {"execute_tool"}
+    assert [
+        (step.tool, step.tool_call_id, step.arguments, step.result, step.error_type) for step in answer.steps
+    ] == ran
 
 
 async def test_arguments_that_are_no_json_come_back_as_they_are(server: ModelServer) -> None:
