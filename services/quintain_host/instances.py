@@ -15,8 +15,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quintain.agents.hosted_agent import target_factory
 from quintain.config.fingerprint import dependency_digests, fingerprint_of, import_digests, module_digests
-from quintain.config.python_imports import load_callable
+from quintain.config.python_imports import load_object
 from quintain.errors import ConfigError
 from quintain.target.codec import Codec
 from quintain.target.type_registry import types_of_target
@@ -177,11 +178,11 @@ _TARGET_INTERFACE = (
 
 
 def load_factory(path: str, folder: Path) -> InstanceFactory:
-    """Import the factory that ``module:factory`` names; ``folder`` is searched first. Raises `ConfigError`."""
+    """Import the factory or agent that ``module:name`` names; ``folder`` is searched first. Raises `ConfigError`."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{path!r} names no factory: write it as module:factory, such as bots:SupportBot")
-    return load_callable(path, folder, kind="factory")
+    return target_factory(load_object(path, folder, kind="factory"), path)
 
 
 def factory_fingerprint(path: str, folder: Path, depends_on: Iterable[str] = ()) -> str:
@@ -199,7 +200,8 @@ def require_target(instance: Any, path: str) -> None:
     missing = [name for name in _TARGET_INTERFACE if not hasattr(type(instance), name)]
     if missing:
         raise ConfigError(
-            f"{path} made a {type(instance).__name__}, which is not a Target: it lacks {', '.join(missing)}"
+            f"{path} made a {type(instance).__name__}, which is not a Target: it lacks {', '.join(missing)}. "
+            "An agent of another framework is hosted as it is: docs/agents.md"
         )
 
 

@@ -1,12 +1,13 @@
 """The example agents, each with its real framework: `quintain run` asks them, and they ask a model that is a stub.
 
-Each runs in the environment of its framework, with Quintain from this checkout.
+Each runs in the environment of its framework, with the wheel of this checkout on its path.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import pytest
 from clients.tool_session import ToolSession
 from quintain.settings import environment
 from support.client_tools import TOOLS, ClientTool, cache_folder
+from support.installed_wheel import REPOSITORY, build_wheel, run
 from support.tide_model import answer_tides
 
-REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples" / "agents"
 
 #: Each target of the examples, by the environment that it runs in.
@@ -32,7 +33,16 @@ AGENTS = {
 }
 
 
-async def run_example(session: ToolSession, tool: ClientTool, words: str) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def quintain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Quintain alone: what it needs is in each environment."""
+    folder = tmp_path_factory.mktemp("quintain")
+    uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--offline", "--target", folder]
+    run([*uv, build_wheel(tmp_path_factory.mktemp("wheel"))], REPOSITORY)
+    return folder
+
+
+async def run_example(session: ToolSession, tool: ClientTool, quintain: Path, words: str) -> list[dict[str, Any]]:
     """Run the examples' evaluation with these words, and return its rows."""
     session.provider.response_for = answer_tides
     shutil.copytree(EXAMPLES, session.folder, dirs_exist_ok=True)
@@ -41,7 +51,7 @@ async def run_example(session: ToolSession, tool: ClientTool, words: str) -> lis
         f"{python} -m quintain_cli run eval.yaml {words}",
         tool,
         seconds=600,
-        PYTHONPATH=f"{REPOSITORY / 'shared'}:{REPOSITORY / 'services'}",
+        PYTHONPATH=str(quintain),
         MODEL_URL=f"{session.provider.url}/v1",
         OPENAI_API_KEY="key-of-the-model",
     )
@@ -52,8 +62,10 @@ async def run_example(session: ToolSession, tool: ClientTool, words: str) -> lis
 
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.tool(tool)) for name, tool in AGENTS.items()])
-async def test_an_example_answers_and_tells_its_steps(session: ToolSession, tool: ClientTool, name: str) -> None:
-    rows = await run_example(session, tool, f"--target {name}")
+async def test_an_example_answers_and_tells_its_steps(
+    session: ToolSession, tool: ClientTool, quintain_folder: Path, name: str
+) -> None:
+    rows = await run_example(session, tool, quintain_folder, f"--target {name}")
     assert sorted((row["caseId"], row["score"]) for row in rows) == [("dover", 1.0), ("ostend", 1.0)]
     for row in rows:
         steps = row["answer"]["steps"]
@@ -62,9 +74,9 @@ async def test_an_example_answers_and_tells_its_steps(session: ToolSession, tool
         assert steps[1]["gen_ai.tool.name"] == "tide"
         assert steps[1]["gen_ai.tool.call.arguments"] == {"port": port}
         assert steps[1]["gen_ai.tool.call.result"] == row["output"] == row["case"]["expected"]
-        assert steps[1]["duration_ms"] >= 0
+        assert steps[1]["durationMs"] >= 0
         assert row["tokenUsage"] == {"input": 42, "output": 18} | row["tokenUsage"]
     # All that it asks the model is charged to the run, and asked with the model's own key.
     summary = json.loads((session.folder / "runs" / "eval" / "run.json").read_text())
-    assert summary["callCount"] == 2 + len(session.provider.requests)
+    assert summary["totals"]["calls"] == 2 + len(session.provider.requests)
     assert {request.headers["authorization"] for request in session.provider.requests} == {"Bearer key-of-the-model"}

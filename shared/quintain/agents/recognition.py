@@ -85,7 +85,7 @@ def _adapter_of(agent: object, name: str) -> Callable[[object], Conversation]:
             raise ConfigError(f"{name} is a {key[1]} and no agent: {remedy}")
     if callable(agent):
         return cast("Callable[[object], Conversation]", FunctionConversation)
-    raise ConfigError(f"{name} is a {type(agent).__name__}, and no agent: an agent is {KINDS}")
+    raise ConfigError(f"{name} is of type {type(agent).__name__}, and no agent: an agent is {KINDS}")
 
 
 def _is_async(agent: object) -> bool:

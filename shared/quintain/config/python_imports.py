@@ -41,12 +41,11 @@ def load_object(reference: str, folder: Path, *, kind: str) -> object:
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        hint = f"; install it for {sys.executable}, which imports it"
-        raise ConfigError(f"{module_name} cannot be imported: {error}{hint}") from error
     except Exception as error:
         # A module may raise anything while it is imported.
-        raise ConfigError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = f"; install it for {sys.executable}" if missing and missing != module_name else ""
+        raise ConfigError(f"{module_name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
     found: object = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"{module_name} has no {kind} {name}")

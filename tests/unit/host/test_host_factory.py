@@ -47,7 +47,7 @@ def test_what_a_factory_imports_from_its_folder_counts(folder: Path) -> None:
         ("some_bots", "'some_bots' names no factory: write it as module:factory"),
         (":make", "':make' names no factory"),
         ("some_bots:other", "some_bots has no factory other"),
-        ("some_bots:NUMBER", "some_bots has no factory NUMBER"),
+        ("some_bots:NUMBER", "some_bots:NUMBER is of type int, and no agent"),
         ("no_bots:make", "no_bots cannot be imported: ModuleNotFoundError: No module named 'no_bots'"),
         ("broken_bots:make", "broken_bots cannot be imported: ZeroDivisionError: division by zero"),
     ],
