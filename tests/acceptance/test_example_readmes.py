@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ import yaml
 from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
 from support.pages import SHELL_BLOCK, shell_blocks
 from support.running_gateway import ADMIN_TOKEN, run_program
+from support.servers.ports import free_port, is_open
+from support.waiting import block_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -121,6 +124,28 @@ def test_red_team(fleet_shell: CommandLine) -> None:
     example.run(run, code=3)
     leaked = {row["caseId"] for row in example.rows() if row["score"] == 0.0}
     assert (leaked, len(example.rows())) == ({"staff", "spelled", "reversed"}, 7)
+
+
+def test_agents(shell: CommandLine) -> None:
+    """`tests/clients/test_agents.py` and `test_a2a.py` there have those that need a framework."""
+    example = Example("agents", shell)
+    function, _, (serve,), (run,) = example.blocks
+    for line in function:
+        example.run(line)
+    assert {row["caseId"]: row["score"] for row in example.rows()} == {"ostend": 1.0, "dover": 1.0}
+    port = str(free_port())
+    example.shell = example.shell.with_environment({"AGENT_PORT": port})
+    words = shlex.split(serve.replace("9998", port))
+    with subprocess.Popen([sys.executable, *words[1:]], cwd=example.folder, stderr=subprocess.DEVNULL) as endpoint:
+        try:
+            block_until(lambda: is_open(int(port)))
+            example.run(run)
+        finally:
+            endpoint.kill()
+    rows = [row for row in example.rows() if row["target"] == "endpoint"]
+    assert {row["caseId"]: row["score"] for row in rows} == {"ostend": 1.0, "dover": 1.0}
+    steps = [row["answer"]["steps"] for row in rows]  # type: ignore[index]
+    assert [[step["gen_ai.tool.name"] for step in each] for each in steps] == [["tides"], ["tides"]]
 
 
 def test_two_machines(fleet_shell: CommandLine) -> None:

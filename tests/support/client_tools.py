@@ -128,6 +128,8 @@ TOOLS: Mapping[str, ClientTool] = {
         ClientTool(name="agent-openai-agents", version="0.24.0", pypi="openai-agents", beside=QUINTAIN),
         ClientTool(name="agent-pydantic-ai", version="2.68.0", pypi="pydantic-ai-slim[openai]", beside=QUINTAIN),
         ClientTool(name="agent-smolagents", version="1.26.0", pypi="smolagents[openai]", beside=QUINTAIN),
+        ClientTool(name="a2a", version="1.3.0", pypi="a2a-sdk[http-server]", beside=("uvicorn",)),
+        ClientTool(name="a2a-of-0.3", version="0.3.26", pypi="a2a-sdk[http-server]", beside=("uvicorn",)),
         # Without PyTorch and the clients of providers that no test asks.
         ClientTool(
             name="garak",

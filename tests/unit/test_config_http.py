@@ -11,8 +11,11 @@ import yaml
 from quintain.config.fingerprint import target_fingerprints
 from quintain.config.http_targets import HttpTarget
 from quintain.config.loader import Config, load_config
+from quintain.config.prices import target_price
 from quintain.config.quotas import quota_of
+from quintain.contracts.money import CostTerms
 from quintain.errors import ConfigError
+from quintain_worker.cost_bound import CostRule
 
 ENV = {"BOT_KEY": "canary-0123456789", "HOST": "agents.example"}
 
@@ -132,3 +135,13 @@ def test_its_fingerprint_has_its_template_and_no_credential(tmp_path: Path) -> N
         {"url": "http://h"},
     ]
     assert len({fingerprint(**keys) for keys in others}) == len(others)
+
+
+def test_under_a_limit_in_money_it_needs_a_price_for_each_call(tmp_path: Path) -> None:
+    def terms(price: object) -> CostTerms:
+        target = resolved(tmp_path, price=price)
+        return CostRule.of_target("bot", target, target_price(target)).terms()
+
+    assert "targets.bot.price" in (terms(...).problem or "")
+    assert "per_call" in (terms({"input_per_million": 1, "output_per_million": 1}).problem or "")
+    assert (terms({"per_call": 0.02}).per_call_usd, terms({"per_call": 0.02}).problem) == (0.02, None)

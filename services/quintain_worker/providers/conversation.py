@@ -33,7 +33,7 @@ def named_messages(request: InvokeRequest) -> list[tuple[str, ChatMessage]]:
 
 def text_messages(request: InvokeRequest) -> list[TextMessage]:
     """Return the conversation as text. Raises `ProviderFailure` for content that is not text."""
-    return [_text_message(field, message) for field, message in named_messages(request)]
+    return [text_message(field, message) for field, message in named_messages(request)]
 
 
 def refusal(field: str, reason: str) -> ProviderFailure:
@@ -41,7 +41,8 @@ def refusal(field: str, reason: str) -> ProviderFailure:
     return ProviderFailure(BadRequest(f"{field}: {reason}"), Billing.UNBILLED)
 
 
-def _text_message(field: str, message: ChatMessage) -> TextMessage:
+def text_message(field: str, message: ChatMessage) -> TextMessage:
+    """Return a message as text; ``field`` is its name. Raises `ProviderFailure` for content that is not text."""
     if message.tool_calls:
         raise refusal(f"{field}.toolCalls", "this target takes text only")
     if isinstance(message.content, str):

@@ -15,7 +15,7 @@ from quintain.config.http_template import fill_template, fill_url
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.quota import TryOutcome
 from quintain.errors import BadRequest
-from quintain_worker.providers.conversation import ignored_settings, named_messages, refusal, settings_of, text_messages
+from quintain_worker.providers.conversation import ignored_settings, named_messages, refusal, settings_of, text_message
 from quintain_worker.providers.model_requests import chat_message
 from quintain_worker.providers.provider import Billing, ProviderFailure
 
@@ -107,10 +107,10 @@ def session_of(state: str) -> JsonValue:
 
 def last_question(request: InvokeRequest) -> str:
     """Return the text of the last message, which is the user's. Raises `ProviderFailure`."""
-    field, role, text = text_messages(request)[-1]
-    if role != "user":
-        raise refusal(f"{field}.role", "the last message of a turn is the user's")
-    return text
+    last = text_message(*named_messages(request)[-1])
+    if last.role != "user":
+        raise refusal(f"{last.field}.role", "the last message of a turn is the user's")
+    return last.text
 
 
 def _json_bytes(value: object) -> bytes:

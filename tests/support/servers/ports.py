@@ -30,3 +30,9 @@ def free_port() -> int:
             probe.bind((LOOPBACK, port))
             _given.append(port)
             return port
+
+
+def is_open(port: int) -> bool:
+    """Return whether something listens on this port."""
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
