@@ -235,7 +235,7 @@ async def test_a_name_that_nobody_serves_and_a_slot_that_is_not_free_in_time_are
     host: ThreadHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("quintain.controller.leased_target.WAITING_SECONDS", 0.5)
-    with pytest.raises(NoAnswer, match="No host leased target 'nobody'"):
+    with pytest.raises(NoAnswer, match="No host serves target 'nobody'"):
         async with quintain.lease("nobody"):
             pass
     async with quintain.lease(host.name), quintain.lease(host.name) as second:

@@ -20,7 +20,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.contracts.remote_target import LeaseResult, TargetDescriptor
 from quintain.controller.scope import GivenScope, OnEvent, answer_in_scope, as_list, find_scope
 from quintain.controller.trajectory import Trajectory
-from quintain.errors import ConfigError, HostLost, NoAnswer, Unroutable
+from quintain.errors import BusError, ConfigError, HostLost, NoAnswer, Unroutable
 from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, open_with_token
 from quintain.remote.connection_thread import ConnectionThread, Executor, InlineExecutor, open_connection_thread
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
@@ -47,8 +47,9 @@ from quintain.timings import Timings
 
 log = logging.getLogger(__name__)
 
-#: How often a program is told that it waits for a slot, and how long a host has to say that it is there, in seconds.
-WAITING_SECONDS, DESCRIBE_SECONDS = 60.0, 1.0
+#: How often a program is told that it waits for a slot, for how long it does, and how long a host has to say that it is
+#: there, in seconds.
+WAITING_SECONDS, MAX_WAITING_SECONDS, DESCRIBE_SECONDS = 60.0, 86_400.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ async def lease(  # noqa: PLR0913 -- what a lease may be given, by name
 ) -> AsyncIterator[LeasedTarget]:
     """Lease an instance of a hosted target until the context is left, which tears it down.
 
-    It waits for a free slot as long as it takes, without blocking the event loop, and logs a warning each minute.
+    It waits for a free slot without blocking the event loop, for a day at most, and logs a warning each minute.
 
     - ``name``: the name under which `quintain serve host` leases the target.
     - ``scope``: the tags whose events may be answered, by name or as objects; by default all tags of the target.
@@ -344,22 +345,39 @@ async def _leased(
 
 
 async def _acquire(line: _Connection, name: str, timeouts: TargetTimeouts | None, timings: Timings) -> RemoteLease:
-    limits = timeouts or dataclasses.replace(DEFAULT_TIMEOUTS, slot_seconds=WAITING_SECONDS)
-    while True:
-        try:
-            return await acquire_lease(line.bus, line.rpc_client, name, timeouts=limits, timings=timings)
-        except NoAnswer as no_answer:
-            if timeouts is not None or not await _is_served(line.rpc_client, name):
-                raise
-            log.warning("%s. It is waited for further", no_answer.message)
+    """Lease an instance; without ``timeouts`` one request waits for its turn, and it is said what it waits for."""
+    booting = 0
+
+    def count_boot(change: int) -> None:
+        nonlocal booting
+        booting += change
+
+    limits = timeouts or dataclasses.replace(DEFAULT_TIMEOUTS, slot_seconds=MAX_WAITING_SECONDS)
+    leasing = asyncio.ensure_future(
+        acquire_lease(line.bus, line.rpc_client, name, timeouts=limits, timings=timings, on_boot=count_boot)
+    )
+    try:
+        while not (await asyncio.wait([leasing], timeout=WAITING_SECONDS))[0]:
+            if timeouts is None and not booting:
+                await _require_served(line.rpc_client, name)
+                log.warning("Every slot of target %r is taken, or its hosts have ended; one is waited for", name)
+        return leasing.result()
+    except BaseException:
+        leasing.cancel()
+        await asyncio.gather(leasing, return_exceptions=True)
+        if not leasing.cancelled() and leasing.exception() is None:
+            await leasing.result().release()
+        raise
 
 
-async def _is_served(rpc_client: RpcClient, name: str) -> bool:
-    """Whether a host has ever served this name: one whose slots are all taken does not reply."""
+async def _require_served(rpc_client: RpcClient, name: str) -> None:
+    """Raise `NoAnswer` if no host has ever served this name: one whose slots are all taken does not reply."""
     try:
         await describe_host(rpc_client, name, timeout_seconds=DESCRIBE_SECONDS)
     except Unroutable:
-        return False
-    except NoAnswer:
-        return True
-    return True
+        raise NoAnswer(
+            f"No host serves target {name!r}: start one with `quintain serve host module:factory --name {name}`"
+        ) from None
+    except (NoAnswer, BusError):
+        # A broker that restarts is waited for, too.
+        return
