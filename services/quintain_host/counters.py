@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -54,13 +55,8 @@ class HostCounters:
 #: Message: the child consumes lease requests.
 READY: Final = "ready"
 
-_BYTE_BY_MESSAGE: Final = {
-    READY: b"r",
-    LEASE_GIVEN: b"l",
-    LEASE_ENDED: b"o",
-    **dict(zip(RUN_OUTCOMES, (b"e", b"f", b"c"), strict=True)),
-}
-_MESSAGE_BY_BYTE: Final = {byte[0]: message for message, byte in _BYTE_BY_MESSAGE.items()}
+#: The messages that `HostCounters.count` takes.
+COUNTED: Final = frozenset({LEASE_GIVEN, LEASE_ENDED, *RUN_OUTCOMES})
 
 #: How much one read takes from the pipe, in bytes.
 _READ_BYTES = 4096
@@ -80,11 +76,14 @@ class IpcWriter:
         self._descriptor = descriptor
 
     def send(self, message: str) -> None:
-        """Write `READY` or an event that `HostCounters.count` takes; a message that cannot be written is dropped."""
-        # The end of the parent is noticed elsewhere (`wait_parent_exit`). A full pipe (65,536 unread messages) loses a
-        # count.
+        """Write a line: `READY` or one of `COUNTED`; a message that cannot be written is dropped."""
+        # The end of the parent is noticed elsewhere (`wait_parent_exit`). A full pipe (65,536 bytes) loses a count.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
-            os.write(self._descriptor, _BYTE_BY_MESSAGE[message])
+            os.write(self._descriptor, message.encode() + b"\n")
+
+    def send_address(self, lease_id: str, key: str) -> None:
+        """Write which lease is served and its driver's routing key; two empty texts for none."""
+        self.send(json.dumps([lease_id, key]))
 
     async def wait_parent_exit(self) -> None:
         """Wait until the parent has ended, which closes the pipe's read end: only then is the write end readable.
@@ -101,21 +100,23 @@ class IpcWriter:
 
 @contextlib.contextmanager
 def read_ipc(descriptor: int, on_message: Callable[[str], None]) -> Iterator[None]:
-    """Call ``on_message`` for each message that arrives at the pipe's read end while the context is open.
+    """Call ``on_message`` for each line that arrives at the pipe's read end while the context is open.
 
-    Messages that are still in the pipe at the end are read too; then the descriptor is closed. Unknown bytes are
-    ignored, because the writing process runs the target's code.
+    Lines that are still in the pipe at the end are read too; then the descriptor is closed. A line may be anything,
+    because the writing process runs the target's code.
     """
-    loop = asyncio.get_running_loop()
+    loop, rest = asyncio.get_running_loop(), b""
 
     def read() -> bool:
+        nonlocal rest
         try:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return False
-        for byte in data:
-            if byte in _MESSAGE_BY_BYTE:
-                on_message(_MESSAGE_BY_BYTE[byte])
+        *lines, rest = (rest + data).split(b"\n")
+        rest = rest[-_READ_BYTES:]
+        for line in lines:
+            on_message(line.decode(errors="replace"))
         if not data:
             # End of file: the writer closed its end. The descriptor would stay readable for ever.
             loop.remove_reader(descriptor)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quintain.bus.base import Bus
 from quintain.contracts.fleet import ServedTarget, ServiceCard
-from quintain.contracts.remote_target import HostDescribed
+from quintain.contracts.hosting import HostDescribed
 from quintain.fleet.announce import ServiceIdentity
 from quintain.programs.processes import ProcessMark
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -24,7 +24,6 @@ from quintain_host.counters import HostCounters
 from quintain_host.instances import InstanceFactory
 from quintain_host.run import RunLogHandler
 from quintain_host.slot import BOOT_SECONDS, LeaseSlot
-from quintain_host.supervisor import ProcessSupervisor, Supervision
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +37,9 @@ def host_card(identity: ServiceIdentity, bus: Bus, name: str, *, slots: int, in_
 class Host:
     """Serves leases of one target: each of its slots holds at most one leased instance at a time.
 
-    ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known. ``supervision`` says
-    which process answers for this one; without it the host answers for itself. ``boot_seconds`` is how long the factory
-    may take. ``after_lease`` is called after each lease and returns whether this process must end.
+    ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known. ``on_address`` is called
+    with each lease's id and its driver's routing key, and with two empty texts at its end. ``boot_seconds`` is how long
+    the factory may take. ``after_lease`` is called after each lease and returns whether this process must end.
     """
 
     def __init__(  # noqa: PLR0913 -- a composition root
@@ -52,15 +51,12 @@ class Host:
         counters: HostCounters | None = None,
         *,
         fingerprint: str | None = None,
-        supervision: Supervision | None = None,
+        on_address: Callable[[str, str], None] = lambda lease_id, key: None,
         boot_seconds: float = BOOT_SECONDS,
         after_lease: Callable[[], Awaitable[bool]] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._name = bus, name
-        self._supervisor = ProcessSupervisor(bus) if supervision is None else None
-        if self._supervisor is not None:
-            supervision = self._supervisor.add_process()
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._identity = ServiceIdentity("host", self.host_id)
         #: Set once a target blocked its thread beyond the end of its lease, or ``after_lease`` said so. In the first
@@ -68,11 +64,10 @@ class Host:
         self.must_end = asyncio.Event()
         self.counters = HostCounters() if counters is None else counters
         description = HostDescribed(host_id=self.host_id, fingerprint=fingerprint)
-        assert supervision is not None, "without one the host has its own"
         self._slots = [
             LeaseSlot(
                 *(bus, name, factory, description, self.must_end.set, self.counters),
-                supervision=supervision,
+                on_address=on_address,
                 boot_seconds=boot_seconds,
                 after_lease=after_lease,
                 timings=timings,
@@ -85,8 +80,6 @@ class Host:
     async def start(self) -> None:
         """Declare the topology and start consuming lease requests in every slot."""
         await self._bus.declare(host_topology(self._name))
-        if self._supervisor is not None:
-            await self._supervisor.open()
         logging.getLogger().addHandler(self._log_handler)
         loop = asyncio.get_running_loop()
         self._slot_tasks = [
@@ -122,8 +115,6 @@ class Host:
                     task.cancel()
         await asyncio.gather(*self._slot_tasks, return_exceptions=True)
         await asyncio.gather(*(slot.wait_closed() for slot in self._slots))
-        if self._supervisor is not None:
-            await self._supervisor.close()
         logging.getLogger().removeHandler(self._log_handler)
 
 

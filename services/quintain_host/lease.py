@@ -1,9 +1,6 @@
-"""One leased instance: executes its controller's requests in order, each once.
+"""One leased instance: carries out its driver's requests in order, each once.
 
-The lease ends with the teardown, or when its controller stops renewing it.
-
-Requests are acknowledged on receipt and answered by request id: a repeated request gets the stored answer. An
-unreadable request is answered when it names a reply queue, and dropped otherwise.
+The lease ends with the teardown, or when nothing is heard of its driver.
 """
 
 from __future__ import annotations
@@ -11,92 +8,111 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts.headers import TRACEPARENT_HEADER
-from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.contracts.remote_target import (
-    RUN_INPUT_TYPE,
-    BareLeaseRequest,
+from quintain.contracts.hosting import (
     CancelRun,
+    DescribeTarget,
+    DriverItem,
+    DriverMessage,
+    EventReply,
+    LeaseEnded,
+    LeaseOffered,
     LeaseRequest,
     LeaseResult,
-    Query,
-    RunInput,
+    OpenLease,
+    QueryTarget,
+    ResetTarget,
+    RunTarget,
     SetConfig,
-    StartRun,
     Teardown,
 )
 from quintain.contracts.values import replace_surrogates
-from quintain.errors import BadRequest, BusError, Fault
+from quintain.errors import BadRequest
 from quintain.observe.semconv import lease_request_span
-from quintain.observe.spans import Span, span_in_trace
-from quintain.remote.lease import SilenceMeter
-from quintain.routes import CANCEL_RUN, DESCRIBE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN
+from quintain.observe.spans import span_in_trace
+from quintain.remote.stream import MAX_ITEM_BYTES, LeaseStream
 from quintain.rpc.private_queues import PrivateQueue
-from quintain.rpc.server import AckBatcher, log_defect, send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
 from quintain.target.type_registry import require_size
 from quintain.timings import Timings
-from quintain_host.counters import HostCounters
+from quintain.topology import REPLY
 from quintain_host.instances import InstanceThread
-from quintain_host.run import EventSender, HostedRun
+from quintain_host.run import HostedRun
 
 log = logging.getLogger(__name__)
 
-#: How many answers are kept for repeated requests. A controller sends one request after another.
-MAX_STORED_ANSWERS = 32
-
-#: How many run messages are acknowledged together. A run message that is redelivered has no second effect.
-ACK_BATCH_SIZE = 16
+#: How long the last messages of a lease may take, in seconds.
+CLOSE_SECONDS = 1.0
 
 
 class HostedLease:
-    """One instance on its own thread, leased to one controller; ``queue`` is the one of its requests."""
+    """One instance on its own thread, leased to one driver; ``queue`` is that of this lease.
+
+    ``on_address`` is called with the lease's id and its driver's routing key when that changes, ``on_run_ended`` with
+    how each run ended.
+    """
 
     def __init__(  # noqa: PLR0913 -- one lease with all its collaborators
         self,
         bus: Bus,
         queue: PrivateQueue,
-        target: Any,
+        lease_id: str,
         instance_thread: InstanceThread,
-        codec: Codec,
         *,
-        counters: HostCounters,
+        on_address: Callable[[str, str], None],
+        on_run_ended: Callable[[str], None],
         timings: Timings,
     ) -> None:
-        self._bus, self._target, self._instance_thread, self._codec = bus, target, instance_thread, codec
-        self._counters, self._timings = counters, timings
-        self._queue, self.key = queue, queue.key
-        self.lease_id = queue.key.rpartition("/")[2]
-        self._answers: OrderedDict[str, asyncio.Task[LeaseResult]] = OrderedDict()
+        self._queue, self.instance_thread, self._timings = queue, instance_thread, timings
+        self._on_address, self._on_run_ended = on_address, on_run_ended
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stream = LeaseStream(
+            *(bus, REPLY, lease_id, DriverMessage, self._on_items),
+            get_own_key=lambda: queue.key,
+            on_broken=self._on_broken,
+            ended=self._ended,
+            timings=timings,
+        )
+        #: That of the request for the lease.
+        self.traceparent: str | None = None
+        self._target: Any = None
+        self._codec: Codec | None = None
+        self._requests: set[asyncio.Task[None]] = set()
+        #: Held by the request that is carried out, and until there is an instance.
         self._request_lock = asyncio.Lock()
         self._run: HostedRun | None = None
         self._teardown_task: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()
-        self._silence = SilenceMeter(timings.host_heartbeat_seconds / 2)
-        self._ack_batcher = AckBatcher(ACK_BATCH_SIZE)
 
-    async def open(self) -> None:
-        """Answer the controller's requests from now on."""
-        await self._queue.open(self._on_message)
+    async def offer(self, request: Delivery, host_id: str) -> None:
+        """Tell the driver that its request was taken, and receive its messages. Raises `Unroutable`, `BusError`."""
+        await self._request_lock.acquire()
+        await self._queue.open(self._on_delivery)
+        self._receive(request)
+        await self._stream.send_now(LeaseOffered(host_id=host_id))
+        self._stream.start_beating()
+
+    async def open(self, result: LeaseResult, target: Any = None, codec: Codec | None = None) -> None:
+        """Tell the driver of its instance, and carry out its requests. Raises `Unroutable`, `BusError`."""
+        self._target, self._codec = target, codec
+        await self._stream.send_now(result)
+        self._request_lock.release()
 
     async def wait_closed(self) -> None:
         """Wait until the instance was torn down, or no message came for `Timings.host_lost_seconds`."""
-        silent_seconds = 0.0
-        while not self._ended.is_set() and silent_seconds < self._timings.host_lost_seconds:
-            silent_seconds = await self._silence.wait_interval(self._ended)
-        if not self._ended.is_set():
-            log.warning("Lease %s was not renewed for %.0f s: it ends", self.lease_id[:8], silent_seconds)
+        if silent_seconds := await self._stream.wait_silent():
+            log.warning(
+                "Nothing was heard of the driver of lease %s for %.0f s: it ends",
+                self._stream.lease_id[:8],
+                silent_seconds,
+            )
 
     def end_if_unused(self) -> None:
-        """End the lease soon if its controller has sent no request.
+        """End the lease soon if its driver has sent no request.
 
         Such a lease was prefetched, and another host can give another one. The method waits
         `Timings.host_first_question_seconds`, because the first request of a new lease may be on its way.
@@ -104,8 +120,12 @@ class HostedLease:
         asyncio.get_running_loop().call_later(self._timings.host_first_question_seconds, self._end_if_unused)
 
     def _end_if_unused(self) -> None:
-        if not self._answers:
-            self._ended.set()
+        if self._stream.received <= 1:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     async def close(self) -> bool:
         """Stop the run and tear the instance down; `close_queue` is still to be called.
@@ -114,167 +134,142 @@ class HostedLease:
         """
         try:
             if self._teardown_task is not None:
-                # The controller requested this teardown: let it finish within the limit.
+                # The driver requested this teardown: let it finish within the limit.
                 await asyncio.wait([self._teardown_task], timeout=self._timings.host_lost_seconds)
             self._cancel_requests()
             await self._stop_run()
-            if self._teardown_task is None:
+            if self._teardown_task is None and self._target is not None:
                 try:
                     async with asyncio.timeout(2 * self._timings.host_lost_seconds):
-                        await self._teardown(reset=True)
+                        await self._tear_down(reset=True)
                 except Exception:
-                    # There is no controller any more that could get the error.
+                    # There is no driver any more that could get the error.
                     log.exception("A target failed while its lapsed lease was ended")
         finally:
             if self._teardown_task is not None:
                 self._teardown_task.cancel()
-            is_thread_ended = await self._instance_thread.close()
+            is_thread_ended = await self.instance_thread.close()
             # Nothing else refers to the instance: its memory is free before the next lease.
             self._target = self._run = None
         return is_thread_ended
 
     async def close_queue(self) -> None:
-        """Stop consuming requests. Raises nothing but a cancellation."""
-        await self._queue.close(handler_seconds=1.0)
+        """Send what is left, and delete the queue, which tells the driver of the end. Raises only a cancellation."""
+        self._end()
+        await self._stream.close(CLOSE_SECONDS)
+        await self._queue.close()
+
+    async def _on_delivery(self, delivery: Delivery) -> None:
+        if delivery.correlation_id == self._stream.lease_id:
+            self._receive(delivery)
+        await delivery.ack()
+
+    def _receive(self, delivery: Delivery) -> None:
+        address = self._stream.key
+        self._stream.on_delivery(delivery)
+        if self._stream.key != address:
+            self._on_address(self._stream.lease_id, self._stream.key)
+
+    def _on_broken(self, reason: str) -> None:
+        log.error("Lease %s ends: %s", self._stream.lease_id[:8], reason)
+        self._stream.send(LeaseEnded(reason=reason).to_wire())
+        self._end()
+
+    def _on_items(self, first: int, items: Sequence[DriverItem]) -> None:
+        replies: list[EventReply] = []
+        for number, item in enumerate(items, first):
+            if isinstance(item, EventReply):
+                replies.append(item)
+            elif isinstance(item, OpenLease):
+                # The slot answers it.
+                self.traceparent = item.traceparent
+            else:
+                if isinstance(item, Teardown):
+                    # It does not wait for a request that may never end.
+                    self._cancel_requests()
+                task = asyncio.get_running_loop().create_task(self._carry_out(number, item))
+                self._requests.add(task)
+                task.add_done_callback(self._requests.discard)
+        if replies and self._run is not None:
+            self._run.on_replies(replies)
+
+    def _cancel_requests(self) -> None:
+        for request in self._requests:
+            request.cancel()
+
+    async def _carry_out(self, number: int, request: LeaseRequest) -> None:
+        try:
+            with span_in_trace(lease_request_span(request.type), request.traceparent):
+                async with self._request_lock:
+                    body = await self._result(number, request)
+        except asyncio.CancelledError:
+            body = _failed(number, RuntimeError("The request was ended: its instance is torn down"))
+        except Exception as error:
+            # A target's exception is sent with its class, so that the driver can raise the same.
+            body = _failed(number, error)
+        if body:
+            self._stream.send(body)
+        if isinstance(request, Teardown):
+            self._end()
+
+    async def _result(self, number: int, request: LeaseRequest) -> bytes:
+        """Carry a request out, and return its result; that of a run comes when it ends."""
+        match request:
+            case SetConfig():
+                return await self._set_config(number, request)
+            case DescribeTarget():
+                return await self._describe(number)
+            case QueryTarget():
+                return _result_body(number, value=await self._query(request))
+            case RunTarget():
+                await self._stop_run()
+                assert self._codec is not None, "requests wait for the instance"
+                self._run = HostedRun(
+                    *(self._target, self.instance_thread, self._codec, number, request, self._stream),
+                    self._on_run_ended,
+                )
+                return b""
+            case CancelRun() if self._run is not None and self._run.number == request.to:
+                await self._stop_run()
+            case ResetTarget():
+                await self.instance_thread.run(_await(self._target.reset_ephemeral_state))
+            case Teardown():
+                await self._tear_down(reset=request.reset)
+        return _result_body(number)
 
     async def _stop_run(self) -> None:
         if self._run is not None:
-            self._run.cancel()
-            await self._run.wait_ended()
+            await self._run.stop()
 
-    async def _on_message(self, delivery: Delivery) -> None:
-        self._silence.record()
-        if delivery.type == RUN_INPUT_TYPE:
-            self._on_run_message(delivery)
-            await self._ack_batcher.add(delivery)
-            return
-        await delivery.ack()
-        answer: LeaseResult | Fault
-        try:
-            with self._span_for(delivery):
-                answer = await self._answer(delivery)
-        except Fault as fault:
-            answer = fault
-        except Exception as error:
-            # The controller must get an answer even after a defect.
-            answer = log_defect(error, f"answering {delivery.type}")
-        if delivery.type == TEARDOWN.key:
-            # The slot is free from now on; the reply is on its way meanwhile.
-            self._ended.set()
-        await self._reply(delivery, answer)
+    async def _describe(self, number: int) -> bytes:
+        codec = self._codec
+        assert codec is not None, "requests wait for the instance"
+        descriptor = await self.instance_thread.call(lambda: codec.describe(self._target))
+        return _result_body(number, descriptor=descriptor)
 
-    def _span_for(self, delivery: Delivery) -> AbstractContextManager[Span]:
-        """Open a span in the controller's trace; heartbeats get none."""
-        if delivery.type == RENEW.key:
-            return nullcontext(Span())
-        span_start = lease_request_span(delivery.type if delivery.type in LEASE_OPERATIONS else "unknown")
-        return span_in_trace(span_start, delivery.headers.get(TRACEPARENT_HEADER))
-
-    async def _reply(self, delivery: Delivery, answer: LeaseResult | Fault) -> None:
-        try:
-            await send_reply(self._bus, delivery, answer)
-        except BadRequest as bad_request:
-            # A name or a description of the target holds a lone surrogate, which cannot be encoded as UTF-8.
-            await send_reply(self._bus, delivery, bad_request)
-        except BusError as error:
-            log.warning(
-                "The answer to a %s could not be sent; the controller repeats its request: %s",
-                delivery.type,
-                error.message,
-            )
-
-    def _on_run_message(self, delivery: Delivery) -> None:
-        try:
-            message = RunInput.from_wire(delivery.body)
-        except BadRequest as error:
-            log.warning("An unreadable run message was dropped: %s", error.message)
-            return
-        if self._run is not None and self._run.run_id == message.run_id:
-            self._run.on_message(message)
-
-    async def _answer(self, delivery: Delivery) -> LeaseResult:
-        if delivery.type == RENEW.key:
-            return LeaseResult()
-        if delivery.type not in LEASE_OPERATIONS:
-            raise BadRequest(f"{delivery.type!r} is not an operation of a lease")
-        request_class, operation = LEASE_OPERATIONS[delivery.type]
-        request = request_class.from_wire(delivery.body)
-        if request.request_id not in self._answers:
-            if delivery.type == TEARDOWN.key:
-                # It does not wait for a request that may never end.
-                self._cancel_requests()
-            execution = self._execute(lambda: operation(self, request))
-            self._answers[request.request_id] = asyncio.get_running_loop().create_task(execution)
-            if len(self._answers) > MAX_STORED_ANSWERS:
-                self._answers.popitem(last=False)
-        return await asyncio.shield(self._answers[request.request_id])
-
-    async def _execute(self, operation: Callable[[], Awaitable[LeaseResult]]) -> LeaseResult:
-        try:
-            async with self._request_lock:
-                return _require_sendable(await operation())
-        except asyncio.CancelledError:
-            return LeaseResult(failure=to_failure(RuntimeError("The request was ended: its instance is torn down")))
-        except Exception as error:
-            # A target's exception is sent with its class, so that the controller can raise the same.
-            return LeaseResult(failure=to_failure(error))
-
-    def _cancel_requests(self) -> None:
-        for answer in self._answers.values():
-            answer.cancel()
-
-    async def describe(self, _: LeaseRequest) -> LeaseResult:
-        """Return what the target exposes in its current configuration."""
-        return LeaseResult(descriptor=await self._instance_thread.call(lambda: self._codec.describe(self._target)))
-
-    async def set_config(self, request: SetConfig) -> LeaseResult:
-        """Set configuration slots of the target; the first one that fails ends it."""
+    async def _set_config(self, number: int, request: SetConfig) -> bytes:
         for name, value in request.values.items():
-            await self._instance_thread.call(partial(self._target.set_config, name, value))
+            await self.instance_thread.call(partial(self._target.set_config, name, value))
         if request.described:
             # A description that fails is asked for again, and then its error is raised.
             with contextlib.suppress(Exception):
-                return _require_sendable(await self.describe(request))
-        return LeaseResult()
+                return await self._describe(number)
+        return _result_body(number)
 
-    async def query(self, request: Query) -> LeaseResult:
-        """Query the target. Raises `TypeError` where its answer is not a string."""
-        value = await self._instance_thread.call(lambda: self._target.query(request.name, **request.params))
+    async def _query(self, request: QueryTarget) -> str:
+        value = await self.instance_thread.call(lambda: self._target.query(request.name, **request.params))
         if not isinstance(value, str):
             raise TypeError(
                 f"The query {request.name!r} was answered with a {type(value).__name__}: a target's values are text"
             )
-        return LeaseResult(value=replace_surrogates(value))
+        return replace_surrogates(value)
 
-    async def start_run(self, request: StartRun) -> LeaseResult:
-        """Start a run; its events go to the controller in a stream of their own (`EventSender`)."""
-        await self._stop_run()
-        event_sender = EventSender(self._bus, request.run_id, request.run_key, self._timings)
-        self._run = HostedRun(self._target, self._instance_thread, self._codec, request, event_sender)
-        self._run.on_ended(self._counters.count)
-        return LeaseResult()
-
-    async def cancel_run(self, request: CancelRun) -> LeaseResult:
-        """Stop this run, because the controller no longer waits for it; another run is left alone."""
-        if self._run is not None and self._run.run_id == request.run_id:
-            await self._stop_run()
-        return LeaseResult()
-
-    async def reset(self, _: BareLeaseRequest) -> LeaseResult:
-        """Reset the target's state of the last run (``reset_ephemeral_state``)."""
-        await self._instance_thread.run(_await(self._target.reset_ephemeral_state))
-        return LeaseResult()
-
-    async def teardown(self, request: Teardown) -> LeaseResult:
-        """Tear the target down; the lease ends afterwards, even where the teardown fails.
+    async def _tear_down(self, *, reset: bool) -> None:
+        """Run the target's teardown once; later callers wait for the same one.
 
         Raises `TimeoutError` where the target blocks its thread.
         """
-        await self._teardown(reset=request.reset)
-        return LeaseResult()
-
-    async def _teardown(self, *, reset: bool) -> None:
-        """Run the target's teardown once; later callers wait for the same one."""
+        await self._stop_run()
         if self._teardown_task is None:
             self._teardown_task = asyncio.get_running_loop().create_task(self._run_teardown(reset=reset))
         await asyncio.shield(self._teardown_task)
@@ -282,7 +277,7 @@ class HostedLease:
     async def _run_teardown(self, *, reset: bool) -> None:
         try:
             async with asyncio.timeout(self._timings.host_lost_seconds):
-                await self._instance_thread.call(lambda: None)
+                await self.instance_thread.call(lambda: None)
         except TimeoutError:
             raise TimeoutError(
                 "The target blocks its thread: its teardown did not run, and its slot is replaced"
@@ -290,32 +285,25 @@ class HostedLease:
         if reset:
             try:
                 async with asyncio.timeout(self._timings.host_lost_seconds):
-                    await self._instance_thread.run(_await(self._target.reset_ephemeral_state))
+                    await self.instance_thread.run(_await(self._target.reset_ephemeral_state))
             except Exception:
                 # The outcome of the run is known; the teardown goes on.
                 log.exception("A target was not reset before its teardown")
-        await self._instance_thread.run(_await(self._target.teardown))
+        await self.instance_thread.run(_await(self._target.teardown))
 
 
-LeaseOperation = Callable[[HostedLease, Any], Awaitable[LeaseResult]]
-
-#: The operations of a lease: message type → request class and the method that executes it.
-LEASE_OPERATIONS: dict[str, tuple[type[LeaseRequest], LeaseOperation]] = {
-    DESCRIBE.key: (BareLeaseRequest, HostedLease.describe),
-    SET_CONFIG.key: (SetConfig, HostedLease.set_config),
-    QUERY.key: (Query, HostedLease.query),
-    START_RUN.key: (StartRun, HostedLease.start_run),
-    CANCEL_RUN.key: (CancelRun, HostedLease.cancel_run),
-    RESET.key: (BareLeaseRequest, HostedLease.reset),
-    TEARDOWN.key: (Teardown, HostedLease.teardown),
-}
+def _result_body(number: int, **fields: Any) -> bytes:
+    """Return a result as JSON. Raises `ValueError` if it is too large for the broker."""
+    body = LeaseResult(to=number, **fields).to_wire()
+    require_size(len(body), MAX_ITEM_BYTES, "The answer")
+    return body
 
 
-def _require_sendable(result: LeaseResult) -> LeaseResult:
-    """Return the result. Raises `ValueError` if it is too large for the broker."""
-    with contextlib.suppress(BadRequest):  # text that cannot be encoded is refused when it is sent
-        require_size(len(result.to_wire()), MAX_BODY_BYTES, "The answer")
-    return result
+def _failed(number: int, error: Exception) -> bytes:
+    if isinstance(error, BadRequest):
+        # A name or a description of the target holds a lone surrogate, which cannot be encoded as UTF-8.
+        error = ValueError(error.message)
+    return LeaseResult(to=number, failure=to_failure(error)).to_wire()
 
 
 async def _await(function: Callable[[], Awaitable[None]]) -> None:

@@ -12,31 +12,30 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from quintain.bus.base import Bus, Consumer, Delivery, Envelope
-from quintain.contracts.message import Message
-from quintain.contracts.remote_target import (
-    LEASE_OFFER_TYPE,
+from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.contracts.hosting import (
+    LEASE_TYPE,
     REMOTE_TARGET_VERSION,
+    DriverMessage,
     HostDescribed,
-    LeaseOffered,
-    LeaseOpened,
+    LeaseResult,
     OpenLease,
-    TargetDescriptor,
 )
-from quintain.errors import BadRequest, BusError, Fault, QueueFull, Unroutable
+from quintain.contracts.remote_target import TargetDescriptor
+from quintain.errors import BadRequest, BusError, QueueFull, Unroutable
 from quintain.observe.semconv import lease_request_span
+from quintain.observe.spans import span_in_trace
 from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.private_queues import PrivateQueue
-from quintain.rpc.server import delivery_context, log_defect, send_reply
+from quintain.rpc.server import send_reply
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
 from quintain.target.type_registry import types_of_target
 from quintain.timings import Timings
-from quintain.topology import REPLY, host_topology, lease_topology
+from quintain.topology import host_topology, lease_topology
 from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, HostCounters
 from quintain_host.instances import InstanceFactory, InstanceThread, require_target
 from quintain_host.lease import HostedLease
-from quintain_host.supervisor import Supervision
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,8 @@ class LeaseSlot:
 
     ``description`` is the reply to requests for a description of the host. ``must_end`` is called when an instance
     blocks its thread at the end of its lease, and when ``after_lease`` returns True; then the slot drains, too.
-    ``supervision`` says who answers for this process. An instance must be created within ``boot_seconds``.
+    ``on_address`` is called with the id of the lease that is served and its driver's routing key, and with two empty
+    texts when there is none any more. An instance must be created within ``boot_seconds``.
     """
 
     def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
@@ -64,7 +64,7 @@ class LeaseSlot:
         must_end: Callable[[], None],
         counters: HostCounters,
         *,
-        supervision: Supervision,
+        on_address: Callable[[str, str], None],
         boot_seconds: float,
         after_lease: Callable[[], Awaitable[bool]] | None,
         timings: Timings,
@@ -72,7 +72,7 @@ class LeaseSlot:
         self._bus, self._name, self._factory, self._description = bus, name, factory, description
         self._must_end, self._counters, self._timings = must_end, counters, timings
         self._after_lease = after_lease
-        self._supervision, self._boot_seconds = supervision, boot_seconds
+        self._on_address, self._boot_seconds = on_address, boot_seconds
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         #: True from the receipt of a lease request to the end of its lease. A drain does not interrupt this: the
@@ -108,7 +108,7 @@ class LeaseSlot:
             try:
                 async with self._next_request() as request:
                     self._is_busy = True
-                    lease = await self._answer(request)
+                    lease = await self._offer(request)
                 if lease is not None:
                     await self._serve_lease(lease)
                 if self._is_used and self._after_lease is not None and await self._after_lease():
@@ -133,9 +133,10 @@ class LeaseSlot:
         received: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
         async def on_request(delivery: Delivery) -> None:
-            if delivery.type == DESCRIBE_HOST.key:
+            answer = self._description if delivery.type == DESCRIBE_HOST.key else refusal_of(delivery)
+            if answer is not None:
                 # No lease begins: the slot goes on consuming.
-                await self._describe(delivery)
+                await self._reply(delivery, answer)
             elif received.done():
                 await delivery.requeue()
             else:
@@ -147,75 +148,58 @@ class LeaseSlot:
         finally:
             await consumer.drain(0)
 
-    async def _describe(self, request: Delivery) -> None:
+    async def _reply(self, request: Delivery, answer: HostDescribed | BadRequest) -> None:
         try:
-            await send_reply(self._bus, request, self._description)
+            await send_reply(self._bus, request, answer)
         except BusError as error:
-            log.info("The description of the host of %s could not be sent: %s", self._name, error.message)
+            log.info("The reply to a %s to %s could not be sent: %s", request.type, self._name, error.message)
         finally:
             await request.ack()
 
-    async def _answer(self, request: Delivery) -> HostedLease | None:
-        """Create the lease that was requested, reply and acknowledge; returns None where there is no lease to serve."""
-        answer: Message | Fault
-        lease: HostedLease | None = None
-        assert self._request_consumer is not None, "a request came to a consumer"
-        # A second request would be delivered as soon as this one is acknowledged.
-        _, is_wanted = await asyncio.gather(self._request_consumer.cancel(), self._is_wanted(request))
-        if not is_wanted:
-            log.info("A lease request for %s was withdrawn: its controller has gone", self._name)
-            await request.ack()
-            return None
-        try:
-            with delivery_context(request, lease_request_span("lease")):
-                require_version(OpenLease.from_wire(request.body))
-                lease, answer = await self._create_lease()
-        except Fault as fault:
-            answer = fault
-        except Exception as error:
-            # The controller must get an answer even after a defect.
-            answer = log_defect(error, f"leasing {self._name}")
-        try:
-            is_delivered = await send_reply(self._bus, request, answer)
-        except BaseException:
-            is_delivered = False
-            raise
-        finally:
-            if lease is not None and not is_delivered:
-                # The controller did not get the lease: close it instead of waiting for requests.
-                await self._close_lease(lease)
-            await request.ack()
-        return lease if is_delivered else None
-
-    async def _is_wanted(self, request: Delivery) -> bool:
-        """Whether the request's reply queue still exists: a controller that has ended gets no instance."""
-        if not request.reply_to:
-            return False
-        offered = LeaseOffered(
-            host_id=self._description.host_id,
-            supervisor_key=self._supervision.supervisor_key,
-            process_id=self._supervision.process_id,
+    async def _offer(self, request: Delivery) -> HostedLease | None:
+        """Offer a lease to the driver, and acknowledge its request; returns None for a driver that has gone."""
+        queue, self._next_queue = self._prepare_queue(), None
+        lease = HostedLease(
+            self._bus,
+            queue,
+            request.correlation_id or "",
+            InstanceThread(f"target {self._name}"),
+            on_address=self._on_address,
+            on_run_ended=self._counters.count,
+            timings=self._timings,
         )
-        offer = Envelope(body=offered.to_wire(), type=LEASE_OFFER_TYPE, correlation_id=request.correlation_id)
+        assert self._request_consumer is not None, "a request came to a consumer"
         try:
-            await self._bus.publish(REPLY, request.reply_to, offer)
-        except (Unroutable, QueueFull):
-            return False
-        return True
+            # A second request would be delivered as soon as this one is acknowledged.
+            await asyncio.gather(self._request_consumer.cancel(), lease.offer(request, self._description.host_id))
+        except BaseException as error:
+            await self._close_lease(lease)
+            if not isinstance(error, Unroutable | QueueFull):
+                raise
+            log.info("A lease request for %s was withdrawn: its driver has gone", self._name)
+            return None
+        finally:
+            await request.ack()
+        return lease
 
     async def _serve_lease(self, lease: HostedLease) -> None:
-        self.lease = lease
-        self._counters.count(LEASE_GIVEN)
-        if self.is_draining:
-            lease.end_if_unused()
-        else:
-            self._prepare_queue()
+        """Create the instance of a lease, and serve it until it ends."""
         try:
-            await lease.wait_closed()
+            if await self._boot(lease):
+                self.lease = lease
+                self._counters.count(LEASE_GIVEN)
+                if self.is_draining:
+                    lease.end_if_unused()
+                else:
+                    self._prepare_queue()
+                await lease.wait_closed()
+        except (Unroutable, QueueFull):
+            log.info("A lease of %s ends at once: its driver has gone", self._name)
         finally:
             await self._close_lease(lease)
-            self.lease = None
-            self._counters.count(LEASE_ENDED)
+            if self.lease is not None:
+                self.lease = None
+                self._counters.count(LEASE_ENDED)
 
     async def _close_lease(self, lease: HostedLease) -> None:
         try:
@@ -225,6 +209,7 @@ class LeaseSlot:
                 )
                 self._must_end()
         finally:
+            self._on_address("", "")
             # The next lease does not wait for the deletion of this one's queue.
             task = asyncio.get_running_loop().create_task(lease.close_queue())
             self._closing_tasks.add(task)
@@ -236,30 +221,19 @@ class LeaseSlot:
             await self._next_queue.close()
         await asyncio.gather(*self._closing_tasks, return_exceptions=True)
 
-    async def _create_lease(self) -> tuple[HostedLease | None, LeaseOpened]:
-        instance_thread = InstanceThread(f"target {self._name}")
+    async def _boot(self, lease: HostedLease) -> bool:
+        """Create the instance of a lease, and tell its driver; returns whether there is one."""
         try:
-            target, codec, descriptor = await self._create_instance(instance_thread)
-            queue, self._next_queue = self._prepare_queue(), None
-            lease = HostedLease(
-                self._bus, queue, target, instance_thread, codec, counters=self._counters, timings=self._timings
-            )
-            await lease.open()
+            with span_in_trace(lease_request_span("lease"), lease.traceparent):
+                target, codec, descriptor = await self._create_instance(lease.instance_thread)
         except Exception as error:
-            # The factory's exception is sent to the controller with its class and message, and logged here.
+            # The factory's exception is sent to the driver with its class and message, and logged here.
             log.exception("The factory of %s failed", self._name)
-            await self._close_thread(instance_thread)
-            return None, LeaseOpened(host_id=self._description.host_id, failure=to_failure(error))
-        except asyncio.CancelledError:
-            await self._close_thread(instance_thread)
-            raise
-        return lease, LeaseOpened(
-            lease_id=lease.lease_id,
-            key=lease.key,
-            host_id=self._description.host_id,
-            descriptor=descriptor,
-            fingerprint=self._description.fingerprint,
-        )
+            await lease.open(LeaseResult(to=1, failure=to_failure(error)))
+            return False
+        result = LeaseResult(to=1, descriptor=descriptor, fingerprint=self._description.fingerprint)
+        await lease.open(result, target, codec)
+        return True
 
     async def _create_instance(self, instance_thread: InstanceThread) -> tuple[Any, Codec, TargetDescriptor]:
         """Make an instance and describe it, within the limit: what its description waits for is as unbounded."""
@@ -280,15 +254,18 @@ class LeaseSlot:
                 f"{what} within {self._boot_seconds:g} s: --boot-timeout-seconds of its host is its limit"
             ) from None
 
-    async def _close_thread(self, instance_thread: InstanceThread) -> None:
-        if not await instance_thread.close():
-            self._must_end()
 
-
-def require_version(request: OpenLease) -> None:
-    """Raise `BadRequest` where the controller uses another version of the remote-target protocol."""
-    if request.version != REMOTE_TARGET_VERSION:
-        raise BadRequest(
-            f"version: this host speaks version {REMOTE_TARGET_VERSION} of hosting, the controller {request.version}: "
-            "install the same release of quintain on both"
-        )
+def refusal_of(request: Delivery) -> BadRequest | None:
+    """Return why a message is no request for a lease that this host can read; None if it is one."""
+    try:
+        items = DriverMessage.from_wire(request.body).items if request.type == LEASE_TYPE else []
+        if not request.correlation_id or not items or not isinstance(items[0], OpenLease):
+            return BadRequest("items: a request for a lease begins with an `open`, and has a correlation id")
+    except BadRequest as unreadable:
+        return BadRequest(f"This host speaks version {REMOTE_TARGET_VERSION} of hosting: {unreadable.message}")
+    if (version := items[0].version) == REMOTE_TARGET_VERSION:
+        return None
+    return BadRequest(
+        f"version: this host speaks version {REMOTE_TARGET_VERSION} of hosting, the controller {version}: "
+        "install the same release of quintain on both"
+    )

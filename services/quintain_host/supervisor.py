@@ -1,127 +1,38 @@
 """Runs each lease slot in a process of its own, and answers for these processes: whether they run, and how they ended.
 
 Targets that hold the GIL then use all cores, and a crash ends only one slot. Each child process is a host with
-one slot that consumes the same queue. It reports its readiness and its counts to the parent, which restarts a
-child that dies, with exponential backoff, and tells the watchers of its lease. A child that wants to be replaced is
-replaced at once. A child exits when the pipe to its parent is closed, and no process that it started outlives it.
+one slot that consumes the same queue. It reports its readiness, its counts and the driver of its lease to the parent,
+which restarts a child that dies, with exponential backoff. A child that wants to be replaced is replaced at once. A
+child exits when the pipe to its parent is closed, and no process that it started outlives it.
 
-Watchers are answered in the host's parent process, so that a target that holds its interpreter's lock does not delay
-the answers. A host with threads answers for itself; its queue ends with it.
+The parent sends heartbeats to the driver of each child's lease, so that a target that holds its interpreter's lock is
+not taken for lost, and tells it when the child has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
-import secrets
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from quintain.bus.base import Bus, Consumer, Delivery, Envelope
+from quintain.bus.base import Bus, Envelope
 from quintain.contracts.credentials import mask_tokens
-from quintain.contracts.remote_target import ProcessStatus, WatchProcess
-from quintain.errors import BadRequest, BusError
+from quintain.contracts.hosting import LEASE_TYPE, HostMessage, LeaseEnded
+from quintain.errors import BusError
 from quintain.programs.processes import ProcessMark, end_process, start_process
 from quintain.programs.program import CannotStart, OutputTail, Program, program_environment, read_pipe
-from quintain.rpc.server import send_reply
-from quintain.topology import REPLY, supervisor_topology
-from quintain_host.counters import LEASE_ENDED, READY, HostCounters, make_pipe, read_ipc
+from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.topology import REPLY
+from quintain_host.counters import COUNTED, LEASE_ENDED, READY, HostCounters, make_pipe, read_ipc
 
 log = logging.getLogger(__name__)
-
-PREFETCH = 64
-
-#: How many watchers of one process are told of its end: those that asked last. A process has one lease at a time.
-MAX_WATCHERS = 8
-
-#: How many ended processes are remembered, for a watcher that asks later.
-MAX_ENDED = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """Who answers for a slot's process: the routing key of its supervisor, and the id of the process there."""
-
-    supervisor_key: str
-    process_id: str
-
-
-class ProcessSupervisor:
-    """Answers controllers that watch the processes of one host, and tells them when one ends."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._topology = supervisor_topology(secrets.token_urlsafe(24))
-        self.key = self._topology.bindings[0].key
-        self._consumer: Consumer | None = None
-        #: Of each running process: the reply queue of each watcher, by correlation id.
-        self._watchers: dict[str, OrderedDict[str, str]] = {}
-        self._ended: OrderedDict[str, ProcessStatus] = OrderedDict()
-
-    async def open(self) -> None:
-        """Declare the queue, and answer from now on."""
-        await self._bus.declare(self._topology)
-        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_request, prefetch=PREFETCH)
-
-    async def close(self) -> None:
-        """Answer no more. The queue ends here, or with the connection."""
-        if self._consumer is not None:
-            await self._consumer.drain(0)
-            for queue in self._topology.queues:
-                try:
-                    await self._bus.delete(queue)
-                except BusError as error:
-                    log.info("The supervisor's queue ends with its connection: %s", error.message)
-
-    def add_process(self) -> Supervision:
-        """Answer for one more process, which is about to start."""
-        supervision = Supervision(self.key, secrets.token_urlsafe(12))
-        self._watchers[supervision.process_id] = OrderedDict()
-        return supervision
-
-    async def end_process(self, process_id: str, ended: str, log_tail: str) -> None:
-        """Tell the watchers of a process how it ended. Raises nothing but a cancellation."""
-        status = ProcessStatus(ended=ended, log_tail=log_tail)
-        self._ended[process_id] = status
-        if len(self._ended) > MAX_ENDED:
-            self._ended.popitem(last=False)
-        for correlation_id, reply_to in self._watchers.pop(process_id, OrderedDict()).items():
-            envelope = Envelope(body=status.to_wire(), type="result", correlation_id=correlation_id, persistent=False)
-            try:
-                await self._bus.publish(REPLY, reply_to, envelope)
-            except BusError as error:
-                log.info("A watcher of process %s has gone: %s", process_id, error.message)
-
-    async def _on_request(self, request: Delivery) -> None:
-        try:
-            await self._answer(request)
-        except BusError as error:
-            log.info("A watcher was not answered; it asks again: %s", error.message)
-        finally:
-            await request.ack()
-
-    async def _answer(self, request: Delivery) -> None:
-        try:
-            process_id = WatchProcess.from_wire(request.body).process_id
-        except BadRequest as bad_request:
-            await send_reply(self._bus, request, bad_request)
-            return
-        watchers = self._watchers.get(process_id)
-        if watchers is not None and request.reply_to and request.correlation_id:
-            watchers[request.correlation_id] = request.reply_to
-            watchers.move_to_end(request.correlation_id)
-            if len(watchers) > MAX_WATCHERS:
-                watchers.popitem(last=False)
-        status = ProcessStatus() if watchers is not None else self._ended.get(process_id)
-        await send_reply(self._bus, request, status or ProcessStatus(is_known=False))
-
 
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
@@ -135,10 +46,7 @@ REPLACE_EXIT_CODE = 70
 #: Command-line option that gives a child the write end of its pipe to the parent.
 PARENT_FD_OPTION = "--parent-fd"
 
-#: Command-line options that give a child the routing key of its supervisor, and its own id there.
-SUPERVISOR_OPTION, PROCESS_ID_OPTION = "--supervisor-key", "--process-id"
-
-#: How much of the end of a child's standard error its watchers are sent, in bytes.
+#: How much of the end of a child's standard error its driver is sent, in bytes.
 LOG_TAIL_BYTES = 2048
 
 #: How long the ends of the children may take to be told when all are stopped, in seconds.
@@ -171,9 +79,9 @@ class SlotProcesses:
     """
 
     def __init__(
-        self, command: Sequence[str], count: int, env: Mapping[str, str], supervisor: ProcessSupervisor
+        self, bus: Bus, command: Sequence[str], count: int, env: Mapping[str, str], timings: Timings = DEFAULT_TIMINGS
     ) -> None:
-        self._command, self._count, self._env, self._supervisor = list(command), count, env, supervisor
+        self._bus, self._command, self._count, self._env, self._timings = bus, list(command), count, env, timings
         self._processes: set[Process] = set()
         self._stopping = asyncio.Event()
         self._supervisor_tasks: list[asyncio.Task[None]] = []
@@ -215,7 +123,7 @@ class SlotProcesses:
             if not ended_in_time:
                 log.error("The slot process %d did not exit within %.0f s and was killed", child.pid, grace_seconds)
         if self._supervisor_tasks:
-            # They tell the watchers of their children.
+            # They tell the drivers of their children.
             _, unfinished = await asyncio.wait(self._supervisor_tasks, timeout=STOP_SECONDS)
             for task in unfinished:
                 task.cancel()
@@ -245,36 +153,36 @@ class SlotProcesses:
 
     async def _run_process(self, ready_event: asyncio.Event) -> str | None:
         """Run one child from its start to its exit; returns how it ended, or None if it wants to be replaced."""
-        counters = HostCounters(on_count=self.counters.count)
+        counters, driver = HostCounters(on_count=self.counters.count), _Driver(self._bus, self._timings)
 
         def on_message(message: str) -> None:
             if message == READY:
                 ready_event.set()
-            else:
+            elif message in COUNTED:
                 counters.count(message)
+            else:
+                driver.set_address(message)
 
         read_fd, write_fd = make_pipe()
+        beating = asyncio.create_task(driver.send_heartbeats())
         try:
             with read_ipc(read_fd, on_message):
-                ended = await self._run_supervised(write_fd)
-                is_replaced = ready_event.is_set() and ended == describe_exit(REPLACE_EXIT_CODE)
-                return None if is_replaced else ended
+                ended, log_tail = await self._run_child(write_fd)
+            await driver.send(LeaseEnded(reason=f"its process {ended}", log_tail=log_tail))
+            return None if ready_event.is_set() and ended == describe_exit(REPLACE_EXIT_CODE) else ended
         finally:
+            beating.cancel()
             ready_event.clear()
             # The leases of the child ended with it.
             for _ in range(counters.active_leases):
                 counters.count(LEASE_ENDED)
 
-    async def _run_supervised(self, write_fd: int) -> str:
-        """Run one child, and tell its supervisor's watchers how it ended; closes the pipe's end here."""
-        supervision = self._supervisor.add_process()
-        options = [PARENT_FD_OPTION, str(write_fd), SUPERVISOR_OPTION, supervision.supervisor_key]
+    async def _run_child(self, write_fd: int) -> tuple[str, str]:
+        """Run one child; returns how it ended, and the end of its standard error. Closes the pipe's end here."""
         mark = ProcessMark(self._env)
-        program = Program(
-            argv=[*self._command, *options, PROCESS_ID_OPTION, supervision.process_id],
-            env={**self._env, **mark.variables},
-        )
-        log_output, ended = _LogOutput(LOG_TAIL_BYTES), "was stopped"
+        argv = [*self._command, PARENT_FD_OPTION, str(write_fd)]
+        program = Program(argv=argv, env={**self._env, **mark.variables})
+        log_output = _LogOutput(LOG_TAIL_BYTES)
         try:
             async with read_pipe(log_output) as stderr_end:
                 try:
@@ -283,8 +191,7 @@ class SlotProcesses:
                             program, stdout=None, stderr=stderr_end, pass_fds=[write_fd], mark=mark
                         )
                 except CannotStart as error:
-                    ended = f"cannot be started ({error.reason})"
-                    return ended
+                    return f"cannot be started ({error.reason})", ""
                 finally:
                     os.close(write_fd)
                 self._processes.add(child)
@@ -296,8 +203,38 @@ class SlotProcesses:
                 await asyncio.wait([log_output.ended], timeout=LOG_TAIL_SECONDS)
         finally:
             mark.kill()
-            await self._supervisor.end_process(supervision.process_id, ended, log_output.text)
-        return ended
+        return ended, log_output.text
+
+
+class _Driver:
+    """The driver of a child's lease, as long as it has one: told by its parent what the child may be unable to tell."""
+
+    def __init__(self, bus: Bus, timings: Timings) -> None:
+        self._bus, self._timings = bus, timings
+        self._lease_id = self._key = ""
+
+    def set_address(self, message: str) -> None:
+        """Read what `IpcWriter.send_address` wrote; anything else is passed over."""
+        with contextlib.suppress(ValueError, TypeError):
+            self._lease_id, self._key = map(str, json.loads(message))
+
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat in each interval."""
+        while True:
+            await asyncio.sleep(self._timings.host_heartbeat_seconds)
+            await self.send()
+
+    async def send(self, *items: LeaseEnded) -> None:
+        """Send a message beside the numbering of the lease, if there is one. Raises nothing but a cancellation."""
+        if not self._key:
+            return
+        body = HostMessage(number=0, processed=0, items=list(items)).to_wire()
+        envelope = Envelope(body=body, type=LEASE_TYPE, correlation_id=self._lease_id, persistent=False)
+        try:
+            seconds = self._timings.host_heartbeat_seconds
+            await self._bus.publish(REPLY, self._key, envelope, timeout_seconds=seconds)
+        except BusError as error:
+            log.info("The driver of a slot's lease was not reached: %s", error.message)
 
 
 class _LogOutput(OutputTail):

@@ -1,8 +1,8 @@
 """The routes: the exchange, routing key, request type and reply type of every operation.
 
 An invoke request goes to the exchange ``quintain.invoke`` with the target's name as routing key, or an empty one for
-the session's default. Requests on ``quintain.host`` have a target's name as routing key for a lease or a description
-of the host, and the lease's own key otherwise; there the route's key is the message type.
+the session's default. A request for the description of a host has a target's name as routing key; there the route's key
+is the message type. Leases have no routes: they are conversations (`quintain.contracts.hosting`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quintain.contracts import fleet, ledger, remote_target
+from quintain.contracts import fleet, hosting, ledger
 from quintain.contracts import fleet as discovery
 from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
@@ -73,17 +73,7 @@ SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
 #: From one metadata service to the own queue of another: it has no reply.
 ATTEMPTS_ENDED = Route("attempts_ended", PROBE, "ended", ledger.AttemptsEnded, Message)
 
-LEASE = Route("lease", HOST, "lease", remote_target.OpenLease, remote_target.LeaseOpened)
-DESCRIBE_HOST = Route("describe_host", HOST, "describe_host", remote_target.DescribeHost, remote_target.HostDescribed)
-DESCRIBE = Route("describe", HOST, "describe", remote_target.BareLeaseRequest, remote_target.LeaseResult)
-SET_CONFIG = Route("set_config", HOST, "set_config", remote_target.SetConfig, remote_target.LeaseResult)
-QUERY = Route("query", HOST, "query", remote_target.Query, remote_target.LeaseResult)
-START_RUN = Route("start_run", HOST, "start_run", remote_target.StartRun, remote_target.LeaseResult)
-CANCEL_RUN = Route("cancel_run", HOST, "cancel_run", remote_target.CancelRun, remote_target.LeaseResult)
-RESET = Route("reset", HOST, "reset", remote_target.BareLeaseRequest, remote_target.LeaseResult)
-TEARDOWN = Route("teardown", HOST, "teardown", remote_target.Teardown, remote_target.LeaseResult)
-WATCH_PROCESS = Route("watch_process", HOST, "watch_process", remote_target.WatchProcess, remote_target.ProcessStatus)
-RENEW = Route("renew", HOST, "renew", remote_target.BareLeaseRequest, remote_target.LeaseResult)
+DESCRIBE_HOST = Route("describe_host", HOST, "describe_host", hosting.DescribeHost, hosting.HostDescribed)
 
 #: All routes.
 ROUTES: tuple[Route[Any, Any], ...] = (
@@ -92,5 +82,5 @@ ROUTES: tuple[Route[Any, Any], ...] = (
     *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET, QUOTAS, SET_QUOTA),
     DISCOVER,
     *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, ATTEMPTS_ENDED, OPEN_CHILD),
-    *(LEASE, DESCRIBE_HOST, DESCRIBE, SET_CONFIG, QUERY, START_RUN, CANCEL_RUN, RESET, TEARDOWN, RENEW, WATCH_PROCESS),
+    DESCRIBE_HOST,
 )

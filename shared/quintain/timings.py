@@ -76,10 +76,6 @@ class Timings:
     host_heartbeat_seconds: float = 2.0
     #: After how long without a message a controller or host considers the other one lost.
     host_lost_seconds: float = 9.0
-    #: After how long without a reply a controller sends a request to a host again.
-    host_repeat_seconds: float = 5.0
-    #: After how long without an acknowledgement a host sends items again.
-    host_resend_seconds: float = 3.0
     #: How long a host that stops waits for the first request to a lease that was just granted.
     host_first_question_seconds: float = 1.0
     #: Pause of a host's slot after a lease or the broker failed.
@@ -108,11 +104,6 @@ class Timings:
     def held_admit_seconds(self) -> float:
         """After how long without a repetition by its worker the metadata service forgets an admit that must wait."""
         return self.lease_seconds
-
-    @property
-    def host_gone_seconds(self) -> float:
-        """After how long without a message a controller considers a host lost whose supervisor was gone for as long."""
-        return min(1.75 * self.host_heartbeat_seconds, self.host_lost_seconds)
 
     def scaled(self, factor: float) -> Timings:
         """Return the same timings, each multiplied by ``factor``."""

@@ -115,7 +115,6 @@ PROBE = Exchange("quintain.probe", "direct")
 REPLY = Exchange("quintain.reply", "direct")
 CANCEL = Exchange("quintain.cancel", "fanout")
 HOST = Exchange("quintain.host", "direct")
-RUN = Exchange("quintain.run", "direct")
 DEAD = Exchange("quintain.dead", "fanout")
 DISCOVERY = Exchange("quintain.discovery", "fanout")
 #: What happens in the fleet: transient, and nothing waits for it.
@@ -232,25 +231,13 @@ def events_topology(random: str) -> Topology:
 def host_topology(target: str) -> Topology:
     """Return the topology of the queue of lease requests, which all hosts of the target consume."""
     queue = Queue(f"quintain.host.{target}", "quorum")
-    return Topology((HOST, RUN, REPLY), (queue,), (Binding(HOST, queue, target),))
+    return Topology((HOST, REPLY), (queue,), (Binding(HOST, queue, target),))
 
 
 def lease_topology(lease_id: str) -> Topology:
-    """Return the topology of a lease's request queue; its key cannot equal a target's name, which has no slash."""
+    """Return the topology of the queue of a lease's host; its key cannot equal a target's name, which has no slash."""
     queue = Queue(f"quintain.lease.{lease_id}", "classic", expires_ms=10 * MINUTE_MS)
     return Topology((HOST,), (queue,), (Binding(HOST, queue, f"lease/{lease_id}"),))
-
-
-def supervisor_topology(random: str) -> Topology:
-    """Return the topology of the queue of a host's supervisor, which ends with its connection."""
-    queue = Queue(f"quintain.lease.supervisor.{random}", "classic", exclusive=True)
-    return Topology((HOST,), (queue,), (Binding(HOST, queue, f"supervisor/{random}"),))
-
-
-def run_topology(run_id: str) -> Topology:
-    """Return the topology of the queue for a run's output."""
-    queue = Queue(f"quintain.run.{run_id}", "classic", expires_ms=10 * MINUTE_MS)
-    return Topology((RUN,), (queue,), (Binding(RUN, queue, run_id),))
 
 
 #: The operations authorized by a token: those of sessions, then those of administrators.
@@ -262,7 +249,7 @@ OPERATION_KEYS = (
 #: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
     (
-        *(UNROUTED, INVOKE, CONVERSATION, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST, RUN),
+        *(UNROUTED, INVOKE, CONVERSATION, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST),
         *(DISCOVERY, EVENTS),
     ),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, HEARTBEAT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from quintain.contracts.hosting import EmitEvent, SendEvent
 from quintain.contracts.remote_target import (
-    RunItem,
     TrajectoryStart,
     WireControllable,
     WireEvent,
@@ -27,9 +27,9 @@ LETTER = WireControllable(name="letter", domain=["post", "tools"])
 REPLY = WireObservable(name="reply", domain=["user"])
 
 
-def sent(seq: int, request: str) -> RunItem:
+def sent(seq: int, request: str) -> SendEvent:
     event = WireEvent(kind="PreCall", event_id=str(seq), at=0, controllable=LETTER, domain=["post"], request=request)
-    return RunItem(seq=seq, what="send", event=event)
+    return SendEvent(event=event)
 
 
 def test_a_run_is_shown_while_it_goes_on(browser: Browser, tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_a_run_is_shown_while_it_goes_on(browser: Browser, tmp_path: Path) -> No
     start = TrajectoryStart(target="desk", title=HOSTILE, started_at="2026-01-01T00:00:00+00:00")
     with command_line(tmp_path) as shell, browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         with TrajectoryRecorder(path, start) as recorder:
-            recorder.record_item(sent(1, "first"))
-            recorder.record_item(sent(2, HOSTILE))
+            recorder.record_item(1, sent(1, "first"))
+            recorder.record_item(2, sent(2, HOSTILE))
             one = visit(context, start_view(shell))
             page = one.page
             page.get_by_role("link", name="attack").click()
@@ -52,7 +52,7 @@ def test_a_run_is_shown_while_it_goes_on(browser: Browser, tmp_path: Path) -> No
             expect(page.locator(".waiting li")).to_have_count(1)
             expect(page.locator(".step").nth(1).locator(".reply")).to_contain_text("Injection")
             event = WireEvent(kind="Observed", event_id="3", at=0, observable=REPLY, content=f'"{"long " * 60}"')
-            recorder.record_item(RunItem(seq=3, what="emit", event=event))
+            recorder.record_item(3, EmitEvent(event=event))
             expect(page.locator(".step")).to_have_count(3)
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)

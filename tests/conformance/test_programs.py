@@ -20,7 +20,7 @@ from quintain.config.program_targets import CommandTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain.programs.sandbox import Confinement, Sandbox
-from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
+from quintain_host.supervisor import SlotProcesses
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict import GraderError
 from quintain_worker.providers.factory import build_provider
@@ -54,7 +54,7 @@ async def warm_grader(argv: list[str], folder: Path, env: dict[str, str], timeou
 
 async def slot_process(argv: list[str], _: Path, env: dict[str, str], timeout_seconds: float) -> str:
     broker = MemoryBroker()
-    children = SlotProcesses(argv, 1, env, ProcessSupervisor(broker.connect()))
+    children = SlotProcesses(broker.connect(), argv, 1, env)
     children.start()
     try:
         await asyncio.sleep(timeout_seconds)

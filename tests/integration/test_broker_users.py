@@ -34,7 +34,6 @@ from quintain.topology import (
     host_topology,
     lease_topology,
     reply_topology,
-    run_topology,
     target_topology,
 )
 from quintain_gateway.server import run_gateway
@@ -74,7 +73,6 @@ WRITERS = {
     "quintain.dead": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
     "quintain.host": {"worker", "controller"},
-    "quintain.run": {"host"},
     "quintain.discovery": {"gateway", "operator"},
     "quintain.events": {"metadata"},
 }
@@ -95,7 +93,6 @@ READERS = {
     "quintain.lease.x": {"host"},
     "quintain.cancel.x": {"worker"},
     "quintain.conversation.echo/x": {"worker"},
-    "quintain.run.x": {"worker", "controller"},
     "quintain.discovery.x": {"metadata", "worker", "gateway", "host"},
     "quintain.events.x": {"gateway", "operator"},
     **{f"quintain.reply.{user}.x": {user} for user in USERS},
@@ -137,10 +134,7 @@ async def _declare(users: BrokerUsers) -> None:
         "operator": POISON_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
         "gateway": Topology((), (event_queue,), (event_binding,)),
-        "worker": cancel_topology("x")
-        + conversation_topology("echo", "x")
-        + run_topology("x")
-        + discovery_topology("x"),
+        "worker": cancel_topology("x") + conversation_topology("echo", "x") + discovery_topology("x"),
     }
     for user, topology in owned.items():
         async with open_user_bus(users, user) as bus:
@@ -199,9 +193,7 @@ def test_what_everybody_stands_on_is_deleted_by_nobody_but_its_owner(users: Brok
 
 @pytest.mark.parametrize("user", ["gateway", "evaluator", "controller", "operator", "host"])
 def test_nobody_listens_in_on_what_others_ask(users: BrokerUsers, user: str) -> None:
-    for exchange in ("quintain.invoke", "quintain.metadata", "quintain.ledger", "quintain.run", "quintain.cancel"):
-        if user == "controller" and exchange == "quintain.run":
-            continue  # its runs come by there, each under a key that nobody guesses
+    for exchange in ("quintain.invoke", "quintain.metadata", "quintain.ledger", "quintain.cancel"):
         assert not users.is_allowed(user, "queue_bind", f"quintain.reply.{user}.x", exchange, "#")
 
 

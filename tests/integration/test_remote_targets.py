@@ -13,19 +13,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from quintain.bus.base import Envelope
+from quintain.contracts.hosting import DriverMessage
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import ConfigError, NoAnswer, RemoteTargetError
 from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.factory import RemoteFactory
-from quintain.remote.lease import TargetTimeouts
-from quintain.remote.lease_request import acquire_lease
-from quintain.routes import RENEW, WATCH_PROCESS
-from quintain.rpc.requests import RpcRequest
+from quintain.remote.lease import TargetTimeouts, acquire_lease
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import HOST
+from quintain.topology import Exchange
 from quintain_view.trajectory_files import read_trajectory, trajectory_names
 from quintain_view.trajectory_page import RunState
 from support.target_placements import Controller, scripted_target_class
@@ -293,9 +292,9 @@ async def test_what_is_larger_than_the_broker_takes_is_refused_with_its_size_on_
 
     host.serve(lambda: Large(script))
     one, target = controller(answer), remote.create()
-    with pytest.raises(ValueError, match=r"set_config request has 16,\d{3},\d{3} bytes, and 16,777,216"):
+    with pytest.raises(ValueError, match=r"set_config request has 16,\d{3},\d{3} bytes, and 16,776,192"):
         target.set_config("persona", large)
-    with pytest.raises(ValueError, match=r"answer has 16,\d{3},\d{3} bytes, and 16,777,216"):
+    with pytest.raises(ValueError, match=r"answer has 16,\d{3},\d{3} bytes, and 16,776,192"):
         target.query("large")
     await one.drive(target)
     assert host.instances[-1].notes == ["went on"]
@@ -349,14 +348,13 @@ async def test_a_task_needs_few_requests_and_each_does_what_it_did(
     host: ThreadHost, connection_thread: ConnectionThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[str] = []
-    publish = connection_thread.rpc_client.publish
+    publish = connection_thread.bus.publish
 
-    async def noting_publish(request: RpcRequest, *args: Any, **options: Any) -> None:
-        if request.exchange is HOST and request.type not in {RENEW.key, WATCH_PROCESS.key}:
-            requests.append(request.type)
-        await publish(request, *args, **options)
+    async def noting_publish(exchange: Exchange, key: str, envelope: Envelope, **options: Any) -> None:
+        requests.extend(item.type for item in DriverMessage.from_wire(envelope.body).items)
+        await publish(exchange, key, envelope, **options)
 
-    monkeypatch.setattr(connection_thread.rpc_client, "publish", noting_publish)
+    monkeypatch.setattr(connection_thread.bus, "publish", noting_publish)
 
     class Noting(Bot):
         async def reset_ephemeral_state(self) -> None:
@@ -381,7 +379,7 @@ async def test_a_task_needs_few_requests_and_each_does_what_it_did(
             await target.reset_ephemeral_state()
             await target.teardown()
             assert host.instances[-1].notes == ["reset", "reset", "teardown"]
-    common = ["lease", *["set_config"] * 3, "start_run", *["query"] * 4, "reset", "teardown"]
+    common = ["open", *["set_config"] * 3, "run", *["query"] * 4, "reset", "teardown"]
     assert requests == [*common[:4], "describe", *common[4:], *common]
 
 

@@ -11,9 +11,7 @@ from quintain.bus.base import Bus, Envelope
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.invoke import FaultReply
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.lease import RemoteLease, TargetTimeouts
-from quintain.remote.lease_request import acquire_lease
-from quintain.remote.run_channel import RunOutputQueue
+from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease
 from quintain.remote.run_driver import RunDriver
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.target.codec import Codec
@@ -45,9 +43,7 @@ class HostUnderTest:
         )
 
     async def run(self, leased: RemoteLease, controller: Controller) -> None:
-        ear = RunOutputQueue(self.bus)
-        await RunDriver(InlineExecutor(), leased, ear, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
-        await ear.close()
+        await RunDriver(InlineExecutor(), leased, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
 
     async def publish(self, key: str, amqp_type: str, body: bytes) -> None:
         await self.bus.publish(HOST, key, Envelope(body=body, type=amqp_type))

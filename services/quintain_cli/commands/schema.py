@@ -24,11 +24,11 @@ from quintain.contracts import headers
 from quintain.contracts.api_request import API_NAMES
 from quintain.contracts.fleet import FleetChanged, SessionChanged, TargetChanged, WorkerChanged
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE
+from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, HostMessage
 from quintain.contracts.invoke import Chunk, FaultReply, Progress
 from quintain.contracts.ledger import CancelBroadcast
 from quintain.contracts.message import Message
-from quintain.contracts.remote_target import RUN_INPUT_TYPE, RUN_OUTPUT_TYPE, RunInput, RunOutput
-from quintain.routes import DESCRIBE_HOST, INVOKE, LEASE, ROUTES, Route
+from quintain.routes import DESCRIBE_HOST, INVOKE, ROUTES, Route
 from quintain_runner.spec.evaluation import evaluation_schema
 
 Node = dict[str, Any]
@@ -120,10 +120,11 @@ _INVOKE_REPLIES = (
     _Message(REPLY_GROUP_TYPE, REPLY_GROUP_TYPE, _GROUP, _ONE_WAY),
 )
 
-#: What is sent without a reply, besides the requests of routes: action, exchange, routing key, and the message.
+#: What is sent besides the requests of routes and their replies: action, exchange, routing key, and the message.
 _ONE_WAY_MESSAGES = (
-    ("receive", topology.HOST, "lease/{lease}", _Message(RUN_INPUT_TYPE, RUN_INPUT_TYPE, RunInput, _ONE_WAY)),
-    ("send", topology.RUN, "{run}", _Message(RUN_OUTPUT_TYPE, RUN_OUTPUT_TYPE, RunOutput, _ONE_WAY)),
+    ("receive", topology.HOST, "{target}", _Message("lease.request", LEASE_TYPE, DriverMessage, _SERVICE_REQUEST)),
+    ("receive", topology.HOST, "lease/{lease}", _Message("lease.driver", LEASE_TYPE, DriverMessage, _SERVICE_REQUEST)),
+    ("send", topology.REPLY, None, _Message("lease.host", LEASE_TYPE, HostMessage, _SERVICE_REQUEST)),
     ("send", topology.CANCEL, None, _Message("calls_taken_back", "cancel", CancelBroadcast, _ONE_WAY)),
     ("send", topology.EVENTS, topology.FLEET_KEY, _Message("fleet.changed", "fleet", FleetChanged, _ONE_WAY)),
     ("send", topology.EVENTS, "target.{target}.{event}", _Message("target.changed", "target", TargetChanged, _ONE_WAY)),
@@ -177,8 +178,20 @@ def asyncapi_document() -> Node:
         "servers": {"broker": server},
         "channels": channels,
         "operations": operations,
-        "components": {"messages": {name: one.node() for name, one in messages.items()}, "schemas": schemas["$defs"]},
+        "components": {
+            "messages": {name: one.node() for name, one in messages.items()},
+            "schemas": _without_discriminators(schemas["$defs"]),
+        },
     }
+
+
+def _without_discriminators(node: Any) -> Any:
+    """Leave out what OpenAPI says beside a ``oneOf``: AsyncAPI has another form of it."""
+    if isinstance(node, list):
+        return [_without_discriminators(each) for each in node]
+    if isinstance(node, dict):
+        return {name: _without_discriminators(each) for name, each in node.items() if name != "discriminator"}
+    return node
 
 
 def _request(route: Route[Any, Any], *, has_reply: bool) -> _Message:
@@ -193,9 +206,9 @@ def _request(route: Route[Any, Any], *, has_reply: bool) -> _Message:
 
 def _address(route: Route[Any, Any]) -> str:
     """The routing key of a route, with variable parts in braces."""
-    if route in {INVOKE, LEASE, DESCRIBE_HOST}:
+    if route in {INVOKE, DESCRIBE_HOST}:
         return "{target}"
-    return "lease/{lease}" if route.exchange is topology.HOST else route.key
+    return route.key
 
 
 def _exchange(exchange: topology.Exchange, address: str | None) -> Node:

@@ -43,12 +43,8 @@ from quintain_host.instances import InstanceFactory, factory_fingerprint, load_f
 from quintain_host.slot import BOOT_SECONDS
 from quintain_host.supervisor import (
     PARENT_FD_OPTION,
-    PROCESS_ID_OPTION,
     REPLACE_EXIT_CODE,
-    SUPERVISOR_OPTION,
-    ProcessSupervisor,
     SlotProcesses,
-    Supervision,
     slot_environment,
 )
 
@@ -170,8 +166,6 @@ def serve_host(
     as_json: AsJson = False,
     verbose: Verbose = False,
     parent_fd: Annotated[int | None, typer.Option(PARENT_FD_OPTION, hidden=True)] = None,
-    supervisor_key: Annotated[str, typer.Option(SUPERVISOR_OPTION, hidden=True)] = "",
-    process_id: Annotated[str, typer.Option(PROCESS_ID_OPTION, hidden=True)] = "",
 ) -> None:
     """Run a host that leases out a target under test. Controllers lease its instances over the broker.
 
@@ -191,8 +185,7 @@ def serve_host(
         depends_on=tuple(depends_on or ()),
     )
     if parent_fd is not None:
-        supervision = Supervision(supervisor_key, process_id)
-        must_end = run_command(_run_slot(host_options, parent_fd, supervision), service="host")
+        must_end = run_command(_run_slot(host_options, parent_fd), service="host")
     else:
         ops_options = OpsOptions(ops_port, ops_host)
         must_end = run_command(_run_host(host_options, ops_options, as_json=as_json), as_json=as_json, service="host")
@@ -239,9 +232,8 @@ async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, con
     """Run the slots' processes, and answer for them. This process serves no lease."""
     env = host_options.slot_environment(environment())
     async with connect_when_available(context.settings, "host", context.endpoints.set_not_ready) as bus:
-        supervisor, identity = ProcessSupervisor(bus), ServiceIdentity("host")
-        await supervisor.open()
-        slot_processes = SlotProcesses(_child_command(host_options), host_options.slots, env, supervisor)
+        identity, timings = ServiceIdentity("host"), context.settings.timings
+        slot_processes = SlotProcesses(bus, _child_command(host_options), host_options.slots, env, timings)
         context.metrics.set_counters(slot_processes.counters)
 
         def card() -> ServiceCard:
@@ -258,7 +250,6 @@ async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, con
                 await context.stop.wait()
         finally:
             await slot_processes.stop(host_options.grace_seconds + 5)
-            await supervisor.close()
     return False
 
 
@@ -299,7 +290,7 @@ def _child_command(host_options: HostOptions) -> list[str]:
     return [sys.executable, "-m", "quintain_cli", *arguments]
 
 
-async def _run_slot(host_options: HostOptions, parent_fd: int, supervision: Supervision) -> bool:
+async def _run_slot(host_options: HostOptions, parent_fd: int) -> bool:
     """Serve one slot in this process, as a child of `serve host`.
 
     Returns whether this process is to be replaced, and must be killed. Ends at SIGTERM, when the parent process exits,
@@ -312,9 +303,7 @@ async def _run_slot(host_options: HostOptions, parent_fd: int, supervision: Supe
             ends = [asyncio.ensure_future(end) for end in (stop.wait(), ipc_writer.wait_parent_exit())]
             warming = asyncio.ensure_future(_warm_up(factory, host_options))
             await asyncio.wait([warming, *ends], return_when=asyncio.FIRST_COMPLETED)
-            return not warming.done() or await _serve_slot(
-                host_options, factory, fingerprint, supervision, ipc_writer, ends
-            )
+            return not warming.done() or await _serve_slot(host_options, factory, fingerprint, ipc_writer, ends)
     finally:
         ProcessMark(environment(), inherited=True).kill()
 
@@ -323,7 +312,6 @@ async def _serve_slot(
     host_options: HostOptions,
     factory: InstanceFactory,
     fingerprint: str,
-    supervision: Supervision,
     ipc_writer: IpcWriter,
     ends: Sequence[asyncio.Task[Any]],
 ) -> bool:
@@ -340,7 +328,7 @@ async def _serve_slot(
         host = Host(
             *(bus, host_options.name, factory, 1, HostCounters(on_count=ipc_writer.send)),
             fingerprint=fingerprint,
-            supervision=supervision,
+            on_address=ipc_writer.send_address,
             boot_seconds=host_options.boot_seconds,
             after_lease=after_lease,
             timings=settings.timings,

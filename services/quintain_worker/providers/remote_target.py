@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from quintain.bus.base import Bus
 from quintain.config.targets import TargetTarget
+from quintain.contracts.hosting import QueryTarget, SetConfig
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.contracts.values import replace_surrogates
@@ -30,11 +31,8 @@ from quintain.errors import (
     TimedOut,
 )
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.lease import RemoteLease, TargetTimeouts
-from quintain.remote.lease_request import acquire_lease, describe_host
-from quintain.remote.run_channel import RunOutputQueues
+from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.remote.run_driver import RunDriver
-from quintain.routes import QUERY, SET_CONFIG
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import IdleLimit
 from quintain.target import SESSION_SLOT
@@ -73,7 +71,7 @@ class RemoteTargetProvider(HostedProvider):
 
     def __init__(self, name: str, target: TargetTarget, bus: Bus, timings: Timings) -> None:
         self._name, self._target, self._bus, self._timings = name, target, bus, timings
-        self._rpc_client, self._output_queues = RpcClient(bus), RunOutputQueues(bus)
+        self._rpc_client = RpcClient(bus)
         self._start_lock = asyncio.Lock()
         self._is_started = False
         self._host = target.host or name
@@ -121,7 +119,7 @@ class RemoteTargetProvider(HostedProvider):
         remote_lease = await self._lease(
             TargetTimeouts(slot_seconds=min(timeout_seconds, LEASE_SECONDS), boot_seconds=timeout_seconds)
         )
-        call = _LeasedCall(self._name, self._target, remote_lease, self._output_queues)
+        call = _LeasedCall(self._name, self._target, remote_lease)
         try:
             async with asyncio.timeout_at(ends_at), call.idle.watch():
                 config = {}
@@ -146,7 +144,6 @@ class RemoteTargetProvider(HostedProvider):
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        await self._output_queues.close()
         await self._rpc_client.close()
 
     def _question(self, request: InvokeRequest) -> str:
@@ -225,12 +222,8 @@ class _SessionRemoteTargetProvider:
 class _LeasedCall:
     """One call on one lease, from the instance's configuration to its release."""
 
-    def __init__(
-        self, name: str, target: TargetTarget, remote_lease: RemoteLease, output_queues: RunOutputQueues
-    ) -> None:
+    def __init__(self, name: str, target: TargetTarget, remote_lease: RemoteLease) -> None:
         self._name, self._target, self._lease = name, target, remote_lease
-        self._output_queues, self._output_queue = output_queues, output_queues.take()
-        self._output_queue.prepare()
         #: Ends a run from which no event comes for long.
         self.idle = IdleLimit(target.idle_seconds)
         #: The billing if the call ended now.
@@ -260,12 +253,11 @@ class _LeasedCall:
 
     async def _run(self, question: str, config: Mapping[str, str]) -> ProviderAnswer:
         if config:
-            await self._lease.call(SET_CONFIG, values=dict(config))
+            await self._lease.call(SetConfig(values=dict(config)))
         event_handler = RunEventHandler(question, self.idle.touch)
         run = RunDriver(
             InlineExecutor(),
             self._lease,
-            self._output_queue,
             Codec(QUINTAIN_TYPES),
             event_handler.emit,
             event_handler.send_event,
@@ -280,7 +272,7 @@ class _LeasedCall:
         if self._target.query is None:
             text = event_handler.answer
         else:
-            text = (await self._lease.call(QUERY, name=self._target.query, params={})).value
+            text = (await self._lease.call(QueryTarget(name=self._target.query))).value
         if text is None:
             failure = ProviderFailed(
                 f"{self._name}: the target ran and emitted nothing: configure a query that returns the answer",
@@ -292,10 +284,7 @@ class _LeasedCall:
 
     async def release(self) -> None:
         """Release the lease, whose host resets the instance before; raises nothing except a cancellation."""
-        try:
-            await self._lease.release(reset=True)
-        finally:
-            await self._output_queues.give_back(self._output_queue)
+        await self._lease.release(reset=True)
 
 
 #: Longer exception class names are not shown.

@@ -12,10 +12,9 @@ from pydantic import Field
 
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import RemoteFailure, TargetDescriptor, WireEvent, WireResponse
-from quintain.contracts.values import RoutingKey
 
 #: The version of these messages; a host refuses any other one with a ``bad_request`` that names both.
-HOSTING_VERSION = 4
+REMOTE_TARGET_VERSION = 4
 
 #: The AMQP type of all messages of a lease.
 LEASE_TYPE = "lease"
@@ -27,6 +26,7 @@ class LeaseRequest(Message):
     ``traceparent`` is that of the span that asks.
     """
 
+    type: str
     traceparent: str | None = None
 
 
@@ -34,7 +34,7 @@ class OpenLease(LeaseRequest):
     """The first item of a lease: create an instance."""
 
     type: Literal["open"] = "open"
-    version: int = HOSTING_VERSION
+    version: int = REMOTE_TARGET_VERSION
 
 
 class SetConfig(LeaseRequest):
@@ -98,16 +98,10 @@ class EventReply(Message):
 
 
 class LeaseOffered(Message):
-    """The first item of a host: a slot has taken the request, and creates the instance now.
-
-    ``process_id`` is the process of the slot, and ``supervisor_key`` the routing key of the process that answers for
-    it, if there is one.
-    """
+    """The first item of a host: a slot has taken the request, and creates the instance now."""
 
     type: Literal["offered"] = "offered"
     host_id: str
-    supervisor_key: RoutingKey = ""
-    process_id: str = ""
 
 
 class LeaseResult(Message):
@@ -148,12 +142,20 @@ class LogLine(Message):
     at: float
 
 
+class LeaseEnded(Message):
+    """The lease is over without a teardown, and why; ``log_tail`` is the end of its process's standard error."""
+
+    type: Literal["ended"] = "ended"
+    reason: str
+    log_tail: str = ""
+
+
 DriverItem: TypeAlias = Annotated[
     OpenLease | SetConfig | DescribeTarget | QueryTarget | RunTarget | CancelRun | ResetTarget | Teardown | EventReply,
     Field(discriminator="type"),
 ]
 HostItem: TypeAlias = Annotated[
-    LeaseOffered | LeaseResult | EmitEvent | SendEvent | LogLine, Field(discriminator="type")
+    LeaseOffered | LeaseResult | LeaseEnded | EmitEvent | SendEvent | LogLine, Field(discriminator="type")
 ]
 
 
@@ -162,7 +164,8 @@ class LeaseMessage(Message):
 
     ``number`` is that of the first item, or of the next one where there is none. ``processed`` is the last item of the
     other side that was processed. With ``again`` all items after the last one that the receiver knows as processed are
-    to be published again.
+    to be published again. A ``number`` of 0 is that of a message beside the numbering, of a process that answers for
+    the host.
     """
 
     number: int
@@ -180,3 +183,14 @@ class HostMessage(LeaseMessage):
     """From a host to its driver."""
 
     items: list[HostItem] = Field(default_factory=list)
+
+
+class DescribeHost(Message):
+    """Ask for the factory of the target named by the routing key. A host with a free slot replies; no lease begins."""
+
+
+class HostDescribed(Message):
+    """The fingerprint of the host's factory: of its name, and of the bytes of its module and dependencies."""
+
+    host_id: str = ""
+    fingerprint: str | None = None

@@ -166,5 +166,7 @@ def describe_validation_error(error: ValidationError) -> str:
         return f"The body is not JSON: {first['ctx']['error']}"
     if first["type"] == "missing":
         return f"Missing required field: {location}"
+    if first["type"] == "union_tag_invalid":  # pydantic's message has the value
+        return f"{location}: {first['ctx']['discriminator']} must be one of {first['ctx']['expected_tags']}"
     message = first["msg"].removeprefix("Value error, ")
     return f"{location}: {message}" if location else message

@@ -1,10 +1,4 @@
-"""Messages of hosted targets: leases, requests, the items of runs, and the lines of a recorded trajectory.
-
-A controller requests a lease on ``quintain.host`` under the target's name. A host with a free slot creates an instance
-and replies with the lease's private routing key, to which all further requests go. A run's output is published to the
-controller's own queue behind ``quintain.run``, numbered, because AMQP guarantees no order across a reconnect.
-
-Hosts and controllers must be of one release: these messages are no part of the public protocol.
+"""Parts of the messages of hosted targets (`quintain.contracts.hosting`), and the lines of a recorded trajectory.
 
 A trajectory is one file of JSON lines for each run. The first line is a `TrajectoryStart`, each further one a
 `TrajectoryLine`. A file without a line of kind "end" is that of a run that goes on, while its writer holds a lock on
@@ -18,17 +12,6 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from quintain.contracts.message import Message
-from quintain.contracts.values import RoutingKey
-
-#: The version of these messages; a host rejects any other with a ``bad_request`` that names both versions.
-REMOTE_TARGET_VERSION = 3
-
-#: The AMQP types of a run's output (host to controller) and input (controller to host).
-RUN_OUTPUT_TYPE = "run_says"
-RUN_INPUT_TYPE = "run_hears"
-
-#: The AMQP type of `LeaseOffered`.
-LEASE_OFFER_TYPE = "lease_offer"
 
 #: A tag's path: its own name, its parent's, up to the root's. Names are unique within a domain.
 TagPath = list[str]
@@ -114,123 +97,6 @@ class RemoteFailure(Message):
     exceptions: list[RemoteFailure] | None = None
 
 
-class OpenLease(Message):
-    """Lease a new instance of the target named by the routing key."""
-
-    controller_id: str
-    version: int = REMOTE_TARGET_VERSION
-
-
-class LeaseOpened(Message):
-    """The lease, or the exception of the target's factory; ``key`` is the routing key for the instance's requests.
-
-    ``fingerprint`` is that of the host's factory, or None if the host computes none.
-    """
-
-    lease_id: str = ""
-    key: RoutingKey = ""
-    host_id: str = ""
-    descriptor: TargetDescriptor | None = None
-    failure: RemoteFailure | None = None
-    fingerprint: str | None = None
-
-
-class LeaseOffered(Message):
-    """Sent to a controller before its instance is created: a slot has taken its request.
-
-    ``process_id`` is the process of the slot, and ``supervisor_key`` the routing key of the process that answers for
-    it.
-    """
-
-    host_id: str = ""
-    supervisor_key: RoutingKey = ""
-    process_id: str = ""
-
-
-class WatchProcess(Message):
-    """Ask the supervisor of a slot's process whether it runs; it sends the end of the process to who asked last."""
-
-    process_id: str
-
-
-class ProcessStatus(Message):
-    """Whether a slot's process runs: ``ended`` says how it ended, and is empty while it runs.
-
-    ``log_tail`` is the end of its standard error. ``is_known`` is False where the supervisor never started it.
-    """
-
-    is_known: bool = True
-    ended: str = ""
-    log_tail: str = ""
-
-
-class DescribeHost(Message):
-    """Ask for the factory of the target named by the routing key. A host with a free slot replies; no lease begins."""
-
-
-class HostDescribed(Message):
-    """The fingerprint of the host's factory: of its name, and of the bytes of its module and dependencies."""
-
-    host_id: str = ""
-    fingerprint: str | None = None
-
-
-class LeaseRequest(Message):
-    """Base of all requests to a leased instance; a repeated ``request_id`` is answered with the same result."""
-
-    lease_id: str
-    request_id: str
-
-
-class SetConfig(LeaseRequest):
-    """Set configuration slots, in order; with ``described`` the answer has the target's description after that."""
-
-    values: dict[str, str]
-    described: bool = False
-
-
-class Query(LeaseRequest):
-    """Query the target after a run."""
-
-    name: str
-    params: dict[str, str] = Field(default_factory=dict)
-
-
-class StartRun(LeaseRequest):
-    """Start a run, whose output goes to exchange ``quintain.run`` with routing key ``run_key``.
-
-    ``kinds`` are the event classes that the controller can decode.
-    """
-
-    run_id: str
-    run_key: RoutingKey
-    kinds: list[str]
-
-
-class CancelRun(LeaseRequest):
-    """Cancel a run, because its controller stopped waiting for it."""
-
-    run_id: str
-
-
-class BareLeaseRequest(LeaseRequest):
-    """A request without further fields: describe, reset, renew."""
-
-
-class Teardown(LeaseRequest):
-    """Tear the target down; with ``reset`` its reset is called before, and an error of that is only logged."""
-
-    reset: bool = False
-
-
-class LeaseResult(Message):
-    """The reply to every request on a lease: a text value, a descriptor, or the exception that was raised."""
-
-    value: str | None = None
-    descriptor: TargetDescriptor | None = None
-    failure: RemoteFailure | None = None
-
-
 class WireEvent(Message):
     """An event of a run.
 
@@ -259,57 +125,6 @@ class WireResponse(Message):
     value: str | None = None
     extra: dict[str, str] | None = None
     failure: RemoteFailure | None = None
-
-
-class LogLine(Message):
-    """A log record of the target, for the controller's log."""
-
-    logger: str
-    level: int
-    text: str
-    at: float
-
-
-class RunItem(Message):
-    """One output item of a run; ``seq`` counts from 1 without gaps."""
-
-    seq: int
-    what: Literal["emit", "send", "log", "end"]
-    event: WireEvent | None = None
-    log: LogLine | None = None
-    #: For ``end``: the exception of the run, or None if it returned.
-    failure: RemoteFailure | None = None
-
-
-class RunOutput(Message):
-    """Output of a run from host to controller: new items, or items that were not acknowledged, in order.
-
-    Without items it is a heartbeat. ``said`` is the highest number assigned so far, which reveals lost items.
-    """
-
-    run_id: str
-    said: int
-    items: list[RunItem] = Field(default_factory=list)
-
-
-class EventReply(Message):
-    """The response to the event with number ``seq``."""
-
-    seq: int
-    response: WireResponse
-
-
-class RunInput(Message):
-    """Input of a run from controller to host: responses, and the acknowledgement of all items up to ``heard``.
-
-    ``again`` requests all items after ``heard`` again, because some are missing. Without answers it is a heartbeat.
-    """
-
-    lease_id: str
-    run_id: str
-    heard: int
-    again: bool = False
-    answers: list[EventReply] = Field(default_factory=list)
 
 
 #: The folder of trajectories within a results folder.

@@ -12,24 +12,29 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.remote_target import LeaseResult, TargetDescriptor
+from quintain.contracts.hosting import (
+    DescribeTarget,
+    LeaseRequest,
+    LeaseResult,
+    QueryTarget,
+    ResetTarget,
+    SetConfig,
+    Teardown,
+)
+from quintain.contracts.remote_target import TargetDescriptor
 from quintain.controller.scope import GivenScope, OnEvent, answer_in_scope, as_list, find_scope
 from quintain.controller.trajectory import Trajectory
 from quintain.errors import BusError, ConfigError, HostLost, NoAnswer, Unroutable
 from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, open_with_token
 from quintain.remote.connection_thread import ConnectionThread, Executor, InlineExecutor, open_connection_thread
-from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
-from quintain.remote.lease_request import acquire_lease, describe_host
-from quintain.remote.run_channel import RunOutputQueue
+from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.target import to_wire_text
 from quintain.remote.trajectory_recorder import TrajectoryFolder
-from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN, Route
 from quintain.rpc.requests import RpcClient
 from quintain.settings import environment, read_settings
 from quintain.target import (
@@ -138,7 +143,7 @@ class LeasedTarget:
 
             await target.set_config("persona", "terse")
         """
-        await self._call(SET_CONFIG, values={name: to_wire_text(value, f"the value of {name!r}")})
+        await self._call(SetConfig(values={name: to_wire_text(value, f"the value of {name!r}")}))
 
     async def query(self, name: str, **params: str) -> str:
         """Query the target after a run.
@@ -148,7 +153,7 @@ class LeasedTarget:
             answer = await target.query("last_reply")
         """
         wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
-        return (await self._call(QUERY, name=name, params=wire_params)).value or ""
+        return (await self._call(QueryTarget(name=name, params=wire_params))).value or ""
 
     async def run(self, on_event: OnEvent | None = None, *, title: str = "") -> Trajectory:
         """Run the target once, and return what happened; after an exception `trajectory` has it.
@@ -171,13 +176,11 @@ class LeasedTarget:
         self._is_running, self._descriptor = True, None
         trajectory = self.trajectory = Trajectory(filtered_scope=self.scope | self.read_only)
         folder = None if self._folder is None else dataclasses.replace(self._folder, title=title)
-        output_queue = RunOutputQueue(self._connection.bus)
         try:
             with contextlib.nullcontext() if folder is None else folder.open(self._lease) as recorder:
                 await RunDriver(
                     self._connection.executor,
                     self._lease,
-                    output_queue,
                     self._codec,
                     trajectory.emit,
                     trajectory.recording(answer_in_scope(on_event, self.scope)),
@@ -187,7 +190,6 @@ class LeasedTarget:
         finally:
             self._is_running = False
             trajectory.close()
-            await self._connection.executor.run(output_queue.close())
         return trajectory
 
     async def reset(self) -> None:
@@ -200,7 +202,7 @@ class LeasedTarget:
                 await target.run(on_event=attack)
                 await target.reset()
         """
-        await self._call(RESET)
+        await self._call(ResetTarget())
 
     async def open_session(self, sessions: ChildSessions) -> None:
         """Open a child session for the target's agent, and pass its token to the target.
@@ -217,13 +219,13 @@ class LeasedTarget:
 
     async def _describe(self) -> TargetDescriptor:
         if self._descriptor is None:
-            self._descriptor = (await self._connection.executor.run(self._lease.call(DESCRIBE))).descriptor
+            self._descriptor = (await self._connection.executor.run(self._lease.call(DescribeTarget()))).descriptor
         assert self._descriptor is not None, "the reply to a describe request has a descriptor"
         return self._descriptor
 
-    async def _call(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
+    async def _call(self, request: LeaseRequest) -> LeaseResult:
         self._descriptor = None
-        return await self._connection.executor.run(self._lease.call(route, **fields))
+        return await self._connection.executor.run(self._lease.call(request))
 
 
 @contextlib.asynccontextmanager
@@ -339,9 +341,9 @@ async def _leased(
         raise
     try:
         with contextlib.suppress(HostLost):
-            await line.executor.run(own.call(TEARDOWN))
+            await line.executor.run(own.call(Teardown()))
     finally:
-        await line.executor.run(own.stop_renewing())
+        await line.executor.run(own.close())
 
 
 async def _acquire(line: _Connection, name: str, timeouts: TargetTimeouts | None, timings: Timings) -> RemoteLease:

@@ -11,7 +11,6 @@ from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, ope
 from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
 from quintain.remote.lease_pool import LeasePool
-from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.target import ConfigOrder, RemoteTarget
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.settings import environment, read_settings
@@ -66,7 +65,6 @@ class RemoteFactory:
         settings = read_settings(environment())
         parent = None if child_session is None else child_session.token or settings.require_session_token()
         self._connection = connection or open_connection_thread(url or settings.require_broker_url())
-        self._output_queues = RunOutputQueues(self._connection.bus)
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
             rpc_client = self._connection.rpc_client
@@ -157,7 +155,7 @@ class RemoteFactory:
 
     def _wrap(self, lease: RemoteLease) -> RemoteTarget:
         target = self._target_class(
-            *(self._connection, lease, self._codec, self._output_queues, self._pool.release, self._timeouts),
+            *(self._connection, lease, self._codec, self._pool.release, self._timeouts),
             config_order=self._config_order,
         )
         target.record_runs(self._trajectories)
@@ -168,7 +166,6 @@ class RemoteFactory:
         self._pool.close()
         if self._sessions is not None:
             self._connection.run_blocking(self._sessions.close_all())
-        self._connection.run_blocking(self._output_queues.close())
         if self._owns_connection:
             self._connection.close()
 

@@ -1,41 +1,61 @@
-"""One lease of a hosted instance, on the controller side: requests, renewal, and detection of a lost host.
+"""One lease of a hosted instance, on the driver's side: requests and their results, runs, and the loss of its host.
 
-Everything here runs on the connection thread's loop. A request is resent until it is answered; the host executes each
-request id once. A host is lost that is silent for too long, whose process has ended, or that deleted the lease's queue:
-pending requests raise `HostLost`. The process of a slot is watched through its supervisor, another process: a target
-that holds its interpreter's lock, or boots for minutes, is not taken for lost, and its end is known at once.
+Everything here runs on the connection's loop, except where a method says so. A host is lost that is silent for too
+long, whose process has ended, or that deleted the lease's queue: pending requests raise `HostLost`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.contracts.remote_target import (
-    BareLeaseRequest,
+from quintain.contracts.hosting import (
+    DescribeHost,
+    EmitEvent,
+    HostDescribed,
+    HostItem,
+    HostMessage,
+    LeaseEnded,
     LeaseOffered,
-    LeaseOpened,
+    LeaseRequest,
     LeaseResult,
-    ProcessStatus,
-    TargetDescriptor,
+    LogLine,
+    OpenLease,
+    RunTarget,
+    SendEvent,
     Teardown,
-    WatchProcess,
 )
-from quintain.errors import BusError, HostLost, LeaseRequestNotDelivered, NoAnswer, QuintainError, Unroutable
-from quintain.routes import RENEW, TEARDOWN, WATCH_PROCESS, Route
+from quintain.contracts.remote_target import TargetDescriptor
+from quintain.errors import Fault, HostLost, LeaseRequestNotDelivered, NoAnswer, Unroutable
+from quintain.observe.spans import current_traceparent
+from quintain.remote.stream import MAX_ITEM_BYTES, LeaseStream
+from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
-from quintain.target.exceptions import RemoteExceptions
+from quintain.target.exceptions import RemoteExceptions, from_failure
 from quintain.target.type_registry import require_size
-from quintain.timings import Timings
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
+
+log = logging.getLogger(__name__)
+
+#: How many hosts may be lost while they create an instance, before that is an error.
+MAX_LOST_BOOTS = 3
+
+#: Pause before a lease is requested again, in seconds.
+RETRY_SECONDS = 0.2
+
+#: Why a lease has ended, for error messages.
+REASON_ENDED_BY_HOST = "its host has ended it"
+REASON_RELEASED = "it was released here"
+
+#: What a target says in a run, and at last how the run ended, each with its number.
+RunItems: TypeAlias = list[tuple[int, EmitEvent | SendEvent | LogLine | LeaseResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,162 +91,45 @@ class TargetTimeouts:
 DEFAULT_TIMEOUTS = TargetTimeouts()
 
 
-class SilenceMeter:
-    """Measures a silence in intervals, without the time in which this process itself did not run.
-
-    A process that was stopped, or whose interpreter's lock was held, has messages waiting that it has not read yet.
-    """
-
-    def __init__(self, interval_seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._interval_seconds = interval_seconds
-        self._heard_at = self._loop.time()
-
-    def record(self) -> None:
-        """Record that a message of the other side has just arrived."""
-        self._heard_at = self._loop.time()
-
-    async def wait_interval(self, event: asyncio.Event | None = None) -> float:
-        """Wait for one interval, or for the event; return the silence since the last message, in seconds."""
-        slept_at = self._loop.time()
-        try:
-            async with asyncio.timeout(self._interval_seconds):
-                await (asyncio.Event() if event is None else event).wait()
-        except TimeoutError:
-            stalled_seconds = self._loop.time() - slept_at - self._interval_seconds
-            if stalled_seconds > self._interval_seconds:
-                self._heard_at += stalled_seconds
-        return max(0.0, self._loop.time() - self._heard_at)
-
-
-log = logging.getLogger(__name__)
-
-
-class ProcessWatch:
-    """Asks the supervisor of a slot's process in every heartbeat whether it runs.
-
-    Without a supervisor (``supervisor_key`` is empty) it does nothing.
-    """
-
-    def __init__(self, rpc_client: RpcClient, offer: LeaseOffered, timings: Timings) -> None:
-        self.offer = offer
-        self._rpc_client, self._timings = rpc_client, timings
-        self._on_heard: Callable[[], None] = lambda: None
-        self._on_ended: Callable[[ProcessStatus], None] = lambda status: None
-        #: Since when the supervisor's queue does not exist, on the loop's clock: it has ended, or lost its connection.
-        self._gone_since: float | None = None
-        #: What the supervisor said of the process's end; None before.
-        self.end: ProcessStatus | None = None
-        self._correlation_id = secrets.token_urlsafe(16)
-        self._unsubscribe = rpc_client.subscribe(self._correlation_id, self._on_status)
-        self._task = asyncio.get_running_loop().create_task(self._watch()) if offer.supervisor_key else None
-
-    @property
-    def lost_seconds(self) -> float:
-        """After how long without any message of the host it is lost.
-
-        After a restart of the broker a supervisor needs some time to connect again: its absence counts only when it has
-        lasted.
-        """
-        gone_seconds = self._timings.host_gone_seconds
-        is_gone = self._gone_since is not None and asyncio.get_running_loop().time() - self._gone_since >= gone_seconds
-        return gone_seconds if is_gone else self._timings.host_lost_seconds
-
-    def listen(
-        self, on_heard: Callable[[], None], on_ended: Callable[[ProcessStatus], None] = lambda status: None
-    ) -> None:
-        """Call ``on_heard`` for each answer of the supervisor, and ``on_ended`` once it says that the process ended."""
-        self._on_heard, self._on_ended = on_heard, on_ended
-        if self.end is not None:
-            on_ended(self.end)
-
-    def close(self) -> None:
-        """Stop asking."""
-        self._unsubscribe()
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _watch(self) -> None:
-        request = RpcRequest(
-            exchange=HOST,
-            key=self.offer.supervisor_key,
-            type=WATCH_PROCESS.key,
-            body=WatchProcess(process_id=self.offer.process_id).to_wire(),
-            headers={},
-            deadline_seconds=self._timings.host_heartbeat_seconds,
-        )
-        while self.end is None:
-            try:
-                await self._rpc_client.publish(request, self._correlation_id)
-                self._gone_since = None
-            except Unroutable:
-                if self._gone_since is None:
-                    self._gone_since = asyncio.get_running_loop().time()
-            except QuintainError as error:
-                log.debug("The supervisor of a host was not asked: %s", error.message)
-            await asyncio.sleep(self._timings.host_heartbeat_seconds)
-
-    def _on_status(self, reply: Delivery) -> None:
-        try:
-            status = parse_reply(reply, ProcessStatus)
-        except QuintainError as error:
-            log.debug("The supervisor of a host refused: %s", error.message)
-            return
-        if not status.is_known:
-            return
-        self._on_heard()
-        if status.ended and self.end is None:
-            self.end = status
-            self._on_ended(status)
-
-
-#: Why a lease has ended, for error messages.
-REASON_ENDED_BY_HOST = "its host has ended it"
-REASON_RELEASED = "it was released here"
-
-
 class RemoteLease:
-    """A lease of a hosted instance, renewed in the background until it is released or its host is lost.
+    """A lease of a hosted instance, which `open` requests. ``request_seconds`` is the limit of each further request."""
 
-    ``watch`` is that of the process that has the instance; it is closed with the lease. ``request_seconds`` is the
-    limit of each request.
-    """
+    #: What the target exposes, as the host described it first; the fingerprint of its factory, None if it has none.
+    descriptor: TargetDescriptor
+    fingerprint: str | None = None
 
-    def __init__(  # noqa: PLR0913 -- one lease with all its collaborators
+    def __init__(
         self,
         bus: Bus,
         rpc_client: RpcClient,
         name: str,
-        opened: LeaseOpened,
-        watch: ProcessWatch,
-        timings: Timings,
+        timings: Timings = DEFAULT_TIMINGS,
         *,
         request_seconds: float | None = DEFAULT_TIMEOUTS.request_seconds,
     ) -> None:
-        assert opened.descriptor is not None, "a lease without a failure has a descriptor"
-        self._request_seconds = request_seconds
-        #: Why the instance can only be torn down: a request was not answered in time, and others would wait behind it.
-        self._overdue = ""
-        self.bus, self._rpc_client, self.timings = bus, rpc_client, timings
-        self.name, self.key, self.lease_id, self.host_id = name, opened.key, opened.lease_id, opened.host_id
-        self.descriptor: TargetDescriptor = opened.descriptor
-        #: The fingerprint of the host's factory; None if the host computes none.
-        self.fingerprint = opened.fingerprint
+        self.name, self._timings, self._request_seconds = name, timings, request_seconds
+        self.lease_id, self.host_id = secrets.token_urlsafe(24), ""
         self.exceptions = RemoteExceptions()
         self._loop = asyncio.get_running_loop()
-        self._silence = SilenceMeter(timings.host_heartbeat_seconds / 4)
-        self._end_reason = self._log_tail = ""
         self.ended_future: asyncio.Future[None] = self._loop.create_future()
-        self._watch = watch
-        self._tasks = [
-            self._loop.create_task(self._renew_periodically(), name=f"renew {self.lease_id[:8]}"),
-            self._loop.create_task(self._watch_silence(), name=f"watch {self.lease_id[:8]}"),
-        ]
-        watch.listen(self._silence.record, self._on_process_ended)
-
-    def record_host_activity(self) -> None:
-        """Record that a message of the host has just arrived."""
-        self._silence.record()
+        self.stream = LeaseStream(
+            *(bus, HOST, self.lease_id, HostMessage, self._on_items),
+            get_own_key=lambda: rpc_client.reply_key,
+            on_unroutable=self._on_unroutable,
+            on_broken=self._end,
+            ended=self.ended_future,
+            timings=timings,
+        )
+        self._unsubscribe = rpc_client.subscribe(self.lease_id, self._on_delivery, self._on_address_changed)
+        #: Why the instance can only be torn down: a request was not answered in time, and others would wait behind it.
+        self._overdue = self._end_reason = self._log_tail = ""
+        self._offered: asyncio.Future[None] = self._loop.create_future()
+        self._results: dict[int, asyncio.Future[LeaseResult]] = {}
+        #: Who gets the items of the runs that have not ended at the host, by number; None where nobody does any more.
+        self._runs: dict[int, Callable[[RunItems], None] | None] = {}
+        #: The first item that the host did not get.
+        self._undelivered: int | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def ended(self) -> bool:
@@ -238,126 +141,259 @@ class RemoteLease:
         """Whether the lease ended without being released here."""
         return self.ended and self._end_reason != REASON_RELEASED
 
-    async def call(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
-        """Send a request to the instance and wait for its reply.
+    async def open(self, slot_seconds: float, boot_seconds: float, on_boot: Callable[[int], None]) -> None:
+        """Request the lease, and wait for a free slot, then for the instance.
+
+        Raises `NoAnswer` without a slot, `TimeoutError` without an instance, `HostLost` where the host was lost after
+        its offer, what the target's factory raised, and what `Bus.publish` raises.
+        """
+        opened = self._results[1] = self._loop.create_future()
+        try:
+            request = OpenLease(traceparent=current_traceparent())
+            await self.stream.send_now(request, self.name, max(1, int(1000 * slot_seconds)))
+            await self._wait_for(self._offered, slot_seconds)
+            if self._offered.done():
+                on_boot(1)
+                try:
+                    await self._wait_for(opened, boot_seconds)
+                finally:
+                    on_boot(-1)
+            self.descriptor, self.fingerprint = self._opened(opened, slot_seconds, boot_seconds)
+        except BaseException:
+            # A slot that takes the request later is told that nobody wants the instance.
+            self._end(REASON_RELEASED)
+            self._end_at_host()
+            wait_seconds = self._timings.host_heartbeat_seconds if self._offered.done() else slot_seconds
+            self._loop.call_later(wait_seconds, lambda: self._loop.create_task(self.close()))
+            raise
+
+    def _opened(
+        self, opened: asyncio.Future[LeaseResult], slot_seconds: float, boot_seconds: float
+    ) -> tuple[TargetDescriptor, str | None]:
+        if not self._offered.done():
+            raise NoAnswer(f"No slot within {slot_seconds:.1f} s")
+        if opened.done():
+            result = opened.result()
+            if result.failure is not None:
+                raise from_failure(result.failure)
+            if result.descriptor is not None:
+                return result.descriptor, result.fingerprint
+        if self.ended:
+            raise self._with_log(
+                HostLost(f"Host {self.host_id} was creating an instance of {self.name!r}: {self._end_reason}")
+            )
+        raise TimeoutError(
+            f"The instance of {self.name!r} was not created within {boot_seconds:.0f} s: raise boot_seconds of "
+            "TargetTimeouts, and --boot-timeout-seconds of its host"
+        )
+
+    async def call(self, request: LeaseRequest) -> LeaseResult:
+        """Send a request to the instance and wait for its result.
 
         Raises the target's exception, with its class if that is known here; `HostLost`; `LeaseRequestNotDelivered` if
         the host provably did not receive the request; `TimeoutError` after ``request_seconds``, and at once for all
         further requests but the teardown; and `ValueError` for a request that is too large for the broker.
         """
-        if self._overdue and route is not TEARDOWN:
+        if self._overdue and not isinstance(request, Teardown):
             raise TimeoutError(self._overdue)
-        request = route.request_type(lease_id=self.lease_id, request_id=secrets.token_hex(8), **fields)
-        body = request.to_wire()
-        require_size(len(body), MAX_BODY_BYTES, f"A {route.name} request")
-        task = self._loop.create_task(self._call_until_answered(route, body))
-        try:
-            futures: set[asyncio.Future[Any]] = {task, self.ended_future}
-            done, _ = await asyncio.wait(futures, timeout=self._request_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                self._overdue = (
-                    f"Target {self.name!r} did not answer {route.name} within {self._request_seconds:g} s: "
-                    "request_seconds of TargetTimeouts is its limit. The instance can only be torn down now"
-                )
-                raise TimeoutError(self._overdue)
-            if not task.done():
-                raise self.host_lost_error()
-            result = task.result()
-        finally:
-            task.cancel()
-        if result.failure is not None:
+        self.require_active()
+        future: asyncio.Future[LeaseResult] = self._loop.create_future()
+        item = request.with_fields(traceparent=current_traceparent()).to_wire()
+        require_size(len(item), MAX_ITEM_BYTES, f"A {request.type} request")
+        number = self.stream.send(item, on_numbered=lambda number: self._results.update({number: future}))
+        await self._wait_for(future, self._request_seconds)
+        if not future.done():
+            if self.ended:
+                raise self.host_lost_error(number)
+            self._overdue = (
+                f"Target {self.name!r} did not answer {request.type} within {self._request_seconds:g} "
+                "s: request_seconds of TargetTimeouts is its limit. The instance can only be torn down now"
+            )
+            raise TimeoutError(self._overdue)
+        if (result := future.result()).failure is not None:
             raise self.exceptions.from_failure(result.failure)
         return result
 
-    def host_lost_error(self) -> HostLost:
-        """Return the error for requests and runs of an ended lease; the end of the host's log is a note of it."""
-        error = HostLost(
-            f"Lease {self.lease_id[:8]} of target {self.name!r} on host {self.host_id} is over: {self._end_reason}. A "
-            "run is never repeated by itself: it may have had effects"
+    def start_run(self, events: list[str], on_items: Callable[[RunItems], None]) -> int:
+        """Start a run, and return its number. ``on_items`` is called with what the target says, until `leave_run`."""
+        self.require_active()
+        item = RunTarget(events=events, traceparent=current_traceparent()).to_wire()
+        return self.stream.send(item, on_numbered=lambda number: self._runs.update({number: on_items}))
+
+    def leave_run(self, number: int) -> None:
+        """Drop what still comes of this run."""
+        if number in self._runs:
+            self._runs[number] = None
+        self.stream.released = self.stream.held
+
+    def require_active(self) -> None:
+        """Raise `LeaseRequestNotDelivered` if the lease has ended."""
+        if self.ended:
+            raise self.host_lost_error()
+
+    def host_lost_error(self, number: int | None = None) -> HostLost:
+        """Return the error for the request with this number, or for none, of an ended lease.
+
+        The end of the host's log is a note of it.
+        """
+        was_sent = number is not None and (self._undelivered is None or number < self._undelivered)
+        kind = HostLost if was_sent else LeaseRequestNotDelivered
+        return self._with_log(
+            kind(
+                f"Lease {self.lease_id[:8]} of target {self.name!r} on host {self.host_id} is over: "
+                f"{self._end_reason}. A run is never repeated by itself: it may have had effects"
+            )
         )
+
+    async def release(self, *, reset: bool = False) -> None:
+        """End the lease, and ask its host to tear the instance down, with ``reset`` after a reset. Never raises."""
+        if not self.ended:
+            self._end_at_host(reset=reset)
+        await self.close()
+
+    async def close(self) -> None:
+        """End the lease here: nothing is sent any more, and its host ends it, too."""
+        self._end(REASON_RELEASED)
+        await self.stream.close(self._timings.host_heartbeat_seconds)
+        self._unsubscribe()
+
+    def _end_at_host(self, *, reset: bool = False) -> None:
+        if self.stream.key:
+            self.stream.send(Teardown(reset=reset).to_wire())
+
+    async def _wait_for(
+        self, future: asyncio.Future[LeaseResult] | asyncio.Future[None], seconds: float | None
+    ) -> None:
+        waited: set[asyncio.Future[LeaseResult] | asyncio.Future[None]] = {future, self.ended_future}
+        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _with_log(self, error: HostLost) -> HostLost:
         if self._log_tail:
             error.add_note(f"The end of the log of host {self.host_id}:\n{self._log_tail}")
         return error
 
-    async def stop_renewing(self) -> None:
-        """Stop renewing the lease, and mark it as ended."""
-        self._watch.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._end(REASON_RELEASED)
-
-    async def release(self, *, reset: bool = False) -> None:
-        """End the lease, and ask its host to tear the instance down without waiting for that. Never raises.
-
-        With ``reset`` the instance's reset is called before.
-        """
-        already_ended = self.ended
-        await self.stop_renewing()
-        if not already_ended:
-            with contextlib.suppress(BusError):
-                body = Teardown(lease_id=self.lease_id, request_id=secrets.token_hex(8), reset=reset).to_wire()
-                request = self._rpc_request(TEARDOWN, body, self.timings.host_heartbeat_seconds)
-                await self._rpc_client.publish(request, secrets.token_urlsafe(16))
-
     def _end(self, reason: str) -> None:
-        if not self.ended_future.done():
+        if not self.ended:
             self._end_reason = reason
-            self._watch.close()
             self.ended_future.set_result(None)
 
-    def _on_process_ended(self, status: ProcessStatus) -> None:
-        self._log_tail = status.log_tail
-        self._end(f"its process {status.ended}")
-
-    async def _call_until_answered(self, route: Route[Any, LeaseResult], body: bytes) -> LeaseResult:
-        sent_before = False
-        while True:
-            try:
-                return await self._call_once(route, body, self.timings.host_repeat_seconds)
-            except Unroutable as unroutable:
-                self._end(REASON_ENDED_BY_HOST)
-                maybe_delivered = sent_before or unroutable.maybe_delivered_before
-                raise (
-                    self.host_lost_error()
-                    if maybe_delivered
-                    else LeaseRequestNotDelivered(self.host_lost_error().message)
-                ) from None
-            except (NoAnswer, BusError) as error:
-                sent_before = True
-                log.debug("%s was not answered and is sent again: %s", route.name, error.message)
-                await asyncio.sleep(0.1)
-
-    async def _call_once(self, route: Route[Any, LeaseResult], body: bytes, timeout_seconds: float) -> LeaseResult:
-        result = parse_reply(await self._rpc_client.call(self._rpc_request(route, body, timeout_seconds)), LeaseResult)
-        self.record_host_activity()
-        return result
-
-    def _rpc_request(self, route: Route[Any, LeaseResult], body: bytes, timeout_seconds: float) -> RpcRequest:
-        return RpcRequest(
-            exchange=HOST,
-            key=self.key,
-            type=route.key,
-            body=body,
-            headers={},
-            deadline_seconds=timeout_seconds,
-        )
-
     async def _watch_silence(self) -> None:
-        """End the lease as soon as the host and its supervisor were silent for `ProcessWatch.lost_seconds`."""
-        silent_seconds = 0.0
-        while silent_seconds < self._watch.lost_seconds:
-            silent_seconds = await self._silence.wait_interval()
-        self._end(f"nothing was heard of it for {silent_seconds:.3g} s")
+        """End the lease as soon as nothing was heard of its host for too long."""
+        if silent_seconds := await self.stream.wait_silent():
+            self._end(f"nothing was heard of it for {silent_seconds:.3g} s")
 
-    async def _renew_periodically(self) -> None:
-        while not self.ended_future.done():
-            await asyncio.sleep(self.timings.host_heartbeat_seconds)
-            body = BareLeaseRequest(lease_id=self.lease_id, request_id=secrets.token_hex(8)).to_wire()
+    def _on_address_changed(self) -> None:
+        if not self._offered.done():
+            # An offer would not find this driver: the lease is requested again.
+            self._end("its driver connected again")
+        self.stream.ask_again()
+
+    def _on_unroutable(self, number: int, error: Unroutable) -> None:
+        if not self.ended and not error.maybe_delivered_before:
+            self._undelivered = number
+        self._end(REASON_ENDED_BY_HOST)
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        if delivery.type == "fault" and (opened := self._results.pop(1, None)) is not None:
             try:
-                await self._call_once(RENEW, body, self.timings.host_heartbeat_seconds)
-            except Unroutable:
-                self._end(REASON_ENDED_BY_HOST)
-            except QuintainError as error:
-                log.debug("Lease %s was not renewed: %s", self.lease_id[:8], error.message)
-        log.info("%s", self.host_lost_error().message)
+                parse_reply(delivery, LeaseResult)
+            except Fault as fault:
+                if not self._offered.done():
+                    self._offered.set_result(None)
+                opened.set_exception(fault)
+        # A host has one address; a request that was delivered twice has a second host.
+        elif not self.stream.key or delivery.reply_to in {None, "", self.stream.key}:
+            self.stream.on_delivery(delivery)
+
+    def _on_items(self, first: int, items: Sequence[HostItem]) -> None:
+        ready: RunItems = []
+        for number, item in enumerate(items, first):
+            match item:
+                case LeaseOffered():
+                    self._on_offered(item)
+                case LeaseEnded():
+                    self._log_tail = item.log_tail
+                    self._end(item.reason)
+                case LeaseResult() if item.to not in self._runs:
+                    future = self._results.pop(item.to, None)
+                    if future is not None and not future.done():
+                        future.set_result(item)
+                case _:
+                    ready.append((number, item))
+                    if isinstance(item, LeaseResult):
+                        self._pass_on(ready)
+                        ready = []
+                        del self._runs[item.to]
+        if ready:
+            self._pass_on(ready)
+
+    def _pass_on(self, items: RunItems) -> None:
+        """Pass items of the oldest run on: a run that is started ends the one before it."""
+        on_items = next(iter(self._runs.values()), None)
+        if on_items is not None:
+            self.stream.held = items[-1][0]
+            on_items(items)
+
+    def _on_offered(self, offered: LeaseOffered) -> None:
+        self.host_id = offered.host_id
+        if not self._offered.done():
+            self._offered.set_result(None)
+        if self.ended:
+            self._end_at_host()
+        else:
+            self.stream.start_beating()
+            self._watch = self._loop.create_task(self._watch_silence(), name=f"watch {self.lease_id[:8]}")
+
+
+async def acquire_lease(
+    bus: Bus,
+    rpc_client: RpcClient,
+    name: str,
+    *,
+    timeouts: TargetTimeouts = DEFAULT_TIMEOUTS,
+    timings: Timings = DEFAULT_TIMINGS,
+    on_boot: Callable[[int], None] = lambda change: None,
+) -> RemoteLease:
+    """Lease a new instance, waiting for a free slot and for the instance.
+
+    ``on_boot`` is called with 1 when a host begins to create the instance, and with -1 when that has ended.
+    Raises `NoAnswer` if no slot is free within ``slot_seconds``, `TimeoutError` if the instance is not there within
+    ``boot_seconds``, `HostLost` if several hosts were lost meanwhile, and what the target's factory raised.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, lost_boots = loop.time() + timeouts.slot_seconds, 0
+    while True:
+        lease = RemoteLease(bus, rpc_client, name, timings, request_seconds=timeouts.request_seconds)
+        try:
+            await lease.open(max(0.1, deadline - loop.time()), timeouts.boot_seconds, on_boot)
+        except HostLost as error:
+            lost_boots += 1
+            if lost_boots == MAX_LOST_BOOTS:
+                raise
+            log.warning("%s; another one is asked for", error.message)
+            deadline = loop.time() + timeouts.slot_seconds
+        except (NoAnswer, Unroutable):
+            if loop.time() + RETRY_SECONDS >= deadline:
+                raise NoAnswer(
+                    f"No host leased target {name!r} within {timeouts.slot_seconds:.0f} s: start one with "
+                    f"`quintain serve host module:factory --name {name}`, or more --slots"
+                ) from None
+        else:
+            return lease
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def describe_host(rpc_client: RpcClient, name: str, *, timeout_seconds: float) -> str | None:
+    """Return the fingerprint of the factory of any host with a free slot, or None if that host computes none.
+
+    Raises `NoAnswer` if no slot is free within ``timeout_seconds``, and `BusError` if there is no host or no broker.
+    """
+    request = RpcRequest(
+        exchange=HOST,
+        key=name,
+        type=DESCRIBE_HOST.key,
+        body=DescribeHost().to_wire(),
+        headers={},
+        deadline_seconds=timeout_seconds,
+    )
+    return parse_reply(await rpc_client.call(request), HostDescribed).fingerprint

@@ -1,7 +1,7 @@
 """Prefetches leases, so that a factory's `create` returns at once: it is called on a loop that must not block.
 
 A lease that has ended is replaced while the pool is open. While no host has a free slot the pool keeps requesting; an
-exception of the target's own factory is raised to the caller of `create`.
+exception of the target's own factory is raised to the caller of `create`. Everything happens on the connection's loop.
 """
 
 from __future__ import annotations
@@ -9,23 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent import futures
-from concurrent.futures import Future
 from typing import Any
 
 from quintain.errors import BusError, NoAnswer
 from quintain.remote.connection_thread import ConnectionThread
-from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
-from quintain.remote.lease_request import acquire_lease
+from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts, acquire_lease
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 log = logging.getLogger(__name__)
 
-#: How often a caller looks whether an instance is still being created once its time for a slot is over, in seconds.
+#: How often is looked whether an instance is still being created once the time for a slot is over, in seconds.
 BOOT_POLL_SECONDS = 0.1
 
 #: After how long without a further lease the slots are counted, in seconds.
@@ -33,9 +27,6 @@ SETTLE_SECONDS = 0.5
 
 #: Pause after an error of the broker, in seconds.
 PAUSE_SECONDS = 1.0
-
-#: A lease, or what the target's factory raised.
-ReadyLease = RemoteLease | BaseException
 
 
 class LeasePool:
@@ -52,25 +43,20 @@ class LeasePool:
     ) -> None:
         self._connection, self._name, self._prefetch = connection, name, prefetch
         self._timeouts, self._timings = timeouts, timings
-        self._ready: deque[ReadyLease] = deque()
-        self._futures: deque[Future[ReadyLease]] = deque()
+        #: Leases, and what the target's factory raised.
+        self._ready: deque[RemoteLease | Exception] = deque()
+        self._arrived = asyncio.Event()
         self._last_error = ""
-        # The number of leases that are ready or requested, and the number of waiting callers. A caller that finds fewer
-        # leases than callers requests another one, as several controllers that share a pool may need more than are
-        # prefetched.
-        self._lock = threading.Lock()
-        self._available = self._waiters = 0
-        #: The number of instances that hosts are creating; changed on the connection's loop only.
-        self._booting = 0
-        # Used on the connection's loop only.
-        self._lease_tasks: set[asyncio.Task[None]] = set()
+        #: The number of waiting callers, and of instances that hosts are creating.
+        self._waiting = self._booting = 0
+        self._requests: set[asyncio.Task[None]] = set()
         self._leases: set[RemoteLease] = set()
-        self._open = True
+        self._is_open = True
 
     def fill(self) -> None:
         """Request all prefetched leases; returns at once."""
         for _ in range(self._prefetch):
-            self._request_if(lambda: True)
+            self._connection.call_soon(self._request_below, self._prefetch)
 
     def acquire(self) -> RemoteLease:
         """Return a ready lease, blocking until there is one.
@@ -78,144 +64,100 @@ class LeasePool:
         Raises what the target's factory raised, and `NoAnswer` if no host has a free slot in time. While an instance is
         being created it waits for that one.
         """
-        deadline = time.monotonic() + self._timeouts.slot_seconds
-        with self._counted_waiter():
-            while True:
-                future = self._take()
-                try:
-                    while not future.done():
-                        futures.wait([future], self._wait_seconds(deadline))
-                except BaseException:
-                    self._give_back(future)
-                    raise
-                if (lease := self._checked(future.result())) is not None:
-                    return lease
+        return self._connection.run_blocking(self._acquire())
 
     async def acquire_async(self) -> RemoteLease:
         """Return a ready lease, as `acquire`, without blocking the caller's event loop."""
-        deadline = time.monotonic() + self._timeouts.slot_seconds
-        with self._counted_waiter():
-            while True:
-                future = self._take()
-                arrival = asyncio.wrap_future(future)
-                try:
-                    while not future.done():
-                        await asyncio.wait([arrival], timeout=self._wait_seconds(deadline))
-                except BaseException:
-                    self._give_back(future)
-                    raise
-                if (lease := self._checked(future.result())) is not None:
-                    return lease
+        return await self._connection.run(self._acquire())
 
     def return_unused(self, lease: RemoteLease) -> None:
         """Make an acquired lease, to which no request was sent, available again."""
-        with self._lock:
-            self._available += 1
-        self._put(lease)
+        self._connection.call_soon(self._put, lease)
 
     def count_slots(self, wanted: int) -> int:
         """Return how many of the ``wanted`` slots are leased here; blocks until no further lease comes.
 
         At least 1, also if there is none within the pool's timeout: then `acquire` raises why.
         """
-        begin = time.monotonic()
-        count, ends_at = 0, begin + self._timeouts.slot_seconds
-        while True:
-            live = sum(not lease.ended for lease in list(self._leases))
-            if live > count:
-                count, ends_at = live, time.monotonic() + SETTLE_SECONDS
-            has_failed = any(isinstance(ready, BaseException) for ready in list(self._ready))
-            if count >= wanted or has_failed or (time.monotonic() >= ends_at and not self._booting):
-                return max(1, min(count, wanted))
-            time.sleep(0.01)
-
-    @contextlib.contextmanager
-    def _counted_waiter(self) -> Iterator[None]:
-        with self._lock:
-            self._waiters += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiters -= 1
-
-    def _take(self) -> Future[ReadyLease]:
-        """Return a future for the next ready lease, requesting one if there are fewer than callers."""
-        self._request_if(lambda: self._available < self._waiters)
-        future: Future[ReadyLease] = Future()
-        with self._lock:
-            if self._ready:
-                future.set_result(self._ready.popleft())
-            else:
-                self._futures.append(future)
-        return future
-
-    def _put(self, ready: ReadyLease) -> None:
-        with self._lock:
-            while self._futures:
-                future = self._futures.popleft()
-                if future.set_running_or_notify_cancel():
-                    future.set_result(ready)
-                    return
-            self._ready.append(ready)
-
-    def _give_back(self, future: Future[ReadyLease]) -> None:
-        """Give up a future of `_take`; a lease that has arrived meanwhile is for the next caller."""
-        if not future.cancel():
-            self._put(future.result())
-
-    def _wait_seconds(self, deadline: float) -> float:
-        """Return how long to wait before the next look. Raises `NoAnswer` once the time for a slot is over."""
-        remaining_seconds = deadline - time.monotonic()
-        if remaining_seconds > 0 or self._booting:
-            return max(remaining_seconds, BOOT_POLL_SECONDS)
-        raise NoAnswer(
-            f"No lease of target {self._name!r} within {self._timeouts.slot_seconds:.0f} s: every slot is taken, or "
-            f"no host serves it. Start one with `quintain serve host module:factory --name {self._name}`, or "
-            f"more --slots, or lower the concurrency{self._last_error}"
-        )
-
-    def _count_boot(self, change: int) -> None:
-        self._booting += change
-
-    def _checked(self, ready: ReadyLease) -> RemoteLease | None:
-        """Return a lease that has not ended, else None; raise what the target's factory raised."""
-        self._decrement_available()
-        if isinstance(ready, BaseException):
-            self._request_if(lambda: self._available < self._prefetch)
-            raise ready
-        if ready.ended:
-            self._connection.call_soon(self._leases.discard, ready)
-            return None
-        return ready
+        return self._connection.run_blocking(self._count_slots(wanted))
 
     def release(self, ended: RemoteLease) -> None:
         """Forget an ended lease, and request another one to keep the pool full."""
         self._connection.call_soon(self._leases.discard, ended)
-        self._request_if(lambda: self._available < self._prefetch)
+        self._connection.call_soon(self._request_below, self._prefetch)
 
     def close(self) -> None:
         """Release all leases; their hosts end them at once."""
         self._connection.run_blocking(self._close())
 
-    def _request_if(self, condition: Callable[[], bool]) -> None:
-        with self._lock:
-            if not condition():
-                return
-            self._available += 1
-        self._connection.call_soon(self._start_lease_task)
+    async def _acquire(self) -> RemoteLease:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeouts.slot_seconds
+        self._waiting += 1
+        try:
+            while True:
+                # Several controllers that share a pool may need more leases than are prefetched.
+                self._request_below(self._waiting)
+                while not self._ready:
+                    await self._wait_arrived(deadline - loop.time())
+                ready = self._ready.popleft()
+                if isinstance(ready, Exception):
+                    self._request_below(self._prefetch)
+                    raise ready
+                if not ready.ended:
+                    return ready
+                self._leases.discard(ready)
+                await ready.close()
+        finally:
+            self._waiting -= 1
 
-    def _decrement_available(self) -> None:
-        with self._lock:
-            self._available -= 1
+    async def _wait_arrived(self, remaining_seconds: float) -> None:
+        """Wait until a lease may be ready. Raises `NoAnswer` once the time for a slot is over."""
+        if remaining_seconds <= 0 and not self._booting:
+            raise NoAnswer(
+                f"No lease of target {self._name!r} within {self._timeouts.slot_seconds:.0f} s: every slot is taken, "
+                f"or no host serves it. Start one with `quintain serve host module:factory --name {self._name}`, or "
+                f"more --slots, or lower the concurrency{self._last_error}"
+            )
+        self._arrived.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(remaining_seconds, BOOT_POLL_SECONDS)):
+                await self._arrived.wait()
 
-    def _start_lease_task(self) -> None:
-        if self._open:
-            task = asyncio.get_running_loop().create_task(self._acquire_one())
-            self._lease_tasks.add(task)
-            task.add_done_callback(self._lease_tasks.discard)
+    async def _count_slots(self, wanted: int) -> int:
+        loop = asyncio.get_running_loop()
+        count, ends_at = 0, loop.time() + self._timeouts.slot_seconds
+        while True:
+            live = sum(not lease.ended for lease in self._leases)
+            if live > count:
+                count, ends_at = live, loop.time() + SETTLE_SECONDS
+            has_failed = any(isinstance(ready, Exception) for ready in self._ready)
+            if count >= wanted or has_failed or (loop.time() >= ends_at and not self._booting):
+                return max(1, min(count, wanted))
+            await asyncio.sleep(0.01)
 
-    async def _acquire_one(self) -> None:
+    def _put(self, ready: RemoteLease | Exception) -> None:
+        self._ready.append(ready)
+        self._arrived.set()
+
+    def _count_boot(self, change: int) -> None:
+        self._booting += change
+
+    def _request_below(self, wanted: int) -> None:
+        """Request one more lease if fewer than ``wanted`` are ready or requested."""
+        if self._is_open and len(self._ready) + len(self._requests) < wanted:
+            task = asyncio.get_running_loop().create_task(self._request())
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
+
+    async def _request(self) -> None:
+        ready = await self._acquire_one()
+        self._requests.discard(asyncio.current_task())
+        if ready is not None:
+            self._put(ready)
+
+    async def _acquire_one(self) -> RemoteLease | Exception | None:
+        """Lease an instance, or return what its factory raised; None where nobody wants it any more."""
         connection = self._connection
         while True:
             try:
@@ -234,22 +176,18 @@ class LeasePool:
                 self._last_error = f" ({error.message})"
                 await asyncio.sleep(PAUSE_SECONDS)
             except Exception as error:
-                self._put(error)
-                return
+                return error
             else:
                 self._leases.add(leased)
-                self._put(leased)
-                return
-            if self._available > self._prefetch + self._waiters:
+                return leased
+            if len(self._ready) + len(self._requests) > self._prefetch + self._waiting:
                 # The caller that wanted this lease has stopped waiting.
-                self._decrement_available()
-                return
+                return None
 
     async def _close(self) -> None:
-        self._open = False
-        tasks: list[Any] = list(self._lease_tasks)
-        for task in tasks:
+        self._is_open = False
+        requests: list[Any] = list(self._requests)
+        for task in requests:
             task.cancel()
-        releases = [each.release() for each in self._leases]
+        await asyncio.gather(*requests, *(lease.release() for lease in self._leases), return_exceptions=True)
         self._leases.clear()
-        await asyncio.gather(*tasks, *releases, return_exceptions=True)

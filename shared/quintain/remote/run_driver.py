@@ -15,15 +15,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from quintain.contracts.remote_target import LogLine, RunItem, WireResponse
+from quintain.contracts.hosting import CancelRun, EmitEvent, EventReply, LeaseResult, LogLine, SendEvent
+from quintain.contracts.message import MAX_RUN_ITEM_BYTES
+from quintain.contracts.remote_target import WireResponse
 from quintain.errors import HostLost
 from quintain.remote.connection_thread import Executor
-from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
-from quintain.remote.run_channel import RunChannel, RunOutputQueue, response_size
+from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, RunItems, TargetTimeouts
 from quintain.remote.trajectory_recorder import TrajectoryRecorder
-from quintain.routes import CANCEL_RUN, START_RUN
 from quintain.target.codec import Codec, write_response
-from quintain.target.type_registry import require_item_size
+from quintain.target.type_registry import require_size
 
 #: How long items are processed before other tasks of the application's loop run, in seconds.
 MAX_HOLD_SECONDS = 0.01
@@ -41,7 +41,6 @@ class RunDriver:
         self,
         executor: Executor,
         lease: RemoteLease,
-        output_queue: RunOutputQueue,
         codec: Codec,
         emit: Callable[[Any], None],
         send_event: Callable[[Any], Any],
@@ -50,18 +49,19 @@ class RunDriver:
         forward_log: Callable[[LogLine], None] = forward_log_line,
         recorder: TrajectoryRecorder | None = None,
     ) -> None:
-        self._executor, self._lease, self._output_queue, self._codec = executor, lease, output_queue, codec
+        self._executor, self._lease, self._codec = executor, lease, codec
         self._emit, self._send_event, self._forward_log = emit, send_event, forward_log
         self._timeouts, self._recorder = timeouts, recorder
         self._loop = asyncio.get_running_loop()
         # Events and log lines are handled in the context of the task that runs the target.
         self._context = contextvars.copy_context()
-        self._items: deque[RunItem] = deque()
+        self._items: deque[tuple[int, EmitEvent | SendEvent | LogLine | LeaseResult]] = deque()
         self._draining = self._end_received = False
-        #: Responses that are handed to the connection's loop together.
-        self._responses: list[tuple[int, WireResponse]] = []
+        #: Replies as JSON that are sent together.
+        self._replies: list[bytes] = []
         self._send_tasks: set[asyncio.Task[None]] = set()
-        self._channel: RunChannel | None = None
+        #: The number of the run in its lease; 0 before it was started.
+        self._number = 0
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
@@ -74,9 +74,9 @@ class RunDriver:
             await self._executor.run(self._start())
             await self._wait_ended()
         except BaseException:
-            if not self._end_received:
+            if self._number and not self._end_received:
                 with contextlib.suppress(HostLost, TimeoutError):
-                    await self._executor.run(self._cancel())
+                    await self._executor.run(self._lease.call(CancelRun(to=self._number)))
             raise
         finally:
             self._items.clear()
@@ -86,8 +86,7 @@ class RunDriver:
             for task in self._send_tasks:
                 task.cancel()
             await asyncio.gather(*self._send_tasks, return_exceptions=True)
-            with contextlib.suppress(HostLost):
-                await self._executor.run(self._finish())
+            self._executor.call_soon(self._leave)
 
     async def _wait_ended(self) -> None:
         await asyncio.wait([self._ended], timeout=self._timeouts.run_seconds)
@@ -105,24 +104,16 @@ class RunDriver:
     # The following methods run on the connection's loop.
 
     async def _start(self) -> None:
-        """Consume the run's output first, then start the run."""
-        channel = self._channel = RunChannel(self._lease, partial(self._call_in_application, self._enqueue))
-        await self._output_queue.open(channel)
-        self._lease.ended_future.add_done_callback(self._on_lease_ended)
         event_types = sorted(self._codec.type_registry.events)
-        await self._lease.call(START_RUN, run_id=channel.run_id, run_key=self._output_queue.key, kinds=event_types)
+        self._number = self._lease.start_run(event_types, partial(self._call_in_application, self._enqueue))
+        self._lease.ended_future.add_done_callback(self._on_lease_ended)
 
-    async def _cancel(self) -> None:
-        if self._channel is not None:
-            await self._lease.call(CANCEL_RUN, run_id=self._channel.run_id)
-
-    async def _finish(self) -> None:
+    def _leave(self) -> None:
         self._lease.ended_future.remove_done_callback(self._on_lease_ended)
-        if self._channel is not None:
-            await self._channel.close()
+        self._lease.leave_run(self._number)
 
     def _on_lease_ended(self, _: asyncio.Future[None]) -> None:
-        self._call_in_application(self._end, self._lease.host_lost_error())
+        self._call_in_application(self._end, self._lease.host_lost_error(self._number))
 
     def _call_in_application(self, callback: Callable[..., None], *args: Any) -> None:
         # An application that has ended has no running loop.
@@ -131,51 +122,53 @@ class RunDriver:
 
     # The following methods run on the application's loop.
 
-    def _enqueue(self, items: list[RunItem]) -> None:
+    def _enqueue(self, items: RunItems) -> None:
         self._items.extend(items)
         if not self._draining:
             self._process_items()
 
     def _process_items(self) -> None:
         self._draining = is_sending = False
-        began = self._loop.time()
+        began, stream = self._loop.time(), self._lease.stream
         while self._items and not self._ended.done():
-            if (is_sending and self._items[0].what != "send") or self._loop.time() - began > MAX_HOLD_SECONDS:
+            is_next_sent = isinstance(self._items[0][1], SendEvent)
+            if (is_sending and not is_next_sent) or self._loop.time() - began > MAX_HOLD_SECONDS:
                 break
-            item = self._items.popleft()
+            number, item = self._items.popleft()
             try:
-                is_sending = self._process_item(item)
+                is_sending = self._process_item(number, item)
             except Exception as error:
                 # From the application's emit, or from an event that cannot be decoded here: either ends the run.
                 self._end(error)
                 return
-            assert self._channel is not None, "a running run has a channel"
-            self._channel.last_processed = item.seq
+            stream.released = number
         if (is_sending or self._items) and not self._ended.done():
             # The tasks of events run until their first await, which records them, before another item is processed; and
             # other tasks of the application run.
             self._draining = True
             self._loop.call_soon(self._process_items)
-        if self._channel is not None and self._channel.is_acknowledgement_due:
-            self._executor.call_soon(self._channel.send_acknowledgement)
+        if stream.is_telling_due:
+            self._executor.call_soon(stream.tell)
 
-    def _process_item(self, item: RunItem) -> bool:
+    def _process_item(self, number: int, item: EmitEvent | SendEvent | LogLine | LeaseResult) -> bool:
         """Process one item; returns True if it is an event whose response is being awaited."""
         if self._recorder is not None:
-            self._recorder.record_item(item)
-        if item.what == "end":
-            self._end_received = True
-            self._end(None if item.failure is None else self._lease.exceptions.from_failure(item.failure))
-        elif item.log is not None:
-            self._forward_log(item.log)
-        elif item.event is not None and item.what == "emit":
-            # The timestamp is that of its arrival: the host's clock may differ, and recorded events must be in order.
-            self._emit(self._codec.event(item.event, timestamp=local_now()))
-        elif item.event is not None:
-            task = self._loop.create_task(self._answer_event(item))
-            self._send_tasks.add(task)
-            task.add_done_callback(self._send_tasks.discard)
-            return True
+            self._recorder.record_item(number, item)
+        match item:
+            case EmitEvent():
+                # The timestamp is that of its arrival: the host's clock may differ, and recorded events must be in
+                # order.
+                self._emit(self._codec.event(item.event, timestamp=local_now()))
+            case SendEvent():
+                task = self._loop.create_task(self._answer_event(number, item))
+                self._send_tasks.add(task)
+                task.add_done_callback(self._send_tasks.discard)
+                return True
+            case LogLine():
+                self._forward_log(item)
+            case LeaseResult():
+                self._end_received = True
+                self._end(None if item.failure is None else self._lease.exceptions.from_failure(item.failure))
         return False
 
     def _end(self, error: BaseException | None) -> None:
@@ -186,30 +179,29 @@ class RunDriver:
         else:
             self._ended.set_exception(error)
 
-    async def _answer_event(self, item: RunItem) -> None:
-        assert item.event is not None, "an item of kind send has an event"
-        assert self._channel is not None, "a running run has a channel"
+    async def _answer_event(self, number: int, item: SendEvent) -> None:
         try:
             event = self._codec.event(item.event, timestamp=local_now())
             response = write_response(await self._wait_response(event))
-            require_item_size(response, response_size(response), f"The response {response.kind}")
+            body = EventReply(to=number, response=response).to_wire()
+            require_size(len(body), MAX_RUN_ITEM_BYTES, f"The response {response.kind}")
         except (Exception, asyncio.CancelledError) as error:
             if self._ended.done():
                 # The run has ended, and its tasks are cancelled.
                 raise
             # Whatever the handler raises is raised in the target, and comes back from there as the same object.
             response = WireResponse(failure=self._lease.exceptions.to_failure(error))
+            body = EventReply(to=number, response=response).to_wire()
         if self._recorder is not None:
-            self._recorder.record_response(item.seq, response)
-        self._responses.append((item.seq, response))
-        if len(self._responses) == 1:
+            self._recorder.record_response(number, response)
+        self._replies.append(body)
+        if len(self._replies) == 1:
             # Those of the other tasks that are ready now go with it.
-            self._loop.call_soon(self._hand_over_responses)
+            self._loop.call_soon(self._send_replies)
 
-    def _hand_over_responses(self) -> None:
-        responses, self._responses = self._responses, []
-        assert self._channel is not None, "a running run has a channel"
-        self._executor.call_soon(self._channel.respond, responses)
+    def _send_replies(self) -> None:
+        replies, self._replies = self._replies, []
+        self._lease.stream.send(*replies)
 
     async def _wait_response(self, event: Any) -> Any:
         limit = asyncio.timeout(self._timeouts.event_seconds)

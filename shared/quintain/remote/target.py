@@ -10,16 +10,23 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from quintain.contracts.remote_target import LeaseResult, TargetDescriptor
+from quintain.contracts.hosting import (
+    DescribeTarget,
+    LeaseRequest,
+    LeaseResult,
+    QueryTarget,
+    ResetTarget,
+    SetConfig,
+    Teardown,
+)
+from quintain.contracts.remote_target import TargetDescriptor
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import ConfigError, HostLost
 from quintain.remote.child_session import ChildSession, ChildSessions
 from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import RemoteLease, TargetTimeouts
-from quintain.remote.run_channel import RunOutputQueues
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.trajectory_recorder import TrajectoryFolder
-from quintain.routes import DESCRIBE, QUERY, RESET, SET_CONFIG, TEARDOWN, Route
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
 
@@ -36,12 +43,11 @@ class ConfigOrder:
 class RemoteTarget:
     """Implements `quintain.Target` over a lease; ``on_released`` is called when the lease has ended."""
 
-    def __init__(  # noqa: PLR0913 -- what the targets of one factory share
+    def __init__(
         self,
         connection: ConnectionThread,
         lease: RemoteLease,
         codec: Codec,
-        output_queues: RunOutputQueues,
         on_released: Callable[[RemoteLease], None],
         timeouts: TargetTimeouts,
         *,
@@ -54,9 +60,6 @@ class RemoteTarget:
         self._timeouts = timeouts
         self._connection, self._lease, self._codec, self._on_released = connection, lease, codec, on_released
         self._descriptor: TargetDescriptor | None = lease.descriptor
-        self._output_queues, self._output_queue = output_queues, output_queues.take()
-        connection.call_soon(self._output_queue.prepare)
-        self._is_released = False
         self._session: ChildSession | None = None
         self._driver: RunDriver | None = None
         self._trajectories: TrajectoryFolder | None = None
@@ -115,13 +118,13 @@ class RemoteTarget:
         """Set a configuration slot. Raises what the target raises."""
         wire_value = to_wire_text(value, f"the value of {name!r}")
         described = name == self._config_order.last_name
-        set_config = self._use(SET_CONFIG, values={name: wire_value}, described=described)
+        set_config = self._use(SetConfig(values={name: wire_value}, described=described))
         self._descriptor, self._configured = self._connection.run_blocking(set_config).descriptor, name
 
     def query(self, name: str, **params: str) -> str:
         """Query the target after a run. Raises what the target raises."""
         wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
-        return self._connection.run_blocking(self._use(QUERY, name=name, params=wire_params)).value or ""
+        return self._connection.run_blocking(self._use(QueryTarget(name=name, params=wire_params))).value or ""
 
     def get_controllables(self) -> list[Any]:
         """Return the controllables of the current configuration."""
@@ -147,7 +150,6 @@ class RemoteTarget:
             driver = RunDriver(
                 self._connection,
                 self._lease,
-                self._output_queue,
                 self._codec,
                 emit,
                 send_event,
@@ -170,7 +172,7 @@ class RemoteTarget:
             self._is_reset_due = True
         elif not self._lease.ended:
             with contextlib.suppress(HostLost):
-                await self._connection.run(self._lease.call(RESET))
+                await self._connection.run(self._lease.call(ResetTarget()))
                 self._is_reset = True
 
     async def teardown(self) -> None:
@@ -178,36 +180,33 @@ class RemoteTarget:
         try:
             if not self._lease.ended:
                 with contextlib.suppress(HostLost):
-                    await self._connection.run(self._lease.call(TEARDOWN, reset=self._is_reset_due))
+                    await self._connection.run(self._lease.call(Teardown(reset=self._is_reset_due)))
         finally:
             # First of all: the next lease is requested now.
             self._on_released(self._lease)
             with contextlib.suppress(HostLost):
                 await self._connection.run(self._release())
 
-    async def _use(self, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
+    async def _use(self, request: LeaseRequest) -> LeaseResult:
         """Send a request that changes the instance, or may."""
         await self._begin_use()
-        return await self._lease.call(route, **fields)
+        return await self._lease.call(request)
 
     async def _begin_use(self) -> None:
         self._descriptor, self._is_reset = None, False
         if self._is_reset_due:
             self._is_reset_due = False
-            await self._lease.call(RESET)
+            await self._lease.call(ResetTarget())
 
     async def _release(self) -> None:
         """Release everything on the connection's loop."""
-        await self._lease.stop_renewing()
-        if not self._is_released:
-            self._is_released = True
-            await self._output_queues.give_back(self._output_queue)
+        await self._lease.close()
         if self._session is not None:
             await self._session.close()
 
     def _get_descriptor(self) -> TargetDescriptor:
         if self._descriptor is None:
-            self._descriptor = self._connection.run_blocking(self._lease.call(DESCRIBE)).descriptor
+            self._descriptor = self._connection.run_blocking(self._lease.call(DescribeTarget())).descriptor
             self._config_order.last_name = self._configured
         assert self._descriptor is not None, "the reply to a describe request has a descriptor"
         return self._descriptor

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
+from quintain.contracts.hosting import EmitEvent, LeaseResult, LogLine, SendEvent
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import (
     MAX_NAME_CHARACTERS,
@@ -24,7 +25,6 @@ from quintain.contracts.remote_target import (
     MAX_TRAJECTORY_BYTES,
     TRAJECTORY_FOLDER,
     TRAJECTORY_SUFFIX,
-    RunItem,
     TrajectoryLine,
     TrajectoryStart,
     WireEvent,
@@ -105,21 +105,21 @@ class TrajectoryRecorder:
         self._write_line("end", texts=texts, skipped=self._skipped)
         self._close()
 
-    def record_item(self, item: RunItem) -> None:
+    def record_item(self, number: int, item: EmitEvent | SendEvent | LogLine | LeaseResult) -> None:
         """Record an event or a log record of the target; the end is recorded when the context is left."""
-        if item.event is not None and item.what in {"emit", "send"}:
+        if isinstance(item, EmitEvent | SendEvent):
             event, named = item.event, item.event.controllable or item.event.observable
             self._write_line(
-                item.what,
-                seq=item.seq,
+                item.type,
+                seq=number,
                 type_name=event.kind,
                 name="" if named is None else named.name,
                 tag=event.domain or [],
                 texts=_event_texts(event),
             )
-        elif item.log is not None:
-            level = logging.getLevelName(item.log.level)
-            self._write_line("log", type_name=level, name=item.log.logger, texts={"text": item.log.text})
+        elif isinstance(item, LogLine):
+            level = logging.getLevelName(item.level)
+            self._write_line("log", type_name=level, name=item.logger, texts={"text": item.text})
 
     def record_response(self, seq: int, response: WireResponse) -> None:
         """Record the controller's reply to the event with this number."""

@@ -87,9 +87,14 @@ class RpcClient:
         """The number of requests that wait for their reply."""
         return len(self._pending)
 
-    def subscribe(self, correlation_id: str, on_reply: Callable[[Delivery], None]) -> Callable[[], None]:
-        """Call ``on_reply`` for every reply with this correlation id; returns a function that unsubscribes."""
-        self._pending[correlation_id] = PendingCall(on_reply)
+    def subscribe(
+        self, correlation_id: str, on_reply: Callable[[Delivery], None], on_replaced: Callable[[], None] | None = None
+    ) -> Callable[[], None]:
+        """Call ``on_reply`` for every reply with this correlation id; returns a function that unsubscribes.
+
+        ``on_replaced`` is called when a new reply queue has replaced a lost one.
+        """
+        self._pending[correlation_id] = PendingCall(on_reply, on_replaced=on_replaced)
 
         def unsubscribe() -> None:
             self._pending.pop(correlation_id, None)
@@ -259,8 +264,10 @@ class RpcClient:
         return bool(refused)
 
     def _on_queue_replaced(self) -> None:
-        for correlation_id, pending in self._pending.items():
-            if pending.request is not None:
+        for correlation_id, pending in list(self._pending.items()):
+            if pending.on_replaced is not None:
+                pending.on_replaced()
+            elif pending.request is not None:
                 self._start_resend(correlation_id, pending)
 
     def _start_resend(self, correlation_id: str, pending: PendingCall) -> None:
@@ -347,6 +354,7 @@ class PendingCall:
     request: RpcRequest | None = None
     sent_at: float = 0.0
     group: SentGroup | None = None
+    on_replaced: Callable[[], None] | None = None
 
     def remaining_request(self, now: float) -> RpcRequest | None:
         """Return the request with its remaining time; None if there is no request or no time left."""

@@ -24,8 +24,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from quintain import target as ours
-from quintain.contracts.message import MAX_RUN_ITEM_BYTES
-from quintain.contracts.remote_target import TagPath, WireEvent, WireResponse
+from quintain.contracts.remote_target import TagPath
 from quintain.contracts.values import replace_surrogates
 
 #: Modules with these names are another program in another process.
@@ -239,10 +238,3 @@ def require_size(size: int, limit: int, description: str) -> None:
             f"{description} has {size:,} bytes, and {limit:,} is the most that can be sent: send a reference to it "
             "instead"
         )
-
-
-def require_item_size(item: WireEvent | WireResponse, characters: int, description: str) -> None:
-    """Raise `ValueError` for an event or response of more than `MAX_RUN_ITEM_BYTES`; ``characters`` is its text."""
-    # A character has six bytes at most in JSON: most items need not be measured.
-    if characters * 6 > MAX_RUN_ITEM_BYTES:
-        require_size(len(item.to_wire()), MAX_RUN_ITEM_BYTES, description)

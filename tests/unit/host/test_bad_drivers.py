@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from quintain.routes import START_RUN
+from quintain.remote.stream import MAX_UNPROCESSED_ITEMS
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain_host.run import MAX_UNACKNOWLEDGED_ITEMS
 from support.memory_host import emit_seen, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
@@ -25,11 +24,11 @@ async def test_a_driver_that_reads_nothing_fills_no_memory_and_its_slot_is_free_
 
     async with run_host(target_factory(flood), QUICK) as hosted:
         lease = await hosted.lease()
-        await lease.call(START_RUN, run_id="r", run_key="nobody reads", kinds=["ObservableEvent"])
-        await wait_until(lambda: emitted >= MAX_UNACKNOWLEDGED_ITEMS)
+        lease.start_run(["ObservableEvent"], lambda items: None)
+        await wait_until(lambda: emitted >= MAX_UNPROCESSED_ITEMS)
         await asyncio.sleep(0.1)
-        assert emitted == MAX_UNACKNOWLEDGED_ITEMS
-        await lease.stop_renewing()
+        assert emitted == MAX_UNPROCESSED_ITEMS
+        await lease.close()
         again = await hosted.lease()
         await again.release()
 

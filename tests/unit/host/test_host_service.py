@@ -8,16 +8,9 @@ from typing import Any
 
 import pytest
 
-from quintain.bus.base import Envelope
-from quintain.contracts.remote_target import RUN_INPUT_TYPE, OpenLease
+from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, OpenLease, QueryTarget, SetConfig, Teardown
 from quintain.errors import BadRequest, HostLost
-from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.run_channel import RunOutputQueue
-from quintain.remote.run_driver import RunDriver
-from quintain.routes import LEASE, QUERY, SET_CONFIG, TEARDOWN
-from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain.topology import RUN
 from support.memory_host import BODY, emit_seen, run_contents, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
@@ -25,35 +18,33 @@ from support.target_placements import Controller
 
 async def test_garbage_among_lease_requests_is_answered_and_the_slot_goes_on() -> None:
     async with run_host(target_factory(emit_seen)) as hosted:
-        assert (await hosted.fault_reply("it", LEASE.key, b"\xff not json")).code == BadRequest.code
-        other = await hosted.fault_reply("it", LEASE.key, OpenLease(controller_id="c", version=99).to_wire())
+        assert (await hosted.fault_reply("it", LEASE_TYPE, b"\xff not json")).code == BadRequest.code
+        other_version = DriverMessage(number=1, processed=0, items=[OpenLease(version=99)])
+        other = await hosted.fault_reply("it", LEASE_TYPE, other_version.to_wire())
+        assert (await hosted.fault_reply("it", "dance", b"{}")).code == BadRequest.code
         assert "the controller 99" in other.error
         assert await run_contents(hosted, await hosted.lease()) == ["seen"]
 
 
-async def test_garbage_on_a_lease_and_on_a_run_is_answered_or_thrown_away() -> None:
+async def test_what_comes_to_a_lease_without_its_id_is_thrown_away() -> None:
     async def script(target: Any, emit: Any, send: Any) -> None:
         emit(target.observation_event((await send(target.request_event("hello"))).value))
 
     async with run_host(target_factory(script)) as hosted:
         leased = await hosted.lease()
-        assert (await hosted.fault_reply(leased.key, SET_CONFIG.key, b"{")).code == BadRequest.code
-        assert (await hosted.fault_reply(leased.key, "dance", b"{}")).code == BadRequest.code
-        await hosted.publish(leased.key, RUN_INPUT_TYPE, b"[]")
-        await hosted.publish(leased.key, SET_CONFIG.key, b"nobody to answer")
+        stranger = DriverMessage(number=2, processed=0, items=[SetConfig(values={"persona": "changed"})]).to_wire()
+        for body in (b"\x00", b"[]", stranger):
+            await hosted.publish(leased.stream.key, LEASE_TYPE, body)
 
         async def answer(event: Any) -> Any:
-            # In the middle of the run, and on its own queue too.
-            await hosted.publish(leased.key, RUN_INPUT_TYPE, b"\x00")
-            await hosted.bus.publish(RUN, ear.key, Envelope(body=b"{}", type="run_says"))
+            # In the middle of the run, too.
+            await hosted.publish(leased.stream.key, LEASE_TYPE, b"\x00")
             return QUINTAIN_TYPES.responses["ControllableInjection"](
                 event=event, controllable=event.controllable, value="fine"
             )
 
-        ear = RunOutputQueue(hosted.bus)
         controller = Controller(QUINTAIN_TYPES, answer)
-        await RunDriver(InlineExecutor(), leased, ear, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
-        await ear.close()
+        await hosted.run(leased, controller)
         assert controller.seen[-1].content == "fine"
 
 
@@ -82,14 +73,14 @@ async def test_a_target_that_leaves_ends_nothing_but_what_it_was_asked(error: Ba
     async with run_host(lambda: Leaving(script)) as hosted:
         leased = await hosted.lease()
         with pytest.raises(RuntimeError) as asking:
-            await leased.call(QUERY, name="runs", params={})
+            await leased.call(QueryTarget(name="runs"))
         with pytest.raises(RuntimeError) as running:
             await run_contents(hosted, leased)
         assert words in str(asking.value)
         assert words in str(running.value)
         # The same instance on the same stage still answers.
-        await leased.call(SET_CONFIG, values={"persona": "calm"})
-        await leased.call(TEARDOWN)
+        await leased.call(SetConfig(values={"persona": "calm"}))
+        await leased.call(Teardown())
         assert (await hosted.lease()).lease_id != leased.lease_id
 
 
@@ -99,8 +90,8 @@ async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_t
         async with asyncio.timeout(5):
             await hosted.host.stop(60)
             with pytest.raises(HostLost, match="its host has ended it"):
-                await leased.call(SET_CONFIG, values={"persona": "late"})
-        await leased.stop_renewing()
+                await leased.call(SetConfig(values={"persona": "late"}))
+        await leased.close()
 
 
 async def test_a_released_lease_is_ended_by_its_host_without_a_lapse() -> None:
@@ -113,9 +104,9 @@ async def test_a_released_lease_is_ended_by_its_host_without_a_lapse() -> None:
 async def test_a_lease_says_why_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_host(target_factory(emit_seen)) as hosted:
         leased = await hosted.lease()
-        await leased.stop_renewing()
+        await leased.close()
         with pytest.raises(HostLost, match="it was released here"):
-            await leased.call(SET_CONFIG, values={"persona": "late"})
+            await leased.call(SetConfig(values={"persona": "late"}))
 
 
 async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +121,10 @@ async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pyte
 
     async with run_host(target_factory(script), QUICK) as hosted:
         leased = await hosted.lease()
-        await leased.call(SET_CONFIG, values={"persona": "stuck"})
+        await leased.call(SetConfig(values={"persona": "stuck"}))
         running = asyncio.create_task(run_contents(hosted, leased))
         await asyncio.sleep(0)
-        await leased.stop_renewing()
+        await leased.close()
         with pytest.raises(HostLost):
             await running
         assert await run_contents(hosted, await hosted.lease()) == ["seen"]

@@ -41,10 +41,10 @@ async def test_what_is_still_on_its_way_at_the_end_is_heard() -> None:
     with read_ipc(heard, words.append):
         for _ in range(9_000):
             IpcWriter(said).send(LEASE_GIVEN)
-        os.write(said, b"\0junk?")
+        os.write(said, b"\0junk?\n")
         IpcWriter(said).send(LEASE_ENDED)
         os.close(said)
-    assert words == [LEASE_GIVEN] * 9_000 + [LEASE_ENDED]
+    assert words == [LEASE_GIVEN] * 9_000 + ["\0junk?", LEASE_ENDED]
 
 
 async def test_the_end_of_whoever_speaks_is_noticed_once() -> None:

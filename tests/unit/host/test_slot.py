@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,19 +12,20 @@ import pytest
 
 from quintain.bus.base import Bus, Consumer, Envelope, Handler
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.remote_target import (
-    REMOTE_TARGET_VERSION,
-    BareLeaseRequest,
-    LeaseOpened,
+from quintain.contracts.hosting import (
+    LEASE_TYPE,
+    DriverMessage,
+    LeaseRequest,
     LeaseResult,
     OpenLease,
-    Query,
+    QueryTarget,
+    ResetTarget,
+    RunTarget,
     SetConfig,
+    Teardown,
 )
-from quintain.errors import BadRequest, NoAnswer
-from quintain.remote.lease import TargetTimeouts
-from quintain.remote.lease_request import acquire_lease, describe_host
-from quintain.routes import LEASE, QUERY, RENEW, RESET, SET_CONFIG, START_RUN, TEARDOWN, Route
+from quintain.errors import BadRequest, HostLost, NoAnswer
+from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST, Exchange, Queue, Topology
@@ -56,20 +57,21 @@ class HostClient:
         self.host = Host(self.bus, "bot", create, slots, timings=timings, **more)
         await self.host.start()
 
-    async def call(self, key: str, route: Route[Any, Any], message: Any, seconds: float = 10) -> Any:
-        request = RpcRequest(
-            exchange=HOST, key=key, type=route.key, body=message.to_wire(), headers={}, deadline_seconds=seconds
-        )
-        return parse_reply(await self.rpc_client.call(request), route.reply_type)
+    async def lease(self, timings: Timings = DEFAULT_TIMINGS, **timeouts: float) -> RemoteLease:
+        limits = TargetTimeouts(**{"slot_seconds": 10, **timeouts})  # type: ignore[arg-type]
+        return await acquire_lease(self.bus, self.rpc_client, "bot", timeouts=limits, timings=timings)
 
-    async def lease(self, version: int = REMOTE_TARGET_VERSION) -> LeaseOpened:
-        answer: LeaseOpened = await self.call("bot", LEASE, OpenLease(controller_id="me", version=version))
-        return answer
+    async def result(self, lease: RemoteLease, request: LeaseRequest) -> LeaseResult:
+        """The result of a request as it comes, with the failure if it has one."""
+        future: asyncio.Future[LeaseResult] = asyncio.get_running_loop().create_future()
+        lease.stream.send(request.to_wire(), on_numbered=lambda number: lease._results.update({number: future}))
+        async with asyncio.timeout(10):
+            return await future
 
-    async def call_lease(self, leased: LeaseOpened, route: Route[Any, LeaseResult], **fields: Any) -> LeaseResult:
-        named = {"lease_id": leased.lease_id, "request_id": secrets.token_hex(4), **fields}
-        done: LeaseResult = await self.call(leased.key, route, route.request_type(**named))
-        return done
+    async def refusal(self, body: bytes, amqp_type: str = LEASE_TYPE) -> None:
+        """Raise the fault that answers a message to the host's queue."""
+        request = RpcRequest(exchange=HOST, key="bot", type=amqp_type, body=body, headers={}, deadline_seconds=10)
+        parse_reply(await self.rpc_client.call(request), LeaseResult)
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ async def test_a_busy_slot_takes_no_second_lease_until_the_first_is_over(host_cl
     second = asyncio.create_task(host_client.lease())
     await asyncio.sleep(0.05)
     assert len(host_client.instances) == 1
-    await host_client.call_lease(first, TEARDOWN)
+    await first.call(Teardown())
     assert (await second).lease_id != first.lease_id
     assert host_client.instances[0].torn_down
     assert not host_client.instances[1].torn_down
@@ -139,15 +141,14 @@ async def test_between_two_leases_a_slot_does_nothing_that_can_be_done_in_advanc
     await host_client.serve()
     first = await host_client.lease()
     second = asyncio.create_task(host_client.lease())
-    # The queues of the supervisor, of this lease and of the next one.
-    await wait_until(lambda: noted.count("consume") == 3)
+    # The queues of this lease and of the next one.
+    await wait_until(lambda: noted.count("consume") == 2)
     noted.clear()
-    await host_client.call_lease(first, TEARDOWN)
+    await first.call(Teardown())
     await second
-    until = noted.index("publish result", noted.index("create")) + 1
-    assert sorted(noted[:until]) == sorted(
-        ["tear down", "publish result", "consume requests", "publish lease_offer", "create", "publish result"]
-    )
+    until = noted.index("publish lease", noted.index("create")) + 1
+    # The driver asks for a lease and for the teardown; the slot says its results, and offers the next lease.
+    assert sorted(noted[:until]) == sorted(["tear down", "consume requests", "create", *5 * ["publish lease"]])
 
 
 async def test_a_free_slot_says_which_factory_it_runs_and_a_busy_one_says_nothing(host_client: HostClient) -> None:
@@ -164,66 +165,61 @@ async def test_slots_are_set_in_order_until_one_fails(host_client: HostClient) -
     await host_client.serve()
     leased = await host_client.lease()
     values = {"persona": "bold", "nothing": "x"}
-    done = await host_client.call_lease(leased, SET_CONFIG, values=values, described=True)
+    done = await host_client.result(leased, SetConfig(values=values, described=True))
     assert done.failure is not None
     assert (done.failure.type, done.descriptor) == ("ValueError", None)
     assert host_client.instances[0].persona == "bold"
-    described = await host_client.call_lease(leased, SET_CONFIG, values={"persona": "calm"}, described=True)
+    described = await leased.call(SetConfig(values={"persona": "calm"}, described=True))
+    assert described.descriptor is not None
     assert described.descriptor.controllables[1].name == "voice of calm"
 
 
-async def test_what_is_asked_again_is_answered_alike_and_not_done_again(host_client: HostClient) -> None:
+async def test_a_request_that_is_sent_again_is_carried_out_once(host_client: HostClient) -> None:
     counted = 0
 
     class Counting(Bot):
         def query(self, name: str, **params: str) -> str:
             nonlocal counted
             counted += 1
-            if name == "fail":
-                raise ValueError("no")
             return str(counted)
 
     host_client.factory = lambda: Counting(do_nothing)
     await host_client.serve()
     leased = await host_client.lease()
-    for name in ("runs", "fail"):
-        answers = [await host_client.call_lease(leased, QUERY, request_id=name, name=name) for _ in range(3)]
-        assert answers[0] == answers[1] == answers[2]
-    assert counted == 2
-    assert answers[0].failure is not None
-    assert (answers[0].failure.type, answers[0].failure.message) == ("ValueError", "no")
+    assert (await leased.call(QueryTarget(name="runs"))).value == "1"
+    body = DriverMessage(number=2, processed=0, items=[QueryTarget(name="runs")]).to_wire()
+    await host_client.bus.publish(
+        HOST, leased.stream.key, Envelope(body=body, type=LEASE_TYPE, correlation_id=leased.lease_id)
+    )
+    assert (await leased.call(QueryTarget(name="runs"))).value == "2"
 
 
-async def test_what_is_asked_while_it_is_being_done_waits_for_the_same_answer(host_client: HostClient) -> None:
-    release, counted = threading.Event(), 0
+async def test_a_blocked_target_keeps_its_lease(host_client: HostClient) -> None:
+    release, quick = threading.Event(), timings(host_heartbeat_seconds=0.05, host_lost_seconds=0.2)
 
     class Slow(Bot):
         def query(self, name: str, **params: str) -> str:
-            nonlocal counted
-            counted += 1
             release.wait(10)
             return "done"
 
     host_client.factory = lambda: Slow(do_nothing)
-    await host_client.serve()
-    leased = await host_client.lease()
-    asking = [asyncio.create_task(host_client.call_lease(leased, QUERY, request_id="r", name="n")) for _ in range(3)]
-    await wait_until(lambda: counted)
-    # A blocked target keeps its lease.
-    assert await host_client.call_lease(leased, RENEW) == LeaseResult()
+    await host_client.serve(timings=quick)
+    leased = await host_client.lease(quick)
+    asking = asyncio.create_task(leased.call(QueryTarget(name="n")))
+    await asyncio.sleep(0.5)
+    assert not asking.done()
     release.set()
-    assert [each.value for each in await asyncio.gather(*asking)] == ["done"] * 3
-    assert counted == 1
+    assert (await asking).value == "done"
 
 
 async def test_a_lease_that_nobody_renews_ends_and_its_slot_is_free(host_client: HostClient) -> None:
-    await host_client.serve(timings=timings(host_heartbeat_seconds=0.05, host_lost_seconds=0.2))
+    quick = timings(host_heartbeat_seconds=0.05, host_lost_seconds=0.2)
+    await host_client.serve(timings=quick)
+    # One whose driver sends heartbeats too rarely, and one whose driver does not.
     await host_client.lease()
     await wait_until(lambda: host_client.instances[0].torn_down)
-    again = await host_client.lease()
-    for _ in range(5):
-        await asyncio.sleep(0.08)
-        assert await host_client.call_lease(again, RENEW) == LeaseResult()
+    await host_client.lease(quick)
+    await asyncio.sleep(0.4)
     assert not host_client.instances[1].torn_down
 
 
@@ -233,17 +229,11 @@ async def test_requests_of_drivers_that_ended_cost_no_instance_and_no_wait(host_
     for _ in range(4):
         driver = RpcClient(host_client.bus)
         await driver.start()
-        ghost = RpcRequest(
-            exchange=HOST,
-            key="bot",
-            type=LEASE.key,
-            body=OpenLease(controller_id="gone").to_wire(),
-            headers={},
-            deadline_seconds=60,
-        )
+        body = DriverMessage(number=1, processed=0, items=[OpenLease()]).to_wire()
+        ghost = RpcRequest(exchange=HOST, key="bot", type=LEASE_TYPE, body=body, headers={}, deadline_seconds=60)
         await driver.publish(ghost, "nobody waits")
         await driver.close()
-    await host_client.call_lease(first, TEARDOWN)
+    await first.call(Teardown())
     async with asyncio.timeout(1):
         await host_client.lease()
     assert len(host_client.instances) == 2
@@ -280,7 +270,7 @@ async def test_a_lease_that_comes_after_its_request_was_given_up_is_ended(host_c
     leasing = asyncio.create_task(acquire_lease(host_client.bus, host_client.rpc_client, "bot"))
     await asyncio.sleep(0.05)
     leasing.cancel()
-    await host_client.call_lease(first, TEARDOWN)
+    await first.call(Teardown())
     async with asyncio.timeout(1):
         await wait_until(lambda: host_client.instances[-1].torn_down and len(host_client.instances) == 2)
         await host_client.lease()
@@ -288,24 +278,25 @@ async def test_a_lease_that_comes_after_its_request_was_given_up_is_ended(host_c
 
 async def test_a_controller_of_another_version_is_refused(host_client: HostClient) -> None:
     await host_client.serve()
-    with pytest.raises(BadRequest, match="this host speaks version 3 of hosting, the controller 7"):
-        await host_client.lease(version=7)
+    with pytest.raises(BadRequest, match="this host speaks version 4 of hosting, the controller 7"):
+        await host_client.refusal(DriverMessage(number=1, processed=0, items=[OpenLease(version=7)]).to_wire())
+    # One of the release before.
+    with pytest.raises(BadRequest, match="This host speaks version 4 of hosting"):
+        await host_client.refusal(b'{"controllerId": "me", "version": 3}')
     assert (await host_client.lease()).descriptor
 
 
-async def test_what_cannot_be_read_or_is_unknown_is_refused_and_the_lease_goes_on(host_client: HostClient) -> None:
+async def test_what_cannot_be_read_ends_the_lease_and_says_why(host_client: HostClient) -> None:
     await host_client.serve()
+    with pytest.raises(BadRequest, match="open"):
+        await host_client.refusal(DriverMessage(number=1, processed=0, items=[RunTarget(events=[])]).to_wire())
     leased = await host_client.lease()
-    with pytest.raises(BadRequest, match="values"):
-        await host_client.call(leased.key, SET_CONFIG, BareLeaseRequest(lease_id=leased.lease_id, request_id="r"))
-    with pytest.raises(BadRequest, match="'admit' is not an operation of a lease"):
-        await host_client.call(
-            leased.key,
-            Route("x", HOST, "admit", BareLeaseRequest, LeaseResult),
-            BareLeaseRequest(lease_id="l", request_id="s"),
-        )
-    asked = Query(lease_id=leased.lease_id, request_id="t", name="runs", params={"since": "reset"})
-    assert (await host_client.call(leased.key, QUERY, asked)).value == "0"
+    for key, correlation_id in ((leased.stream.key, "another"), (leased.stream.key, leased.lease_id)):
+        envelope = Envelope(body=b'{"number": 2, "processed": 0, "items": [{"type": "set_config"}]}', type=LEASE_TYPE)
+        await host_client.bus.publish(HOST, key, dataclasses.replace(envelope, correlation_id=correlation_id))
+    with pytest.raises(HostLost, match=r"a message cannot be read \(.*values"):
+        await leased.call(QueryTarget(name="runs", params={"since": "reset"}))
+    assert (await host_client.lease()).descriptor
 
 
 async def test_a_teardown_that_fails_is_told_and_the_slot_is_free(host_client: HostClient) -> None:
@@ -315,7 +306,7 @@ async def test_a_teardown_that_fails_is_told_and_the_slot_is_free(host_client: H
 
     host_client.factory = lambda: Stubborn(do_nothing)
     await host_client.serve()
-    done = await host_client.call_lease(await host_client.lease(), TEARDOWN)
+    done = await host_client.result(await host_client.lease(), Teardown())
     assert done.failure is not None
     assert done.failure.message == "a container is left"
     assert (await host_client.lease()).descriptor
@@ -328,7 +319,7 @@ async def test_a_query_that_gives_no_text_is_an_error_that_says_so(host_client: 
 
     host_client.factory = lambda: Numeric(do_nothing)
     await host_client.serve()
-    done = await host_client.call_lease(await host_client.lease(), QUERY, name="runs")
+    done = await host_client.result(await host_client.lease(), QueryTarget(name="runs"))
     assert done.failure is not None
     assert done.failure.type == "TypeError"
     assert "'runs' was answered with a int: a target's values are text" in done.failure.message
@@ -337,13 +328,12 @@ async def test_a_query_that_gives_no_text_is_an_error_that_says_so(host_client: 
 async def test_a_host_that_stops_tears_down_what_is_leased(host_client: HostClient) -> None:
     await host_client.serve(slots=2)
     leased = await host_client.lease()
-    await host_client.call_lease(leased, SET_CONFIG, values={"persona": "busy"})
+    await leased.call(SetConfig(values={"persona": "busy"}))
     assert host_client.host is not None
     await host_client.host.stop(0.05)
     assert host_client.instances[0].torn_down
-    set_config = SetConfig(lease_id=leased.lease_id, request_id="r", values={"persona": "x"})
-    with pytest.raises(Exception, match="lease"):
-        await host_client.call(leased.key, SET_CONFIG, set_config, seconds=0.5)
+    with pytest.raises(HostLost, match="its host has ended it"):
+        await leased.call(SetConfig(values={"persona": "x"}))
 
 
 async def test_leases_and_runs_are_counted_by_how_they_ended(host_client: HostClient) -> None:
@@ -359,13 +349,13 @@ async def test_leases_and_runs_are_counted_by_how_they_ended(host_client: HostCl
     await host_client.serve()
     assert host_client.host is not None
     tally, card = host_client.host.counters, host_client.host.card
-    for number, end in enumerate(("ended", "failed", "cancelled"), start=1):
+    for end in ("ended", "failed", "cancelled"):
         leased = await host_client.lease()
-        await host_client.call_lease(leased, START_RUN, run_id=f"r{number}", run_key=f"k{number}", kinds=[])
+        leased.start_run([], lambda items: None)
         assert (card().in_flight, card().slots) == (1, 1)
         hosted: Any = host_client.host._slots[0].lease
-        await wait_until(lambda run=hosted._run, end=end: run._outcome == end)  # type: ignore[misc]
-        await host_client.call_lease(leased, TEARDOWN)
+        await wait_until(lambda lease=hosted, end=end: lease._run and lease._run._outcome == end)  # type: ignore[misc]
+        await leased.call(Teardown())
         await wait_until(lambda end=end: tally.runs[end])  # type: ignore[misc]
     assert (tally.leases, dict(tally.runs)) == (3, {"ended": 1, "failed": 1, "cancelled": 1})
     release.set()
@@ -399,10 +389,10 @@ async def test_a_teardown_overtakes_a_request_that_does_not_end(
     host_client.factory = lambda: target_class(do_nothing)
     await host_client.serve(timings=timings(host_heartbeat_seconds=0.1, host_lost_seconds=0.5))
     leased = await host_client.lease()
-    fields = {"name": "n"} if what == "query" else {}
-    stuck = asyncio.create_task(host_client.call_lease(leased, QUERY if fields else RESET, **fields))
+    request = QueryTarget(name="n") if what == "query" else ResetTarget()
+    stuck = asyncio.create_task(host_client.result(leased, request))
     await wait_until(began.is_set)
-    done = await host_client.call_lease(leased, TEARDOWN)
+    done = await host_client.result(leased, Teardown())
     ended = await stuck
     assert ended.failure is not None
     assert ended.failure.type == "RuntimeError"
@@ -435,11 +425,10 @@ async def test_an_instance_that_is_not_made_in_time_costs_no_slot(
 
     host_client.factory = Stuck
     await host_client.serve(boot_seconds=0.2)
-    failed = await host_client.lease()
-    assert failed.failure is not None
-    assert (failed.failure.type, "--boot-timeout-seconds" in str(failed.failure)) == ("TimeoutError", True)
+    with pytest.raises(TimeoutError, match="--boot-timeout-seconds"):
+        await host_client.lease()
     assert host_client.host is not None
-    assert host_client.host.must_end.is_set()
+    await wait_until(host_client.host.must_end.is_set)
     may_end.set()
     assert (await host_client.lease()).descriptor
 
@@ -451,12 +440,11 @@ async def test_a_request_that_does_not_end_is_an_error_in_time_and_then_only_a_t
     target_class = stuck_target_class("reset", may_end, began)
     host_client.factory = lambda: target_class(do_nothing)
     await host_client.serve()
-    timeouts = TargetTimeouts(request_seconds=0.2)
-    lease = await acquire_lease(host_client.bus, host_client.rpc_client, "bot", timeouts=timeouts)
-    for route, fields in ((RESET, {}), (RESET, {}), (SET_CONFIG, {"values": {"persona": "calm"}})):
+    lease = await host_client.lease(request_seconds=0.2)
+    for request in (ResetTarget(), ResetTarget(), SetConfig(values={"persona": "calm"})):
         with pytest.raises(TimeoutError, match=r"answer reset within 0.2 s: request_seconds"):
-            await lease.call(route, **fields)
-    await lease.call(TEARDOWN)
-    await lease.stop_renewing()
+            await lease.call(request)
+    await lease.call(Teardown())
+    await lease.close()
     assert host_client.instances[0].torn_down
     assert host_client.instances[0].persona == "plain"

@@ -13,27 +13,28 @@ import pytest
 
 from quintain.bus.memory import MemoryBroker
 from quintain.settings import environment
-from quintain_host.supervisor import ProcessSupervisor, SlotProcesses
+from quintain_host.supervisor import SlotProcesses
+from support.quick import QUICK
 from support.waiting import wait_until
 
 #: A child that says it is ready, and then waits; it ends on SIGTERM.
 PATIENT = """
 import os, signal, sys
-os.write(int(sys.argv[2]), b"r")
+os.write(int(sys.argv[2]), b"ready\\n")
 signal.pause()
 """
 
 #: Is ready, and holds a lease whose run has ended.
 LEASED = """
 import os, signal, sys
-os.write(int(sys.argv[2]), b"rle")
+os.write(int(sys.argv[2]), b"ready\\nlease\\nended\\n")
 signal.pause()
 """
 
 STUBBORN = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.write(int(sys.argv[2]), b"r")
+os.write(int(sys.argv[2]), b"ready\\n")
 while True:
     signal.pause()
 """
@@ -42,21 +43,21 @@ while True:
 DETACHING = """
 import os, signal, subprocess, sys
 subprocess.run(["setsid", "--fork", "sh", "-c", "echo $$ > $DETACHED; exec sleep 1000"], check=True)
-os.write(int(sys.argv[2]), b"r")
+os.write(int(sys.argv[2]), b"ready\\n")
 signal.pause()
 """
 
 #: Asks to be replaced once it is ready.
 REPLACED = """
 import os, sys
-os.write(int(sys.argv[2]), b"rl")
+os.write(int(sys.argv[2]), b"ready\\nlease\\n")
 os._exit(70)
 """
 
 
 def slot_processes(script: str, count: int) -> SlotProcesses:
-    supervisor = ProcessSupervisor(MemoryBroker().connect())
-    return SlotProcesses([sys.executable, "-c", script], count, environment(), supervisor)
+    bus = MemoryBroker().connect()
+    return SlotProcesses(bus, [sys.executable, "-c", script], count, environment(), QUICK)
 
 
 @pytest.fixture

@@ -10,36 +10,31 @@ from typing import Any
 
 import pytest
 
-from quintain.bus.memory import MemoryBroker
-from quintain.contracts.remote_target import RunInput, RunItem, RunOutput
+from quintain.contracts.hosting import EmitEvent, EventReply, LeaseResult, SendEvent
 from quintain.remote import run_driver
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.run_channel import RunChannel
+from quintain.remote.lease import RunItems
 from quintain.remote.run_driver import RunDriver
 from quintain.target.codec import Codec, write_event
 from quintain.target.exceptions import RemoteExceptions
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain.timings import DEFAULT_TIMINGS
-from quintain.topology import lease_topology
 from support.target_placements import scripted_target_class
 from support.waiting import wait_until
-
-TOPOLOGY = lease_topology("lease")
 
 Bot: Any = scripted_target_class("ours")
 BOT = Bot(None)
 
 
-class OutputQueue:
-    """The queue of a run's output, to which this test writes."""
-
-    key = "output"
+class Stream:
+    """What a driver needs of the stream of its lease; this test is the other end."""
 
     def __init__(self) -> None:
-        self.channel: asyncio.Future[RunChannel] = asyncio.get_running_loop().create_future()
+        self.sent: list[list[EventReply]] = []
+        self.held = self.released = 0
+        self.is_telling_due = False
 
-    async def open(self, channel: RunChannel) -> None:
-        self.channel.set_result(channel)
+    def send(self, *items: bytes) -> None:
+        self.sent.append([EventReply.from_wire(item) for item in items])
 
 
 class Driven:
@@ -47,7 +42,12 @@ class Driven:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.inputs: list[RunInput] = []
+        self.stream = Stream()
+        self._on_items: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    @property
+    def replies(self) -> list[EventReply]:
+        return [reply for replies in self.stream.sent for reply in replies]
 
     def emit(self, event: Any) -> None:
         self.seen.append(event.content)
@@ -58,36 +58,26 @@ class Driven:
             event=event, controllable=event.controllable, value="fine"
         )
 
-    async def start(self) -> RunChannel:
-        broker = self._broker = MemoryBroker()
-        bus = broker.connect()
-        await bus.declare(TOPOLOGY)
-        await bus.consume(TOPOLOGY.queues[0], self._on_input, prefetch=10)
+    async def start(self) -> Any:
+        """Start a run, and return what takes its items."""
         loop = asyncio.get_running_loop()
         lease: Any = SimpleNamespace(
-            bus=bus,
-            key=TOPOLOGY.bindings[0].key,
-            lease_id="lease",
-            ended=False,
+            stream=self.stream,
             ended_future=loop.create_future(),
             exceptions=RemoteExceptions(),
-            record_host_activity=lambda: None,
+            start_run=self._start_run,
+            leave_run=lambda number: None,
             call=self._call,
-            timings=DEFAULT_TIMINGS,
         )
-        output_queue: Any = OutputQueue()
-        codec = Codec(QUINTAIN_TYPES)
-        driver = RunDriver(InlineExecutor(), lease, output_queue, codec, self.emit, self.send_event)
+        driver = RunDriver(InlineExecutor(), lease, Codec(QUINTAIN_TYPES), self.emit, self.send_event)
         self._run = asyncio.create_task(driver.run())
-        channel: RunChannel = await output_queue.channel
-        await asyncio.sleep(0)
-        return channel
+        return await self._on_items
 
-    async def _call(self, route: Any, **fields: Any) -> None: ...
+    def _start_run(self, events: list[str], on_items: Any) -> int:
+        self._on_items.set_result(on_items)
+        return 1
 
-    async def _on_input(self, delivery: Any) -> None:
-        self.inputs.append(RunInput.from_wire(delivery.body))
-        await delivery.ack()
+    async def _call(self, request: Any) -> None: ...
 
     async def wait_ended(self) -> None:
         async with asyncio.timeout(20):
@@ -96,7 +86,6 @@ class Driven:
     async def close(self) -> None:
         self._run.cancel()
         await asyncio.gather(self._run, return_exceptions=True)
-        self._broker.close()
 
 
 @pytest.fixture
@@ -106,15 +95,15 @@ async def driven() -> AsyncIterator[Driven]:
     await driven.close()
 
 
-def items(*words: str) -> list[RunItem]:
+def items(*words: str) -> RunItems:
     """The items of a run: what ends with a question mark is sent, anything else is emitted; then the run ends."""
-    said = [
-        RunItem(seq=number, what="send", event=write_event(BOT.request_event(word)))
+    said: RunItems = [
+        (number, SendEvent(event=write_event(BOT.request_event(word))))
         if word.endswith("?")
-        else RunItem(seq=number, what="emit", event=write_event(BOT.observation_event(word)))
+        else (number, EmitEvent(event=write_event(BOT.observation_event(word))))
         for number, word in enumerate(words, 1)
     ]
-    return [*said, RunItem(seq=len(words) + 1, what="end")]
+    return [*said, (len(words) + 1, LeaseResult(to=1))]
 
 
 async def test_an_answer_made_for_another_event_is_refused(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,15 +115,15 @@ async def test_an_answer_made_for_another_event_is_refused(driven: Driven, monke
         return injection(event=first[0], controllable=event.controllable, value="fine")
 
     monkeypatch.setattr(driven, "send_event", answer_the_first)
-    channel = await driven.start()
+    on_items = await driven.start()
     [*sent, end] = items("a?", "b?")
-    channel.on_output(RunOutput(run_id=channel.run_id, said=2, items=sent))
-    await wait_until(lambda: sum(len(each.answers) for each in driven.inputs) >= 2)
-    [good, refused] = (answer.response for each in driven.inputs for answer in each.answers)
+    on_items(sent)
+    await wait_until(lambda: len(driven.replies) >= 2)
+    [good, refused] = (reply.response for reply in driven.replies)
     assert (good.value, good.failure) == ("fine", None)
     assert refused.failure is not None
     assert (refused.value, refused.failure.type) == (None, "ValueError")
-    channel.on_output(RunOutput(run_id=channel.run_id, said=3, items=[end]))
+    on_items([end])
     await driven.wait_ended()
 
 
@@ -143,10 +132,10 @@ WORDS = ("a?", "b", "c?", "d?", "e", "f", "g?")
 
 @pytest.mark.parametrize("in_one_message", [True, False])
 async def test_items_are_seen_in_order_however_they_come(driven: Driven, in_one_message: bool) -> None:
-    channel = await driven.start()
+    on_items = await driven.start()
     everything = items(*WORDS)
     for part in [everything] if in_one_message else [[item] for item in everything]:
-        channel.on_output(RunOutput(run_id=channel.run_id, said=part[-1].seq, items=part))
+        on_items(part)
     await driven.wait_ended()
     assert driven.seen == list(WORDS)
 
@@ -155,12 +144,12 @@ async def test_events_that_come_together_are_answered_in_one_message(
     driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_driver, "MAX_HOLD_SECONDS", 60.0)
-    channel = await driven.start()
+    on_items = await driven.start()
     [*sent, end] = items(*(f"{number}?" for number in range(64)))
-    channel.on_output(RunOutput(run_id=channel.run_id, said=64, items=sent))
-    await wait_until(lambda: driven.inputs)
-    assert [len(each.answers) for each in driven.inputs if each.answers] == [64]
-    channel.on_output(RunOutput(run_id=channel.run_id, said=65, items=[end]))
+    on_items(sent)
+    await wait_until(lambda: driven.replies)
+    assert [len(replies) for replies in driven.stream.sent] == [64]
+    on_items([end])
     await driven.wait_ended()
 
 
@@ -177,10 +166,10 @@ async def test_many_items_do_not_hold_the_controllers_loop(driven: Driven, monke
             await asyncio.sleep(0)
 
     monkeypatch.setattr(driven, "emit", emit_slowly)
-    channel = await driven.start()
+    on_items = await driven.start()
     besides = asyncio.create_task(run_besides())
     everything = items(*("x" for _ in range(100)))
-    channel.on_output(RunOutput(run_id=channel.run_id, said=101, items=everything))
+    on_items(everything)
     await driven.wait_ended()
     besides.cancel()
     assert len(driven.seen) == 100

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 
+from quintain.contracts.hosting import LogLine, SendEvent
 from quintain.contracts.remote_target import (
     MAX_RECORDED_CHARACTERS,
     MAX_TRAJECTORY_BYTES,
     TRAJECTORY_FOLDER,
-    LogLine,
-    RunItem,
     TrajectoryStart,
     WireEvent,
     WireResponse,
 )
 from quintain.errors import ConfigError
 from quintain.remote.connection_thread import InlineExecutor
-from quintain.remote.run_channel import RunOutputQueue
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.trajectory_recorder import TrajectoryFolder, TrajectoryRecorder
 from quintain.target.codec import Codec
@@ -39,11 +37,9 @@ def read_only_one(results: Path) -> TrajectoryRecord:
 
 async def record(hosted: HostUnderTest, folder: TrajectoryFolder, controller: Controller) -> None:
     lease = await hosted.lease()
-    output = RunOutputQueue(hosted.bus)
     with folder.open(lease) as recorder:
         codec, executor = Codec(QUINTAIN_TYPES), InlineExecutor()
-        await RunDriver(executor, lease, output, codec, controller.emit, controller.send, recorder=recorder).run()
-    await output.close()
+        await RunDriver(executor, lease, codec, controller.emit, controller.send, recorder=recorder).run()
 
 
 async def two_branches(target: Any, emit: Any, send: Any) -> None:
@@ -136,8 +132,8 @@ async def test_a_cancelled_run_has_an_end_and_its_open_event_no_reply(tmp_path: 
     assert found.lines[-1].texts["error"].startswith("CancelledError")
 
 
-def sent_item(seq: int, request: str, kind: str = "Event") -> RunItem:
-    return RunItem(seq=seq, what="send", event=WireEvent(kind=kind, event_id=str(seq), at=0.0, request=request))
+def sent_item(seq: int, request: str, kind: str = "Event") -> SendEvent:
+    return SendEvent(event=WireEvent(kind=kind, event_id=str(seq), at=0.0, request=request))
 
 
 def recorder_in(results: Path) -> TrajectoryRecorder:
@@ -148,9 +144,9 @@ def recorder_in(results: Path) -> TrajectoryRecorder:
 def test_long_texts_are_shortened_and_say_so(tmp_path: Path) -> None:
     long = "x" * (MAX_RECORDED_CHARACTERS + 5)
     with recorder_in(tmp_path) as recorder:
-        recorder.record_item(sent_item(1, long, kind=long))
+        recorder.record_item(1, sent_item(1, long, kind=long))
         recorder.record_response(1, WireResponse(kind="K", value=long, extra={"field": f'"{long}"'}))
-        recorder.record_item(RunItem(seq=2, what="log", log=LogLine(logger="bot", level=30, text="half \ud83d", at=0)))
+        recorder.record_item(2, LogLine(logger="bot", level=30, text="half \ud83d", at=0))
     event, reply, logged, _ = read_only_one(tmp_path).lines
     assert (len(event.texts["request"]), event.shortened) == (MAX_RECORDED_CHARACTERS, {"request": len(long)})
     assert len(event.type) < 1_000
@@ -163,7 +159,7 @@ def test_a_full_file_says_how_much_is_missing_and_how_the_run_ended(tmp_path: Pa
     wanted = MAX_TRAJECTORY_BYTES // MAX_RECORDED_CHARACTERS + 3
     with recorder_in(tmp_path) as recorder:
         for seq in range(1, wanted + 1):
-            recorder.record_item(sent_item(seq, text))
+            recorder.record_item(seq, sent_item(seq, text))
     found = read_only_one(tmp_path)
     assert [line.kind for line in found.lines[-2:]] == ["limit", "end"]
     assert found.lines[-1].skipped + len(found.lines) - 2 == wanted
@@ -179,14 +175,14 @@ def test_a_folder_that_cannot_be_written_is_named_at_the_start_and_ends_no_run(
         TrajectoryFolder.create(tmp_path / "file")
     gone = TrajectoryFolder(tmp_path / "gone").path / "one.jsonl"
     with TrajectoryRecorder(gone, TrajectoryStart(target="bot", started_at="")) as recorder:
-        recorder.record_item(sent_item(1, "request"))
+        recorder.record_item(1, sent_item(1, "request"))
     (warning,) = caplog.records
     assert str(gone) in warning.getMessage()
 
 
 def test_a_record_whose_writer_is_gone_is_not_said_to_go_on(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    recorder.record_item(sent_item(1, "request"))
+    recorder.record_item(1, sent_item(1, "request"))
     assert read_only_one(tmp_path).state is RunState.RUNNING
     (path,) = (tmp_path / TRAJECTORY_FOLDER).iterdir()
     (tmp_path / "copy" / TRAJECTORY_FOLDER).mkdir(parents=True)

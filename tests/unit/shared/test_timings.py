@@ -33,8 +33,6 @@ PROMISED = [
     DEFAULT_TIMINGS.gap_seconds,
     DEFAULT_TIMINGS.host_heartbeat_seconds,
     DEFAULT_TIMINGS.host_lost_seconds,
-    DEFAULT_TIMINGS.host_repeat_seconds,
-    DEFAULT_TIMINGS.host_resend_seconds,
 ]
 
 

@@ -1,0 +1,304 @@
+"""A lease's messages at either end: items are numbered, and kept until the other side has processed them.
+
+Each message says which item of the other side was processed last. Where items are missing, or this side's address has
+changed, the other side is asked to publish again what came after that one; so items that were lost are sent again, and
+no item is passed on twice. Heartbeats reveal a loss, and a side that is silent is lost itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, HostMessage
+from quintain.contracts.message import MAX_BODY_BYTES, Message
+from quintain.errors import BadRequest, BusError, Unroutable
+from quintain.target.type_registry import require_size
+from quintain.timings import Timings
+from quintain.topology import Exchange
+
+log = logging.getLogger(__name__)
+
+#: Limits of one message; a larger item has a message of its own. A target that emits without a pause holds its
+#: interpreter's lock, and each message needs it several times: few large messages are sent much sooner than many.
+MAX_ITEMS_PER_MESSAGE = 1024
+MAX_BYTES_PER_MESSAGE = 1_000_000
+
+#: The largest item in bytes: a message has room for its numbers, too.
+MAX_ITEM_BYTES = MAX_BODY_BYTES - 1024
+
+#: The number of publishes that run at the same time; what is added meanwhile goes into the next message.
+MAX_CONCURRENT_SENDS = 2
+
+#: Limits of what the other side has not processed; at one of them a sender that may wait does: memory is bounded.
+MAX_UNPROCESSED_ITEMS = 10_000
+MAX_UNPROCESSED_BYTES = 64_000_000
+
+#: The other side is told what was processed after so many items or seconds, where nothing is sent anyway.
+TOLD_ITEMS = 1024
+TOLD_SECONDS = 0.25
+
+
+class LeaseStream:
+    """One side of a lease. All methods but `send` and `wake` are called on the loop of its bus.
+
+    ``get_own_key`` returns the routing key under which this side receives, and ``key`` is that of the other side, which
+    is in each of its messages. ``on_items`` is called with the number of the first of some new items, and these; with
+    0 for items beside the numbering. ``on_broken`` is called with the reason where the lease cannot go on. ``ended`` is
+    done at the end of the lease.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what one end of a conversation has
+        self,
+        bus: Bus,
+        exchange: Exchange,
+        lease_id: str,
+        message_type: type[DriverMessage | HostMessage],
+        on_items: Callable[[int, Sequence[Any]], None],
+        *,
+        get_own_key: Callable[[], str],
+        on_unroutable: Callable[[int, Unroutable], None] = lambda number, error: None,
+        on_broken: Callable[[str], None],
+        ended: asyncio.Future[None],
+        timings: Timings,
+    ) -> None:
+        self._bus, self._exchange, self._ended, self._timings = bus, exchange, ended, timings
+        self.lease_id, self.key, self._get_own_key = lease_id, "", get_own_key
+        self._message_type, self._on_items = message_type, on_items
+        self._on_unroutable, self._on_broken = on_unroutable, on_broken
+        self._loop = asyncio.get_running_loop()
+        # `send` may run in a target's context: what is published must not be taken for the target's own.
+        self._context = contextvars.copy_context()
+        self._room = threading.Condition()
+        #: Items as JSON, in order: those that were published and not processed yet, then those to be published.
+        self._sent: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque()
+        self._last_number = self._bytes = 0
+        self._is_flush_scheduled = self._is_closed = False
+        self._publishing: set[asyncio.Task[None]] = set()
+        #: The number of the last item that was received.
+        self.received = 0
+        #: The last received item that the application still has to process, and the last one that it has processed.
+        self.held = self.released = 0
+        self._told = 0
+        #: What was received when the other side was asked for more; a heartbeat later it is asked again.
+        self._asked_after = -1
+        self._tell_timer: asyncio.TimerHandle | None = None
+        self._heard_at = self._loop.time()
+        self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def processed(self) -> int:
+        """The number of the last item that was processed here, with all before it."""
+        return self.received if self.released >= self.held else self.released
+
+    @property
+    def is_telling_due(self) -> bool:
+        """Whether the other side waits to be told what was processed; may be read on any thread."""
+        return self.released - self._told >= TOLD_ITEMS
+
+    # Sending.
+
+    def send(
+        self,
+        *items: bytes,
+        on_numbered: Callable[[int], None] = lambda number: None,
+        is_given_up: Callable[[], bool] | None = None,
+    ) -> int:
+        """Add items as JSON, from any thread, and return the number of the last one.
+
+        ``on_numbered`` is called with that before it can be answered; what it raises, such as for a run that is over,
+        leaves the items out. With ``is_given_up`` the caller waits while the other side has too much to process, until
+        that returns True. Raises `ValueError` for an item that the broker would not take.
+        """
+        for item in items:
+            require_size(len(item), MAX_ITEM_BYTES, "An item of a lease")
+        with self._room:
+            if is_given_up is not None:
+                self._room.wait_for(lambda: self._has_room() or is_given_up())
+            on_numbered(self._last_number + len(items))
+            self._last_number += len(items)
+            self._bytes += sum(map(len, items))
+            self._unsent.extend(items)
+            if not self._is_flush_scheduled and not self._is_closed:
+                self._is_flush_scheduled = True
+                self._loop.call_soon_threadsafe(self._flush, context=self._context)
+            return self._last_number
+
+    def wake(self) -> None:
+        """Let senders that wait look again whether they give up."""
+        with self._room:
+            self._room.notify_all()
+
+    async def send_now(self, item: Message, key: str = "", expiration_ms: int | None = None) -> None:
+        """Publish one item before any other one; with ``key`` to this address, where no message has come yet.
+
+        Raises what `Bus.publish` raises.
+        """
+        body = item.to_wire()
+        self._last_number += 1
+        self._sent.append(body)
+        self._bytes += len(body)
+        envelope = self._envelope(self._last_number, [body], expiration_ms=expiration_ms)
+        await self._bus.publish(self._exchange, key or self.key, envelope)
+
+    def ask_again(self) -> None:
+        """Ask for everything that was not processed here: it may have been lost with this side's old address."""
+        if self.received:
+            self._send_nothing(again=True)
+
+    def tell(self) -> None:
+        """Say what was processed."""
+        self._tell_timer = None
+        if self.processed > self._told:
+            self._send_nothing()
+        if self.processed < self.received:
+            self._schedule_tell()
+
+    def start_beating(self) -> None:
+        """Send heartbeats from now on, until the lease has ended."""
+        self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
+
+    async def close(self, seconds: float = 0) -> None:
+        """Send nothing new, after waiting so long for what was sent already."""
+        self._flush()
+        self._is_closed = True
+        if self._tell_timer is not None:
+            self._tell_timer.cancel()
+        tasks = [*self._publishing, *([] if self._beating is None else [self._beating])]
+        if self._publishing and seconds:
+            await asyncio.wait(self._publishing, timeout=seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _has_room(self) -> bool:
+        return len(self._sent) + len(self._unsent) < MAX_UNPROCESSED_ITEMS and self._bytes < MAX_UNPROCESSED_BYTES
+
+    def _flush(self) -> None:
+        self._is_flush_scheduled = False
+        while self._unsent and self.key and len(self._publishing) < MAX_CONCURRENT_SENDS and not self._is_closed:
+            with self._room:
+                number = self._next_number
+                items, size = [self._unsent.popleft()], 0
+                while self._unsent and len(items) < MAX_ITEMS_PER_MESSAGE:
+                    size += len(items[-1])
+                    if size + len(self._unsent[0]) > MAX_BYTES_PER_MESSAGE:
+                        break
+                    items.append(self._unsent.popleft())
+                self._sent.extend(items)
+            self._start_publish(number, items)
+
+    def _send_nothing(self, *, again: bool = False) -> None:
+        """Publish a message without items: a heartbeat."""
+        if not self._is_closed:
+            with self._room:
+                number = self._next_number
+            self._start_publish(number, [], again=again)
+
+    def _start_publish(self, number: int, items: list[bytes], *, again: bool = False) -> None:
+        task = self._loop.create_task(self._publish(number, items, again=again), context=self._context)
+        self._publishing.add(task)
+        task.add_done_callback(self._on_published)
+
+    def _on_published(self, task: asyncio.Task[None]) -> None:
+        self._publishing.discard(task)
+        if self._unsent:
+            self._flush()
+
+    @property
+    def _next_number(self) -> int:
+        """The number of the next item to be published; read under the lock, as `send` may be at work."""
+        return self._last_number - len(self._unsent) + 1
+
+    def _envelope(
+        self, number: int, items: list[bytes], *, again: bool = False, expiration_ms: int | None = None
+    ) -> Envelope:
+        self._told = self.processed
+        asking = b',"again":true' if again else b""
+        return Envelope(
+            body=b'{"number":%d,"processed":%d%b,"items":[%b]}' % (number, self._told, asking, b",".join(items)),
+            type=LEASE_TYPE,
+            correlation_id=self.lease_id,
+            reply_to=self._get_own_key(),
+            expiration_ms=expiration_ms,
+            # What the broker loses is sent again; a request that waits for a slot is kept.
+            persistent=expiration_ms is not None,
+        )
+
+    async def _publish(self, number: int, items: list[bytes], *, again: bool) -> None:
+        envelope, seconds = self._envelope(number, items, again=again), self._timings.host_lost_seconds
+        try:
+            await self._bus.publish(self._exchange, self.key, envelope, timeout_seconds=seconds)
+        except Unroutable as error:
+            self._on_unroutable(number if items else number + 1, error)
+        except BusError as error:
+            log.warning(
+                "A message of lease %s was not sent and will be asked for: %s", self.lease_id[:8], error.message
+            )
+
+    async def _beat(self) -> None:
+        while not (await asyncio.wait([self._ended], timeout=self._timings.host_heartbeat_seconds))[0]:
+            self._asked_after = -1
+            if len(self._publishing) <= MAX_CONCURRENT_SENDS:
+                self._send_nothing()
+
+    # Receiving.
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        """Process a message of the other side: its items that are new, in order."""
+        try:
+            message = self._message_type.from_wire(delivery.body)
+        except BadRequest as error:
+            self._on_broken(f"a message cannot be read ({error.message})")
+            return
+        self._heard_at = self._loop.time()
+        if message.number == 0:
+            self._on_items(0, message.items)
+            return
+        self.key = delivery.reply_to or self.key
+        self._acknowledge(message.processed, again=message.again)
+        known = self.received + 1 - message.number
+        if known < 0 and self._asked_after != self.received:
+            self._asked_after = self.received
+            self._send_nothing(again=True)
+        if known >= 0 and (new := message.items[known:]):
+            first = self.received + 1
+            self.received += len(new)
+            self._on_items(first, new)
+            self._schedule_tell()
+        self._flush()
+
+    async def wait_silent(self) -> float:
+        """Wait until nothing was heard for `Timings.host_lost_seconds`; returns for how long, or 0 at the lease's end.
+
+        Time in which this process itself did not run is no silence: it has messages waiting that it has not read.
+        """
+        interval = self._timings.host_heartbeat_seconds / 4
+        while (silent := self._loop.time() - self._heard_at) < self._timings.host_lost_seconds:
+            slept_at = self._loop.time()
+            if (await asyncio.wait([self._ended], timeout=interval))[0]:
+                return 0.0
+            stalled = self._loop.time() - slept_at - interval
+            self._heard_at += stalled if stalled > interval else 0.0
+        return silent
+
+    def _schedule_tell(self) -> None:
+        if self._tell_timer is None and not self._is_closed:
+            self._tell_timer = self._loop.call_later(TOLD_SECONDS, self.tell)
+
+    def _acknowledge(self, number: int, *, again: bool) -> None:
+        with self._room:
+            oldest = self._next_number - len(self._sent)
+            for _ in range(min(number - oldest + 1, len(self._sent))):
+                self._bytes -= len(self._sent.popleft())
+            if again:
+                self._unsent.extendleft(reversed(self._sent))
+                self._sent.clear()
+            self._room.notify_all()
