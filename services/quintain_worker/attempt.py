@@ -1,4 +1,4 @@
-"""One attempt at a call: asks its provider, measured and traced, again where that helps; and the tries of a call.
+"""One attempt at a call: asks its provider, again where that helps; and the tries of a call.
 
 Tries end with the deadline, and what may have been billed is tracked. An attempt at a target with a quota is one try:
 the ledger decides when the next one may begin.
@@ -10,22 +10,19 @@ import asyncio
 import logging
 import math
 import random
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import FaultReply, InvokeRequest
-from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
+from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.quota import TryOutcome, TryReport
 from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
-from quintain.observe.semconv import input_content, output_content, provider_span, response_attributes
-from quintain.observe.spans import Span, span, tracer
 from quintain.runtime.concurrency import TimeLimit, TimeLimits
-from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
-from quintain_worker.target import OK, PauseState, WorkerMetrics, WorkerTarget
+from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
 
@@ -270,66 +267,6 @@ def seconds_before_retry(retry_after_seconds: float | None, tries: int) -> float
         return retry_after_seconds
     longest_seconds = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2 ** (tries - 1))
     return random.uniform(0, longest_seconds)  # noqa: S311 -- jitter, not a secret
-
-
-class InstrumentedProvider:
-    """A provider that times and counts each try of the one it wraps, and records it by the conventions for GenAI.
-
-    ``record_content`` adds prompts and answers to the spans.
-    """
-
-    def __init__(
-        self, provider: Provider, card: TargetCard, metrics: WorkerMetrics, *, record_content: bool = False
-    ) -> None:
-        self._provider, self._card, self._metrics, self._record_content = provider, card, metrics, record_content
-
-    async def answer(
-        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
-    ) -> ProviderAnswer:
-        """Answer like the wrapped provider (`Provider.answer`), with metrics and a span for the try."""
-        started_at = time.perf_counter()
-        # Remains UNKNOWN where the try is cancelled or raises anything but `ProviderFailure`.
-        outcome: str = Billing.UNKNOWN.value
-        # An `ApiRequest` comes with a provider that takes it.
-        asked: Any = request
-        card = self._card
-        try:
-            if tracer() is None:
-                answer = await self._provider.answer(asked, timeout_seconds=timeout_seconds, on_text=on_text)
-            else:
-                with span(partial(provider_span, card.name, card.provider, card.model, request)) as try_span:
-                    ask = partial(self._provider.answer, asked, timeout_seconds=timeout_seconds, on_text=on_text)
-                    answer = await self._ask(ask, request, try_span)
-            outcome = OK
-        except ProviderFailure as failure:
-            outcome = failure.billing.value
-            if isinstance(failure.fault, Throttled):
-                self._metrics.throttled(card.name).inc()
-            raise
-        finally:
-            self._metrics.provider_seconds(card.name, outcome).observe(time.perf_counter() - started_at)
-        return answer
-
-    async def _ask(
-        self, ask: Callable[[], Awaitable[ProviderAnswer]], request: InvokeRequest | ApiRequest, try_span: Span
-    ) -> ProviderAnswer:
-        if not try_span.is_recording:
-            return await ask()
-        if self._record_content:
-            try_span.set_attributes(input_content(request))
-        try:
-            answer = await ask()
-        except ProviderFailure as failure:
-            try_span.set_attributes({"quintain.billing": failure.billing.value})
-            raise
-        try_span.set_attributes(response_attributes(answer.model, answer.finish_reason, answer.token_usage))
-        if self._record_content:
-            try_span.set_attributes(output_content(answer.text, answer.output, answer.finish_reason, answer.body))
-        return answer
-
-    async def close(self) -> None:
-        """Close the wrapped provider."""
-        await self._provider.close()
 
 
 @dataclass(slots=True, eq=False)

@@ -30,12 +30,12 @@ from quintain.settings import CONSUMER_TIMEOUT_SECONDS, read_trace_settings, wit
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
 from quintain_worker.admissions import AdmissionClient
-from quintain_worker.attempt import InstrumentedProvider
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
 from quintain_worker.conversations import ConversationProvider, TurnQueue
 from quintain_worker.cost_bound import CostRule
 from quintain_worker.inflight import InflightCalls
+from quintain_worker.instrumented_provider import InstrumentedProvider
 from quintain_worker.lease import WorkerLease
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import (

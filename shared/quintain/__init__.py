@@ -20,6 +20,7 @@ _OFFERED: dict[str, tuple[str, ...]] = {
     "quintain.sync": (),
     "quintain.client.client": ("Client", "connect"),
     "quintain.client.transport": ("BatchItem",),
+    "quintain.contracts.agents": ("AgentStep",),
     "quintain.contracts.invoke": (
         "ChatMessage",
         "InvokeRequest",

@@ -4,6 +4,7 @@ from quintain import sync as sync
 from quintain.client.client import Client as Client
 from quintain.client.client import connect as connect
 from quintain.client.transport import BatchItem as BatchItem
+from quintain.contracts.agents import AgentStep as AgentStep
 from quintain.contracts.invoke import (
     ChatMessage as ChatMessage,
 )

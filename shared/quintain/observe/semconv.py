@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, TokenUsage, content_text
+from quintain.contracts.values import replace_surrogates
 
 AttributeValue = str | int | float | bool | Sequence[str]
 
@@ -183,6 +184,19 @@ def provider_span(target: str, provider: str, model: str | None, request: Invoke
         if isinstance(value, int | float):
             attributes[attribute] = value
     return SpanStart(f"{operation} {name}", SpanKind.CLIENT, attributes)
+
+
+def tool_span(tool: str, call_id: str | None) -> SpanStart:
+    """Return the span of a tool that an agent ran, without its arguments and its result."""
+    attributes: dict[str, AttributeValue] = {"gen_ai.operation.name": "execute_tool"}
+    named = {"gen_ai.tool.name": tool, "gen_ai.tool.call.id": call_id}
+    attributes |= {name: shown_value(value) for name, value in named.items() if value}
+    return SpanStart(f"execute_tool {shown_value(tool)}", attributes=attributes)
+
+
+def shown_value(text: str) -> str:
+    """Return an agent's text as an attribute: a lone surrogate would fail the export of its whole batch."""
+    return replace_surrogates(text[:MAX_VALUE_LENGTH])
 
 
 def _settings_of(request: InvokeRequest) -> Mapping[str, object]:

@@ -167,25 +167,30 @@ def span_in_trace(start: SpanStart, parent: object) -> contextlib.AbstractContex
 
 
 def record_finished_span(
-    start: SpanStart, *, duration_seconds: float, parent: object = None, error_type: str | None = None
+    start: SpanStart,
+    *,
+    duration_seconds: float,
+    ended_seconds_ago: float = 0.0,
+    parent: object = None,
+    error_type: str | None = None,
 ) -> None:
-    """Record a span that ends now and began ``duration_seconds`` ago."""
+    """Record a span that has ended, and had begun ``duration_seconds`` before."""
     incoming = valid_traceparent(parent)
     recorder = tracer()
     if recorder is None:
         return
-    now = time.time_ns()
+    ended_at = time.time_ns() - int(ended_seconds_ago * 1e9)
     kind = trace.SpanKind[start.kind.name]
     otel_span = recorder.start_span(
         start.name,
         context=None if incoming is None else _otel_context(incoming),
         kind=kind,
         attributes=start.attributes,
-        start_time=now - int(duration_seconds * 1e9),
+        start_time=ended_at - int(duration_seconds * 1e9),
     )
     if error_type is not None:
         Span(otel_span).set_error(error_type)
-    otel_span.end(now)
+    otel_span.end(ended_at)
 
 
 def current_traceparent() -> str | None:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings, TokenUsage
+from quintain.contracts.ledger import TargetCard
 from quintain.errors import BudgetExhausted, ConfigError
 from quintain.observe import semconv, spans
 from quintain.observe.semconv import ERROR_TYPE, SpanStart, publish_span
@@ -29,6 +32,9 @@ from quintain.observe.spans import (
     valid_traceparent,
 )
 from quintain.settings import read_trace_settings
+from quintain_worker.instrumented_provider import InstrumentedProvider
+from quintain_worker.providers.provider import ProviderAnswer
+from quintain_worker.target import WorkerMetrics
 
 THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
 WORK = SpanStart("work")
@@ -147,6 +153,43 @@ def test_what_is_over_is_told_with_its_duration(recorded_spans: InMemorySpanExpo
     assert one.end_time is not None
     assert one.end_time - one.start_time == 2_500_000_000
     assert one.attributes == {ERROR_TYPE: "throttled"}
+
+
+class _Agent:
+    """A provider whose answer tells these steps."""
+
+    def __init__(self, *steps: AgentStep) -> None:
+        self._steps = steps
+
+    async def answer(self, request: object, **_: object) -> ProviderAnswer:
+        await asyncio.sleep(0.05)
+        return ProviderAnswer(text="done", steps=self._steps)
+
+    async def close(self) -> None: ...
+
+
+async def test_a_tool_that_ran_in_a_call_is_a_span_in_it_where_its_time_is_known(
+    recorded_spans: InMemorySpanExporter,
+) -> None:
+    def tool(**fields: Any) -> AgentStep:
+        return AgentStep(operation="execute_tool", tool="search", arguments="secret", result="secret", **fields)
+
+    untold = [tool(), tool(start_ms=1.0, duration_ms=1e9), tool(start_ms=-5.0, duration_ms=1.0)]
+    known = tool(start_ms=10.0, duration_ms=20.0, error_type="half \ud83d", tool_call_id="c1")
+    agent = _Agent(known, *untold, AgentStep(operation="chat", start_ms=1.0, duration_ms=2.0))
+    provider = InstrumentedProvider(agent, TargetCard(name="bot", provider="agent", max_concurrency=1), WorkerMetrics())
+    await provider.answer(InvokeRequest(question="q"), timeout_seconds=5)
+    ran, call = recorded_spans.get_finished_spans()
+    assert (ran.name, call.name) == ("execute_tool search", "invoke_agent bot")
+    assert ran.parent is not None
+    assert call.context is not None
+    assert ran.parent.span_id == call.context.span_id
+    assert None not in {ran.start_time, ran.end_time, call.start_time, call.end_time}
+    assert abs(ran.end_time - ran.start_time - 20_000_000) < 10  # type: ignore[operator]
+    assert call.start_time < ran.start_time < ran.end_time < call.end_time  # type: ignore[operator]
+    assert ran.attributes is not None
+    assert (ran.attributes["gen_ai.tool.call.id"], ran.attributes[ERROR_TYPE]) == ("c1", "half \ufffd")
+    assert "secret" not in ran.to_json()
 
 
 @given(st.one_of(st.text(max_size=80), st.binary(max_size=80), st.integers(), st.none()))
