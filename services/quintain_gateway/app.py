@@ -61,9 +61,9 @@ def build_router(gateway: FleetGateway, access: FleetAccess) -> Router:
 
 
 class AgentUrlApp:
-    """Passes requests on whose path begins with the secret of an agent's URL, without it and with the session's token.
+    """Passes requests on with the token for which an agent's secret stands: the beginning of the path, or the key.
 
-    Whatever token a request has is left out: the secret stands for one. Others are answered with 401.
+    Others are answered with 401.
     """
 
     def __init__(self, app: ASGIApp, token_of: Callable[[str], str | None]) -> None:
@@ -76,6 +76,10 @@ class AgentUrlApp:
         key, slash, rest = scope["path"].removeprefix("/").partition("/")
         inside = {**scope, "path": slash + rest, "raw_path": (slash + rest).encode()}
         if (token := self._token_of(key)) is None:
+            inside = dict(scope)
+            bearer = (header_in_scope(scope, b"authorization") or "").removeprefix("Bearer ")
+            token = self._token_of(header_in_scope(scope, b"x-api-key") or bearer)
+        if token is None:
             refused = Unauthorized("This URL stands for no session now: no call of its agent runs")
             await error_response_of(inside, refused)(scope, receive, send)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,12 @@ class TurnReading:
         self._on_text = on_text
         self._texts: list[str] = []
         self._steps = StepLog()
+        self._started_at = time.monotonic()
+        #: The message that goes on, and the tools that run, by the id of their call.
+        self._message: AgentStep | None = None
+        self._tools: dict[str, AgentStep] = {}
+        #: The text of the last message that has any.
+        self.last_text = ""
         self.answer: ProviderAnswer | None = None
         self.error: str | None = None
 
@@ -46,11 +53,53 @@ class TurnReading:
         """Add the next step."""
         self._steps.add(step)
 
+    def add_message(self, parts: list[Line], *, model: str | None = None, goes_on: bool = False) -> None:
+        """Add a message of the agent's model; one that ``goes_on`` is a piece of a message, after the piece before."""
+        text = "".join(str(part.get("content")) for part in parts if part.get("type") == "text")
+        if goes_on and self._message is not None:
+            text = self.last_text + text
+            parts = [{"type": "text", "content": text}]
+        else:
+            self._end_message()
+        started = self._now_ms() if self._message is None else self._message.start_ms
+        message = {"role": "assistant", "parts": parts}
+        self._message = AgentStep(operation="chat", start_ms=started, model=model, messages=[message])
+        self.last_text = text or self.last_text
+
+    def add_log(self, message: str) -> None:
+        """Add what the agent says beside its answer."""
+        self._end_message()
+        self._steps.add(AgentStep(operation="log", start_ms=self._now_ms(), result=message))
+
+    def tool_started(self, call_id: str, name: str, arguments: object) -> None:
+        """Note a tool that begins to run, unless it is known already."""
+        self._end_message()
+        if call_id not in self._tools:
+            step = AgentStep(operation="execute_tool", tool=name, tool_call_id=call_id, arguments=arguments)
+            self._tools[call_id] = step.with_fields(start_ms=self._now_ms())
+
+    def tool_ended(self, call_id: str, result: object, error_type: str | None) -> None:
+        """Add the step of a tool that has run."""
+        step = self._tools.pop(call_id, None) or AgentStep(operation="execute_tool", tool_call_id=call_id)
+        duration = None if step.start_ms is None else round(self._now_ms() - step.start_ms, 1)
+        self._steps.add(step.with_fields(result=result, error_type=error_type, duration_ms=duration))
+
+    def _end_message(self) -> None:
+        if self._message is not None:
+            self._steps.add(self._message)
+        self._message = None
+
+    def _now_ms(self) -> float:
+        return round((time.monotonic() - self._started_at) * 1000, 1)
+
     def finish(self, printed: PrintedAnswer) -> None:
         """End the turn with an answer, which may leave out the text that came in pieces.
 
         Raises `ValueError` if its text is another one than that of the pieces.
         """
+        self._end_message()
+        for step in self._tools.values():
+            self._steps.add(step)
         pieces = "".join(self._texts)
         if self._texts and printed.text is None and printed.output is None:
             printed = printed.model_copy(update={"text": pieces})

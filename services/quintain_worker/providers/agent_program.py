@@ -42,7 +42,7 @@ from quintain_worker.providers.agent_lines import (
     turn_line,
 )
 from quintain_worker.providers.agent_session import AgentModels
-from quintain_worker.providers.conversation import ignored_settings
+from quintain_worker.providers.conversation import ignored_settings, prompts_of
 from quintain_worker.providers.conversation_pool import ConversationPool, PoolTerms
 from quintain_worker.providers.provider import (
     Billing,
@@ -70,8 +70,8 @@ _MIN_SECRET_LENGTH = 8
 class AgentCommand:
     """A program that is an agent: how it is started, and how it is spoken to.
 
-    ``secrets`` are masked where it is quoted. ``is_kept``: it prints ``{"type": "ready"}`` once it can take a turn, and
-    is kept for the next conversation.
+    ``secrets`` are masked where it is quoted. ``one_turn``: it gets the prompt as it is, answers, and ends.
+    ``is_kept``: it prints ``{"type": "ready"}`` once it can take a turn, and is kept for the next conversation.
     """
 
     program: Program
@@ -80,6 +80,7 @@ class AgentCommand:
     idle_seconds: float | None = None
     secrets: tuple[str, ...] = ()
     is_kept: bool = False
+    one_turn: bool = False
     read_line: ReadLine = read_agent_line
 
 
@@ -145,7 +146,10 @@ class AgentProgramProvider(SessionScopedProvider):
         ignored = ignored_settings(request.settings, f"{self._name}, a program,")
         turn = request.turn
         conversation_id = secrets.token_hex(8) if turn is None else turn.conversation_id
-        line = turn_line(request, conversation_id, 1 if turn is None else turn.number)
+        if self._agent.one_turn:
+            turn, line = None, prompts_of(request)[0].encode(errors="surrogatepass")
+        else:
+            line = turn_line(request, conversation_id, 1 if turn is None else turn.number)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         reading = TurnReading(on_text)
         try:
@@ -200,7 +204,10 @@ class AgentProgramProvider(SessionScopedProvider):
         idle = IdleLimit(self._agent.idle_seconds)
         try:
             async with asyncio.timeout_at(ends_at), idle.watch():
-                program.send(line)
+                if self._agent.one_turn:
+                    program.send_all(line)
+                else:
+                    program.send(line)
                 await self._read(program, reading, idle)
         except TimeoutError:
             seconds = self._agent.idle_seconds

@@ -31,7 +31,8 @@ from quintain_worker.providers.agent_program import (
     start_failure,
 )
 from quintain_worker.providers.agent_session import AgentModels
-from quintain_worker.providers.conversation import ignored_settings, text_messages
+from quintain_worker.providers.coding_agents import PRESET_READERS
+from quintain_worker.providers.conversation import ignored_settings, prompts_of
 from quintain_worker.providers.printed_answer import parse_output
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
@@ -47,10 +48,14 @@ def command_provider(
 ) -> CommandProvider | AgentProgramProvider:
     """Create the command provider of this target. Raises `ConfigError` if this machine cannot confine its program."""
     check_confinement(name, target, context)
-    if target.protocol is None:
+    if not target.is_agent:
         return CommandProvider(name, target, context)
     models = AgentModels.of_target(name, target.child_session, context)
-    return AgentProgramProvider(name, agent_of(target, context, target.command), models)
+    agent = agent_of(target, context, target.command_line)
+    if target.preset is not None:
+        program = replace(agent.program, env={**target.model_variables, **agent.program.env})
+        agent = replace(agent, program=program, one_turn=True, read_line=PRESET_READERS[target.preset])
+    return AgentProgramProvider(name, agent, models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class CommandProvider:
         ``on_text`` is never called: the output counts only once the program has exited with 0.
         """
         ignored = ignored_settings(request.settings, f"{self._name}, a command,")
-        prompt, system_prompt = _prompts(request, separate_system="system_prompt_file" in self._placeholders)
+        prompt, system_prompt = prompts_of(request, separate_system="system_prompt_file" in self._placeholders)
         with TemporaryDirectory(prefix="quintain-", ignore_cleanup_errors=True) as folder:
             files = _CallFiles(Path(folder), prompt, system_prompt)
             # Not in a thread: cancelled, it would go on writing into a folder that is being deleted.
@@ -173,13 +178,3 @@ class CommandProvider:
     def _too_large_failure(self) -> ProviderFailure:
         failure = ReplyTooLarge(f"{self._name}: the answer is larger than {MAX_ANSWER_BYTES // 1024**2} MiB")
         return ProviderFailure(failure, Billing.BILLED)
-
-
-def _prompts(request: InvokeRequest, *, separate_system: bool) -> tuple[str, str]:
-    """Return the prompt and the system prompt; a single message as it is, several as ``role: text`` each."""
-    turns = text_messages(request)
-    system = "\n\n".join(turn.text for turn in turns if turn.role == "system") if separate_system else ""
-    prompt_turns = [turn for turn in turns if not (separate_system and turn.role == "system")]
-    if len(prompt_turns) == 1:
-        return prompt_turns[0].text, system
-    return "\n\n".join(f"{turn.role}: {turn.text}" for turn in prompt_turns), system

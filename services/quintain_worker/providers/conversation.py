@@ -157,3 +157,13 @@ def camel(path: str) -> str:
     if name != "extraBody":
         rest = re.sub(r"tool_call(s|_id)", lambda found: "toolCalls" if found[1] == "s" else "toolCallId", rest)
     return f"{name}{dot}{rest}"
+
+
+def prompts_of(request: InvokeRequest, *, separate_system: bool = False) -> tuple[str, str]:
+    """Return the prompt and the system prompt; a single message as it is, several as ``role: text`` each."""
+    turns = text_messages(request)
+    system = "\n\n".join(turn.text for turn in turns if turn.role == "system") if separate_system else ""
+    prompt_turns = [turn for turn in turns if not (separate_system and turn.role == "system")]
+    if len(prompt_turns) == 1:
+        return prompt_turns[0].text, system
+    return "\n\n".join(f"{turn.role}: {turn.text}" for turn in prompt_turns), system

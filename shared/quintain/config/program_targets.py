@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from quintain.config.nested_models import TargetChildSession
 from quintain.config.secrets import without_references
 from quintain.config.target_fields import PythonReference, TargetFields, TimeLimit, WatchedTarget
+from quintain.programs.agent_urls import BASE_URL
 from quintain.programs.sandbox import SandboxOption
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
 
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
+
+
+#: The coding agents whose command lines are known.
+PresetName = Literal["claude-code", "codex", "gemini"]
+
+
+class Preset(NamedTuple):
+    """How a coding agent is started: its program, and the arguments before and after those of the configuration.
+
+    With a child session ``session_arguments`` are the first, and its first target is the value of ``model_variables``.
+    """
+
+    program: str
+    arguments: tuple[str, ...]
+    last: tuple[str, ...] = ()
+    session_arguments: tuple[str, ...] = ()
+    model_variables: tuple[str, ...] = ()
+
+
+PRESETS: Mapping[PresetName, Preset] = {
+    "claude-code": Preset(
+        "claude",
+        ("-p", "--output-format", "stream-json", "--verbose"),
+        model_variables=("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"),
+    ),
+    "codex": Preset(
+        "codex",
+        ("exec", "--json", "--skip-git-repo-check"),
+        ("-",),
+        session_arguments=(
+            *("-c", 'model_provider="quintain"', "-c", 'model_providers.quintain.name="quintain"'),
+            *("-c", f'model_providers.quintain.base_url="{BASE_URL}/v1"'),
+            *("-c", 'model_providers.quintain.env_key="OPENAI_API_KEY"'),
+            *("-c", 'model_providers.quintain.wire_api="responses"', "-c", 'web_search="disabled"'),
+            *("-m", "{model}"),
+        ),
+    ),
+    "gemini": Preset("gemini", ("--output-format", "stream-json")),
+}
 
 
 class ProgramTarget(TargetFields, WatchedTarget):
@@ -46,6 +87,8 @@ class CommandTarget(ProgramTarget):
     """A program that is started without a shell, once per call or once per conversation."""
 
     provider: Literal["command"]
+    preset: PresetName | None = None
+    """A coding agent whose command line it is: its arguments are known, and what it prints is read as steps."""
     protocol: Literal["jsonl"] | None = None
     """`jsonl`: a process for each conversation, which gets a line of JSON for each turn, and prints lines of JSON. If
     absent, a process for each call."""
@@ -53,6 +96,37 @@ class CommandTarget(ProgramTarget):
     """The program and its arguments; {prompt_file} (else stdin), {system_prompt_file}, {output_file} (else stdout)."""
     output_format: Literal["text", "json"] = "text"
     """What the answer is: text, or a JSON object with text or output, and token_usage."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it prints lines of JSON."""
+        return self.protocol is not None or self.preset is not None
+
+    @property
+    def command_line(self) -> list[str]:
+        """The program with all its arguments."""
+        if self.preset is None:
+            return self.command
+        preset = PRESETS[self.preset]
+        arguments = [*preset.arguments]
+        if self.child_session is not None:
+            model = self.child_session.targets[0]
+            arguments += [model if argument == "{model}" else argument for argument in preset.session_arguments]
+        return [self.command[0], *arguments, *self.command[1:], *preset.last]
+
+    @property
+    def model_variables(self) -> dict[str, str]:
+        """The variables by which a coding agent finds the model that it may call."""
+        if self.preset is None or self.child_session is None:
+            return {}
+        return dict.fromkeys(PRESETS[self.preset].model_variables, self.child_session.targets[0])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_program(cls, fields: object) -> object:
+        if isinstance(fields, dict) and "command" not in fields and fields.get("preset") in PRESETS:
+            return {**fields, "command": [PRESETS[fields["preset"]].program]}
+        return fields
 
     @field_validator("command", mode="before")
     @classmethod
@@ -69,9 +143,9 @@ class CommandTarget(ProgramTarget):
             raise ValueError("its first item is the program, and is empty")
         for argument in command:
             for name in _PLACEHOLDER.findall(without_references(argument)):
-                if info.data.get("protocol") is not None:
+                if info.data.get("protocol") is not None or info.data.get("preset") is not None:
                     if name in PLACEHOLDERS:
-                        raise ValueError(f"with a protocol there are no files; take {{{name}}} out")
+                        raise ValueError(f"a program that prints lines of JSON gets no files; take {{{name}}} out")
                 elif name not in PLACEHOLDERS:
                     known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                     raise ValueError(f"unknown placeholder {{{name}}}; known: {known}")
@@ -79,12 +153,14 @@ class CommandTarget(ProgramTarget):
 
     @model_validator(mode="after")
     def _check_protocol(self) -> Self:
-        if self.protocol is None:
+        if not self.is_agent:
             if self.child_session is not None:
-                raise ValueError("child_session: it needs protocol: jsonl")
+                raise ValueError("child_session: it needs protocol: jsonl, or a preset")
             return self
+        if self.protocol is not None and self.preset is not None:
+            raise ValueError("protocol: a preset has its own; leave it out")
         if "output_format" in self.model_fields_set:
-            raise ValueError("output_format: with protocol jsonl, each line says what it is; leave it out")
+            raise ValueError("output_format: each line says what it is; leave it out")
         return self
 
 

@@ -1,7 +1,8 @@
 """The URLs under which programs that are agents call their models.
 
 Such a program lives longer than the session that its calls are charged to: its environment has a URL of its own with a
-secret in the path, and each request there gets the token of the session for which the URL stands at the time.
+secret in the path, and each request there gets the token of the session for which the URL stands at the time. The
+secret is also what the program has for a key, because some clients take no URL with a path.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from quintain.programs.program import Program
 from quintain.programs.sandbox import gateway_address
 from quintain.programs.session_variables import session_variables, with_proxy_bypass
 
-#: What stands where clients need a token or key: the gateway does not read it.
-TOKEN_IN_URL = "in-the-url"  # noqa: S105 -- no token
+#: What stands for the gateway's own URL in a program's arguments, which others can see.
+BASE_URL = "{agent_base_url}"
 
 
 class AgentUrls:
@@ -57,8 +58,9 @@ class AgentUrl:
 
     def given_to(self, program: Program) -> Program:
         """Return the program with the variables by which its clients find this URL; in a sandbox it can reach it."""
-        env = {**program.env, **session_variables(self.url, TOKEN_IN_URL)}
+        env = {**program.env, **session_variables(self.url, self._key)}
+        argv = [argument.replace(BASE_URL, self._urls.base_url) for argument in program.argv]
         confinement = program.confinement
         if confinement.sandbox is not None:
             confinement = replace(confinement, gateway=gateway_address(self._urls.base_url))
-        return replace(program, env=with_proxy_bypass(env, self.url), confinement=confinement)
+        return replace(program, argv=argv, env=with_proxy_bypass(env, self.url), confinement=confinement)

@@ -58,6 +58,11 @@ class LineProgram:
         """Give it a line; a program that has ended does not get it."""
         self._writer.write(line + b"\n")
 
+    def send_all(self, text: bytes) -> None:
+        """Give it a text, and close its stdin."""
+        self._writer.write(text)
+        self._writer.close()
+
     async def read(self) -> bytes:
         """Return the next line that it prints, without its end. Raises `ProgramEnded` and `TooMuchOutput`."""
         line = await self._lines.read()

@@ -232,6 +232,11 @@ async def test_a_conversation_waits_for_a_free_process(tmp_path: Path, monkeypat
         monkeypatch.setattr(conversation_pool, "FREE_SECONDS", 30)
         await ask(provider, "a", 1)
         assert (await ask(provider, "b", 1))[0].text.startswith("1 ")
+    async with program(tmp_path, COUNTING, worker_concurrency=1) as provider:
+        await ask(provider, "b", 1)
+        monkeypatch.setattr(conversation_pool, "HELD_SECONDS", 0)
+        assert (await ask(provider, "c", 1))[0].text.startswith("1 ")
+        assert isinstance(await failure(provider, "b", 2), ConversationLost)
 
 
 async def test_the_calls_own_tools_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""Reads what the command lines of coding agents print as JSON: Claude Code, Codex and Gemini CLI.
+
+Lines of other types than these are left out: a later version may print more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quintain.config.program_targets import PresetName
+from quintain.contracts.invoke import TokenUsage
+from quintain_worker.providers.agent_lines import Line, ReadLine, TurnReading
+from quintain_worker.providers.printed_answer import PrintedAnswer
+
+#: How much of the error of a tool is the class of its step.
+_FAILED = "error"
+
+
+def read_claude_line(line: Line, reading: TurnReading) -> None:
+    """Read a line of ``claude -p --output-format stream-json --verbose``. Raises `ValueError`."""
+    message = _object(line.get("message"))
+    match line.get("type"):
+        case "assistant":
+            _read_claude_message(message, reading)
+        case "user":
+            for block in _objects(message.get("content")):
+                if block.get("type") == "tool_result":
+                    reading.tool_ended(
+                        str(block.get("tool_use_id")), block.get("content"), _failed(block.get("is_error"))
+                    )
+        case "result":
+            result = line.get("result")
+            if line.get("is_error") or not isinstance(result, str):
+                reading.fail(str(result or line.get("subtype")))
+            else:
+                reading.finish(PrintedAnswer(text=result, token_usage=_claude_usage(_object(line.get("usage")))))
+        case _:
+            pass
+
+
+def _read_claude_message(message: Line, reading: TurnReading) -> None:
+    parts: list[Line] = []
+    calls: list[Line] = []
+    for block in _objects(message.get("content")):
+        match block:
+            case {"type": "text", "text": text}:
+                parts.append({"type": "text", "content": text})
+            case {"type": "thinking", "thinking": text}:
+                parts.append({"type": "reasoning", "content": text})
+            case {"type": "tool_use", "id": call_id, "name": name}:
+                parts.append({"type": "tool_call", "id": call_id, "name": name, "arguments": block.get("input")})
+                calls.append(block)
+            case _:
+                parts.append(block)
+    model = message.get("model")
+    reading.add_message(parts, model=model if isinstance(model, str) else None)
+    for call in calls:
+        reading.tool_started(str(call["id"]), str(call["name"]), call.get("input"))
+
+
+def _claude_usage(usage: Line) -> TokenUsage | None:
+    written, cached = _count(usage, "cache_creation_input_tokens"), _count(usage, "cache_read_input_tokens")
+    total = _count(usage, "input_tokens") + written + cached
+    return TokenUsage(input=total, output=_count(usage, "output_tokens"), cached=cached, cache_write=written)
+
+
+def read_codex_line(line: Line, reading: TurnReading) -> None:
+    """Read a line of ``codex exec --json``. Raises `ValueError`."""
+    item = _object(line.get("item"))
+    match line.get("type"):
+        case "item.started" if item.get("type") in _CODEX_TOOLS:
+            _start_codex_tool(item, reading)
+        case "item.completed" if item.get("type") in _CODEX_TOOLS:
+            _start_codex_tool(item, reading)
+            failed = _failed(item.get("status") == "failed" or item.get("error"))
+            reading.tool_ended(str(item.get("id")), _codex_result(item), failed)
+        case "item.completed":
+            _read_codex_item(item, reading)
+        case "error":
+            reading.add_log(str(line.get("message")))
+        case "turn.failed":
+            reading.fail(str(_object(line.get("error")).get("message")))
+        case "turn.completed":
+            usage = _object(line.get("usage"))
+            tokens = TokenUsage(
+                input=_count(usage, "input_tokens"),
+                output=_count(usage, "output_tokens"),
+                cached=_count(usage, "cached_input_tokens"),
+            )
+            reading.finish(PrintedAnswer(text=reading.last_text, token_usage=tokens))
+        case _:
+            pass
+
+
+#: What Codex runs → the fields that say what it was asked.
+_CODEX_TOOLS = {
+    "command_execution": ("command",),
+    "file_change": ("changes",),
+    "mcp_tool_call": ("arguments",),
+    "web_search": ("query",),
+    "todo_list": ("items",),
+}
+
+
+def _start_codex_tool(item: Line, reading: TurnReading) -> None:
+    kind = str(item.get("type"))
+    asked = {field: item.get(field) for field in _CODEX_TOOLS[kind]}
+    name = f"{item.get('server')}.{item.get('tool')}" if kind == "mcp_tool_call" else kind
+    reading.tool_started(str(item.get("id")), name, asked.get("arguments", asked))
+
+
+def _codex_result(item: Line) -> Any:
+    if item.get("type") == "command_execution":
+        return {"output": item.get("aggregated_output"), "exit_code": item.get("exit_code")}
+    return item.get("error") or item.get("result")
+
+
+def _read_codex_item(item: Line, reading: TurnReading) -> None:
+    text = str(item.get("text"))
+    match item.get("type"):
+        case "agent_message":
+            reading.add_message([{"type": "text", "content": text}])
+        case "reasoning":
+            reading.add_message([{"type": "reasoning", "content": text}])
+        case "error":
+            reading.add_log(str(item.get("message")))
+        case _:
+            pass
+
+
+def read_gemini_line(line: Line, reading: TurnReading) -> None:
+    """Read a line of ``gemini --output-format stream-json``. Raises `ValueError`."""
+    call_id = str(line.get("tool_id"))
+    match line.get("type"):
+        case "message" if line.get("role") == "assistant":
+            reading.add_message(
+                [{"type": "text", "content": str(line.get("content"))}], goes_on=bool(line.get("delta"))
+            )
+        case "tool_use":
+            reading.tool_started(call_id, str(line.get("tool_name")), line.get("parameters"))
+        case "tool_result":
+            failed = _failed(line.get("status") == "error")
+            reading.tool_ended(call_id, line.get("output") if failed is None else line.get("error"), failed)
+        case "error":
+            reading.add_log(str(line.get("message")))
+        case "result" if line.get("status") == "success":
+            stats = _object(line.get("stats"))
+            tokens = TokenUsage(
+                input=_count(stats, "input_tokens"),
+                output=_count(stats, "output_tokens"),
+                cached=_count(stats, "cached"),
+            )
+            reading.finish(PrintedAnswer(text=reading.last_text, token_usage=tokens))
+        case "result":
+            reading.fail(str(_object(line.get("error")).get("message")))
+        case _:
+            pass
+
+
+#: The preset of a target → what reads its lines.
+PRESET_READERS: dict[PresetName, ReadLine] = {
+    "claude-code": read_claude_line,
+    "codex": read_codex_line,
+    "gemini": read_gemini_line,
+}
+
+
+def _object(value: object) -> Line:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Line]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _count(usage: Line, name: str) -> int:
+    count = usage.get(name)
+    return count if isinstance(count, int) and count >= 0 else 0
+
+
+def _failed(is_error: object) -> str | None:
+    return _FAILED if is_error else None
