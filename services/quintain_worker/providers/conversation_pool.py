@@ -19,6 +19,12 @@ log = logging.getLogger(__name__)
 #: How long the first turn of a conversation waits for a free process, in seconds.
 FREE_SECONDS = 30.0
 
+#: A conversation that has waited so long for its next turn, in seconds, makes room for a new one that waits.
+HELD_SECONDS = 30.0
+
+#: How often those that wait for a free process look for one that has waited so long, in seconds.
+LOOK_SECONDS = 1.0
+
 #: How long a program may take to end by itself after its stdin was closed, in seconds.
 END_SECONDS = 2.0
 
@@ -45,6 +51,7 @@ class PoolProcess:
     def __init__(self, program: LineProgram, url: AgentUrl | None, stack: AsyncExitStack) -> None:
         self.program, self.url, self._stack = program, url, stack
         self.conversation_id, self.turns, self.is_last = "", 0, False
+        self.held_since = 0.0
         self.expiry: asyncio.TimerHandle | None = None
 
     async def end(self) -> None:
@@ -94,8 +101,10 @@ class ConversationPool:
         if turn is None or process.is_last:
             self._end(process)
         else:
+            # The last one is the one that has waited shortest.
             self._held[conversation_id] = process
             loop = asyncio.get_running_loop()
+            process.held_since = loop.time()
             process.expiry = loop.call_later(self._terms.idle_seconds, self.end_conversation, conversation_id)
 
     def end_conversation(self, conversation_id: str) -> None:
@@ -129,7 +138,8 @@ class ConversationPool:
         self.end_conversation(conversation_id)
         try:
             async with asyncio.timeout(min(wait_seconds, FREE_SECONDS)):
-                await self._free.acquire()
+                while not await self._is_free():
+                    self._end_longest_held()
         except TimeoutError:
             raise Overloaded(f"{self._name}: all {self._terms.size} processes are in conversations") from None
         try:
@@ -139,6 +149,20 @@ class ConversationPool:
             raise
         process.conversation_id, process.turns, process.is_last = conversation_id, 0, False
         return process
+
+    async def _is_free(self) -> bool:
+        """Take a place, within a while; returns whether there is one."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                return await self._free.acquire()
+        except TimeoutError:
+            return False
+
+    def _end_longest_held(self) -> None:
+        """End the conversation that has waited longest for its next turn, if that is long."""
+        longest = next(iter(self._held.items()), None)
+        if longest is not None and asyncio.get_running_loop().time() - longest[1].held_since >= HELD_SECONDS:
+            self.end_conversation(longest[0])
 
     async def _unused(self) -> PoolProcess:
         while self._waiting:
