@@ -255,6 +255,18 @@ async def test_a_name_that_nobody_serves_and_a_slot_that_is_not_free_in_time_are
     assert await waiting == second.host_id
 
 
+async def test_who_stops_waiting_for_a_slot_leaves_it_to_the_others(host: ThreadHost) -> None:
+    async def wait() -> None:
+        async with quintain.lease(host.name):
+            raise AssertionError("nobody waits for this instance")
+
+    async with quintain.lease(host.name), quintain.lease(host.name):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wait(), 0.5)
+    async with quintain.lease(host.name), quintain.lease(host.name):
+        pass
+
+
 async def test_a_cancelled_attack_gives_its_slot_back(host: ThreadHost) -> None:
     asked = asyncio.Event()
 
