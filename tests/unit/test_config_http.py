@@ -131,7 +131,7 @@ def test_its_fingerprint_has_its_template_and_no_credential(tmp_path: Path) -> N
         {},
         {"body": {"q": "Q: {{ prompt }}"}},
         {"answer": "/b"},
-        {"headers": {"X-Model": "b"}},
+        {"headers": {"X-Max-Tokens": "9"}},
         {"url": "http://h"},
     ]
     assert len({fingerprint(**keys) for keys in others}) == len(others)

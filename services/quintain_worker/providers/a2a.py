@@ -102,8 +102,8 @@ _OTHER_ENDS = frozenset({"auth-required", "canceled", "failed", "input-required"
 class _RpcError(Exception):
     """The agent's server answered with an error of JSON-RPC."""
 
-    def __init__(self, code: object, came: bytes) -> None:
-        super().__init__(f"error {code}" if isinstance(code, int) else "an error")
+    def __init__(self, code: int | None, came: bytes) -> None:
+        super().__init__("an error without a code" if code is None else f"error {code}")
         self.code, self.came = code, came
 
 
@@ -204,7 +204,7 @@ class A2AProvider:
         except ValueError:
             values = None
         if isinstance(values, dict) and isinstance(error := values.get("error"), dict):
-            raise _RpcError(error.get("code"), came)
+            raise _RpcError(code if type(code := error.get("code")) is int else None, came)
         result = values.get("result") if isinstance(values, dict) else None
         reply = None if not isinstance(result, dict) else read_reply(result, came)
         if reply is None:

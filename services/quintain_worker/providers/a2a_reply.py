@@ -83,7 +83,7 @@ def _output_of(message: Json) -> Json:
 
 
 def _is_agents(message: Json) -> bool:
-    return message.get("role") in {"agent", "ROLE_AGENT"}
+    return message.get("role") in ("agent", "ROLE_AGENT")
 
 
 def _text_of(holder: object) -> str:

@@ -56,6 +56,9 @@ _BY_STATUS = {
 #: What an endpoint answers to a session that it does not know.
 _NO_SUCH_SESSION = frozenset({404, 410})
 
+#: How much of what came is read to be quoted, in bytes.
+_READ_BYTES = 16 * 1024
+
 _HTTP_UNAUTHORIZED, _HTTP_UNAVAILABLE = 401, 503
 
 
@@ -95,7 +98,7 @@ class AgentFailures:
         rates: RateReport | None = None,
     ) -> ProviderFailure:
         """Return a failure of this kind; ``came`` is what the endpoint sent, of which the beginning is quoted."""
-        text = came if isinstance(came, str) else came.decode(errors="replace")
+        text = came if isinstance(came, str) else came[:_READ_BYTES].decode(errors="replace")
         words = quoted(text, self._secrets)
         details = ", ".join(filter(None, (self._url, detail)))
         sentence = f"{self._name} {kind.description} ({details})"

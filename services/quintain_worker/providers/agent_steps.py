@@ -36,15 +36,19 @@ def _steps_of(item: object, tools: dict[str, dict[str, Any]]) -> Iterator[dict[s
     """Yield the steps that one item is; ``tools`` are the calls that were asked for so far, by their id."""
     if not isinstance(item, dict):
         raise ValueError("not an object")  # noqa: TRY004 -- a wrong value
+    role = item.get("role")
     if _OPERATION in item:
         yield item
-    elif item.get("role") == "assistant":
-        calls = [_call_of(call) for call in item.get("tool_calls") or ()]
+    elif role == "assistant":
+        asked = item.get("tool_calls") or []
+        if not isinstance(asked, list):
+            raise ValueError("its tool_calls are no list")
+        calls = [_call_of(call) for call in asked]
         tools.update({call["id"]: call for call in calls})
         texts = [{"type": "text", "content": text}] if (text := _text_of(item.get("content"))) else []
         parts = [*texts, *({"type": "tool_call", **call} for call in calls)]
         yield {_OPERATION: "chat", "gen_ai.output.messages": [{"role": "assistant", "parts": parts}]}
-    elif item.get("role") == "tool":
+    elif role == "tool":
         call_id = str(item.get("tool_call_id") or "")
         call = tools.get(call_id, {})
         yield {
@@ -54,7 +58,7 @@ def _steps_of(item: object, tools: dict[str, dict[str, Any]]) -> Iterator[dict[s
             "gen_ai.tool.call.arguments": call.get("arguments"),
             "gen_ai.tool.call.result": item.get("content"),
         }
-    elif item.get("role") not in {"user", "system", "developer"}:
+    elif role not in ("user", "system", "developer"):
         raise ValueError(f"it has neither {_OPERATION} nor the role of a message")
 
 

@@ -75,7 +75,8 @@ class HttpAnswer:
         # What is no count says nothing, as in models' answers.
         if not all(type(count) is int for count in counts):
             return None
-        return TokenUsage.model_validate(dict(zip(("input", "output"), counts, strict=True)))
+        usage = TokenUsage.model_validate(dict(zip(("input", "output"), counts, strict=True)))
+        return usage if usage.is_plausible else None
 
     def _continuation(self, state: str | None) -> Continuation:
         found = self._found.get("session")

@@ -105,7 +105,7 @@ def referenced_values(text: str, substituted: str) -> tuple[str, ...]:
 
 #: Words in the names of headers that hold credentials.
 _SECRET_HEADER = re.compile(
-    r"authori[sz]ation|(?:^|[-_])auth(?:[-_]|$)|cookie|credential|key$|passw|secret|signature|token", re.IGNORECASE
+    r"authori[sz]ation|(?:^|[-_])auth(?:[-_]|$)|cookie|credential|key$|passw|secret|signature|token(?!s)", re.IGNORECASE
 )
 
 #: What may stand beside the reference in such a header: the name of a scheme.

@@ -67,7 +67,7 @@ class HttpClient:
         idle_seconds: float | None = None,
     ) -> None:
         base = urlsplit(base_url)
-        self._is_tls, self._headers = base.scheme == "https", {**headers, "user-agent": _user_agent()}
+        self._is_tls, self._headers = base.scheme == "https", {"user-agent": _user_agent(), **headers}
         self._keepalive_seconds, self._max_connections = keepalive_seconds, max_connections
         self._idle_seconds = idle_seconds
         self._proxy = _proxy_of(base.scheme, base.netloc, proxy_environment)

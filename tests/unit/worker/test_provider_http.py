@@ -118,7 +118,7 @@ async def test_values_in_a_url_are_encoded_and_cannot_leave_its_path(server: Mod
 async def test_credentials_come_from_the_environment_and_cookies_and_redirects_are_not_followed(
     server: ModelServer, endpoint: Make
 ) -> None:
-    provider = endpoint(**ASK, headers={"Authorization": "Bearer ${{ BOT_KEY }}", "X-Team": "a"})
+    provider = endpoint(**ASK, headers={"Authorization": "Bearer ${{ BOT_KEY }}", "User-Agent": "a"})
     server.set_responses(
         ScriptedResponse(body={"out": "A"}, headers={"set-cookie": "c=1"}),
         ScriptedResponse(status=302, headers={"location": "/elsewhere"}),
@@ -128,7 +128,7 @@ async def test_credentials_come_from_the_environment_and_cookies_and_redirects_a
     assert (redirected.billing, redirected.retryable) == (Billing.BILLED, False)
     assert [request.path for request in server.requests] == ["/ask", "/ask"]
     assert server.requests[1].headers["authorization"] == f"Bearer {KEY}"
-    assert server.requests[1].headers["x-team"] == "a"
+    assert server.requests[1].headers["user-agent"] == "a"
     assert "cookie" not in server.requests[1].headers
 
 
