@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from clients.tool_session import ToolSession
+from quintain.config.loader import load_config
+from quintain.config.program_targets import AgentTarget
 from quintain.settings import environment
+from quintain_worker.providers.agent import SENDS_NOTHING
 from support.client_tools import TOOLS, ClientTool, cache_folder
 from support.installed_wheel import REPOSITORY, build_wheel, run
 from support.tide_model import answer_tides
@@ -80,3 +83,42 @@ async def test_an_example_answers_and_tells_its_steps(
     summary = json.loads((session.folder / "runs" / "eval" / "run.json").read_text())
     assert summary["totals"]["calls"] == 2 + len(session.provider.requests)
     assert {request.headers["authorization"] for request in session.provider.requests} == {"Bearer key-of-the-model"}
+
+
+def turn_line(number: int, *texts: str) -> str:
+    """The line of a turn: the texts are the user's and the assistant's in turn."""
+    messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+    turn = {"type": "turn", "conversation": "c", "number": number, "prompt": texts[-1], "messages": messages}
+    return json.dumps(turn)
+
+
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.tool(tool)) for name, tool in AGENTS.items() if name != "crew"]
+)
+async def test_an_example_remembers_the_turns_of_its_conversation_only(
+    session: ToolSession, tool: ClientTool, quintain_folder: Path, name: str
+) -> None:
+    session.provider.response_for = answer_tides
+    shutil.copytree(EXAMPLES, session.folder, dirs_exist_ok=True)
+    ostend, dover = "When is high tide in Ostend?", "When is high tide in Dover?"
+    lines = [turn_line(1, ostend), turn_line(2, ostend, "12:40", dover), '{"type": "end"}', turn_line(1, dover)]
+    session.write("lines.jsonl", "\n".join(lines) + "\n")
+    agent = load_config(EXAMPLES / "quintain.yaml").targets[name]
+    assert isinstance(agent, AgentTarget)
+    ended = await session.run(
+        f"python -m quintain.agents {agent.agent} < lines.jsonl",
+        tool,
+        seconds=600,
+        PYTHONPATH=str(quintain_folder),
+        OPENAI_BASE_URL=f"{session.provider.url}/v1",
+        OPENAI_API_KEY="key",
+        **SENDS_NOTHING,
+    )
+    assert ended.code == 0, ended
+    printed = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [line["text"] for line in printed if line["type"] == "answer"] == ["12:40", "11:15", "11:15"]
+    # Inspect and others may ask the model something of their own; an answer takes two calls.
+    sent = [request.raw.decode() for request in session.provider.requests if b"tide in" in request.raw]
+    assert len(sent) == 6
+    assert ["Ostend" in text for text in sent] == [True] * 4 + [False] * 2

@@ -138,7 +138,7 @@ DependsOn = Annotated[
 
 
 def serve_host(
-    factory: Annotated[str, typer.Argument(help="The class or function that creates the target, as module:name.")],
+    factory: Annotated[str, typer.Argument(help="What creates the target, or an agent, as module:name.")],
     name: Annotated[str, typer.Option(help="The name under which the target is leased.", parser=parse_target_name)],
     slots: Annotated[
         int, typer.Option(min=1, max=1000, help="The number of instances that can be leased concurrently.")

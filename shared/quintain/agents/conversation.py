@@ -155,6 +155,20 @@ def openai_calls(calls: Iterable[Mapping[str, Any]] | None) -> dict[str | None, 
     return {call_id: call_part(call_id, str(call.get("name")), call.get("arguments")) for call_id, call in named}
 
 
+def report_messages(messages: Iterable[Mapping[str, Any]], report: TurnReport) -> None:
+    """Report the model's messages, and the tools that it called, as OpenAI's chat API has them."""
+    calls: dict[str | None, dict[str, Any]] = {}
+    now = report.now()
+    for message in messages:
+        if message["role"] == "assistant":
+            calls |= (made := openai_calls(message.get("tool_calls")))
+            report.chat([*text_part(message_text(message)), *made.values()], start_ms=now)
+        elif message["role"] == "tool":
+            call = calls.get(call_id := message.get("tool_call_id"), message)
+            fields = {"arguments": call.get("arguments"), "result": message.get("content"), "tool_call_id": call_id}
+            report.tool(str(call.get("name")), start_ms=now, **fields)
+
+
 def message_text(message: Mapping[str, Any]) -> str:
     """The text of a message's content. Raises `AgentError` for parts that are not text."""
     content = message.get("content")

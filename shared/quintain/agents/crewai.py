@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from crewai.events import (
@@ -18,19 +20,16 @@ from crewai.events import (
 from quintain.agents.conversation import AgentError, TurnInput, TurnReport, openai_calls, text_part
 from quintain.errors import ConfigError
 
-#: The names of a crew's inputs that are given the prompt, the first of those that it has.
-_PROMPTS = ("prompt", "question", "input", "query", "message", "topic")
-
 
 class CrewConversation:
     """Starts a crew with the prompt as one of its inputs. A crew has no turns."""
 
     def __init__(self, crew: Any) -> None:
-        self._crew, inputs = crew, crew.fetch_inputs()
-        self._input = next((name for name in _PROMPTS if name in inputs), next(iter(inputs), ""))
+        inputs = sorted(crew.fetch_inputs())
         if len(inputs) != 1:
-            names = ", ".join(sorted(inputs)) or "none"
+            names = ", ".join(inputs) or "none"
             raise ConfigError(f"its tasks have these inputs: {names}; it is given one, so write {{prompt}} in a task")
+        self._crew, self._input = crew, inputs[0]
 
     async def answer(self, turn: TurnInput, report: TurnReport) -> str:
         """Run the crew."""
@@ -60,35 +59,34 @@ class CrewAgentConversation:
 
 @contextmanager
 def _recording(report: TurnReport) -> Iterator[None]:
-    """Report what the events of this block tell; a process runs one agent at a time."""
+    """Report at the end, in its order, what the events of this block tell: their handlers run in threads."""
     started: dict[str, float] = {}
+    told: list[tuple[float, Callable[[], None]]] = []
 
     def on_start(_: Any, event: Any) -> None:
         started[event.call_id] = report.at(event.timestamp.timestamp())
 
     def on_end(_: Any, event: Any) -> None:
         ended, usage = report.at(event.timestamp.timestamp()), getattr(event, "usage", None) or {}
-        report.chat(
-            _parts(getattr(event, "response", None)),
-            start_ms=started.pop(event.call_id, ended),
-            end_ms=ended,
-            tokens=(usage.get("prompt_tokens"), usage.get("completion_tokens")),
-            model=event.model,
-            agent=event.agent_role,
-            error_type="LLMCallFailed" if isinstance(event, LLMCallFailedEvent) else None,
-        )
+        said = getattr(event, "response", None) or ()
+        calls = () if isinstance(said, str) else openai_calls(one for one in said if isinstance(one, dict)).values()
+        start = started.get(event.call_id, ended)
+        chat: dict[str, Any] = {"start_ms": start, "end_ms": ended, "model": event.model, "agent": event.agent_role}
+        chat["tokens"] = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        chat["error_type"] = "LLMCallFailed" if isinstance(event, LLMCallFailedEvent) else None
+        told.append((start, partial(report.chat, text_part(said) if isinstance(said, str) else [*calls], **chat)))
 
     def on_tool(_: Any, event: Any) -> None:
         ended = report.at(event.timestamp.timestamp())
-        start, fields = ended, {"arguments": event.tool_args, "agent": event.agent_role}
+        start, fields = ended, {"result": getattr(event, "error", None), "error_type": "ToolUsageError"}
         if isinstance(event, ToolUsageFinishedEvent):
-            start, fields["result"] = report.at(event.started_at.timestamp()), event.output
-        else:
-            fields |= {"result": str(event.error), "error_type": "ToolUsageError"}
-        report.tool(event.tool_name, start_ms=start, end_ms=ended, **fields)
+            start, fields = report.at(event.started_at.timestamp()), {"result": event.output}
+        called = {"arguments": event.tool_args, "agent": event.agent_role}
+        tool = partial(report.tool, event.tool_name, start_ms=start, end_ms=ended, **called, **fields)
+        told.append((start, tool))
 
-    handlers = {LLMCallStartedEvent: on_start, LLMCallCompletedEvent: on_end, LLMCallFailedEvent: on_end}
-    handlers |= {ToolUsageFinishedEvent: on_tool, ToolUsageErrorEvent: on_tool}
+    handlers: dict[Any, Any] = dict.fromkeys((LLMCallCompletedEvent, LLMCallFailedEvent), on_end)
+    handlers |= {LLMCallStartedEvent: on_start, ToolUsageFinishedEvent: on_tool, ToolUsageErrorEvent: on_tool}
     for kind, handler in handlers.items():
         crewai_event_bus.on(kind)(handler)
     try:
@@ -97,9 +95,5 @@ def _recording(report: TurnReport) -> Iterator[None]:
         crewai_event_bus.flush()
         for kind, handler in handlers.items():
             crewai_event_bus.off(kind, handler)
-
-
-def _parts(response: Any) -> list[dict[str, Any]]:
-    if isinstance(response, str):
-        return text_part(response)
-    return [*openai_calls(each for each in response or () if isinstance(each, dict)).values()]
+        for _, tell in sorted(told, key=itemgetter(0)):
+            tell()

@@ -13,8 +13,7 @@ from quintain.agents.conversation import (
     TurnReport,
     answer_text,
     message_text,
-    openai_calls,
-    text_part,
+    report_messages,
 )
 from quintain.errors import ConfigError
 
@@ -72,25 +71,11 @@ class FunctionConversation:
         is_whole = messages[: len(given)] == given
         self._history = messages if is_whole else [*given, *messages]
         new = self._history[len(given) :]
-        _report_steps(new, report)
+        report_messages(new, report)
         said = [message for message in new if message["role"] == "assistant"]
         if not said:
             raise AgentError("it returned messages, and none of them is a new one of the assistant")
         return message_text(said[-1])
-
-
-def _report_steps(messages: list[Mapping[str, Any]], report: TurnReport) -> None:
-    """Report the model's messages, and the tools that it called, as OpenAI's chat API has them."""
-    calls: dict[str | None, dict[str, Any]] = {}
-    now = report.now()
-    for message in messages:
-        if message["role"] == "assistant":
-            calls |= (made := openai_calls(message.get("tool_calls")))
-            report.chat([*text_part(message_text(message)), *made.values()], start_ms=now)
-        elif message["role"] == "tool":
-            call = calls.get(call_id := message.get("tool_call_id"), message)
-            fields = {"arguments": call.get("arguments"), "result": message.get("content"), "tool_call_id": call_id}
-            report.tool(str(call.get("name")), start_ms=now, **fields)
 
 
 def _takes_messages(function: Callable[[Any], object]) -> bool:

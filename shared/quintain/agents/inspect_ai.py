@@ -10,14 +10,7 @@ from inspect_ai.agent import AgentState, run
 from inspect_ai.dataset import Sample
 from inspect_ai.event import ModelEvent, ToolEvent
 from inspect_ai.log import transcript
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageUser,
-    ContentReasoning,
-    ContentText,
-)
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from quintain.agents.conversation import (
@@ -83,27 +76,23 @@ def _report_event(event: Any, report: TurnReport) -> None:
         values = {"arguments": event.arguments, "result": result, "tool_call_id": event.id, "error_type": error}
         report.tool(event.function, **times, **values)
         return
-    usage = event.output.usage
+    tokens: Any = (None, None)
+    if (usage := event.output.usage) is not None:
+        # Inspect counts the input's tokens in the provider's cache apart.
+        cached = (usage.input_tokens_cache_read or 0) + (usage.input_tokens_cache_write or 0)
+        tokens = (usage.input_tokens + cached, usage.output_tokens)
     report.chat(
         _parts(event.output.message) if event.output.choices else [],
         **times,
-        tokens=(None, None) if usage is None else (_input_tokens(usage), usage.output_tokens),
+        tokens=tokens,
         model=event.output.model or event.model,
         error_type=None if event.error is None else "ModelError",
     )
 
 
-def _input_tokens(usage: Any) -> int:
-    """All tokens of the input: Inspect counts those of the provider's cache apart."""
-    return sum(filter(None, (usage.input_tokens, usage.input_tokens_cache_read, usage.input_tokens_cache_write)))
-
-
 def _parts(message: Any) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
-    content = [ContentText(text=message.content)] if isinstance(message.content, str) else message.content
-    for part in content:
-        if isinstance(part, ContentReasoning):
-            parts += reasoning_part(part.reasoning)
-        elif isinstance(part, ContentText):
-            parts += text_part(part.text)
+    for part in [message.content] if isinstance(message.content, str) else message.content:
+        parts += text_part(part if isinstance(part, str) else getattr(part, "text", ""))
+        parts += reasoning_part(getattr(part, "reasoning", ""))
     return [*parts, *(call_part(call.id, call.function, call.arguments) for call in message.tool_calls or ())]
