@@ -116,13 +116,6 @@ def test_clients(shell: CommandLine, node: str) -> None:
     assert [row["score"] for row in example.rows()] == [1.0]
 
 
-def test_agents(shell: CommandLine) -> None:
-    example = Example("agents", shell)
-    for line in example.blocks[0]:  # tests/clients/test_agents.py runs the others, with their frameworks
-        example.run(line)
-    assert [row["score"] for row in example.rows()] == [1.0, 1.0]
-
-
 def test_red_team(fleet_shell: CommandLine) -> None:
     example = Example("red-team", fleet_shell)
     (host,), (up,), (run,) = example.blocks

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
+
+from pydantic import ValidationError
 
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
@@ -46,6 +49,8 @@ class RunEventHandler:
         self._on_event()
         if hasattr(event, "content"):
             self._last_content, self._has_content = event.content, True
+            if self._is_step(event.content):
+                return
             name = getattr(getattr(event, "observable", None), "name", "")
             self._say("emit", "assistant", name, _text_of(event.content))
 
@@ -98,6 +103,15 @@ class RunEventHandler:
         result = answer if injected is None else injected
         duration = None if opened is None else now - (opened.start_ms or 0)
         self._steps.add((opened or call).with_fields(result=result, duration_ms=duration))
+
+    def _is_step(self, content: object) -> bool:
+        """Note a step that an agent tells as such, as those of `HostedAgent` do. Returns whether it is one."""
+        if not isinstance(content, dict) or "gen_ai.operation.name" not in content:
+            return False
+        with contextlib.suppress(ValidationError):
+            self._steps.add(AgentStep.model_validate(content))
+            return True
+        return False
 
     def _say(self, operation: str, role: str, name: str, text: str, **more: str) -> None:
         message = {"role": role, "name": name, "parts": [{"type": "text", "content": text}], **more}
