@@ -20,10 +20,13 @@ from superred.core.channel import EventChannel as TheirChannel
 from superred.core.middleware import compose, security_domain_filter, trajectory_recorder
 from superred.core.types.trajectory import Trajectory as TheirTrajectory
 
+import quintain
 from quintain.controller.channel import EventChannel, event_channel
 from quintain.controller.scope import answer_in_scope
 from quintain.controller.trajectory import Trajectory
 from quintain.target.type_registry import QUINTAIN_TYPES, TypeRegistry, superred_types
+from support.target_placements import scripted_target_class
+from support.thread_host import thread_host
 
 #: A step of a script: its name, and whom or what it concerns.
 Step = tuple[Any, ...]
@@ -377,3 +380,24 @@ def theirs(scope: Any, visible: Any, answer: Any) -> tuple[Any, Any]:
 @given(runs())
 def test_the_scope_filter_and_the_trajectory_do_what_superreds_do(run: Run) -> None:
     assert play_run(QUINTAIN_TYPES, run, ours) == play_run(THEIR_TYPES, run, theirs)
+
+
+# The lease.
+
+
+async def test_a_target_written_for_superred_is_driven_without_it(broker_url: str) -> None:
+    async def script(target: Any, emit: Any, send: Any) -> None:
+        emit(target.observation_event((await send(target.request_event("hello"))).value))
+
+    async def inject(event: Any) -> quintain.EventResponse:
+        return quintain.ControllableInjection(event=event, controllable=event.controllable, value="put in")
+
+    with thread_host(broker_url, slots=1) as host:
+        host.serve(lambda: scripted_target_class("superred")(script))
+        async with quintain.lease(host.name, scope="user", url=broker_url) as target:
+            items = (await target.run(on_event=inject)).snapshot()
+    assert [type(item) for item in items] == [
+        quintain.ControllablePreCallEvent,
+        quintain.ControllableInjection,
+        quintain.ObservableEvent,
+    ]
