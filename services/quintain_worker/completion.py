@@ -35,6 +35,7 @@ from quintain.contracts.message import (
     MAX_STORED_REPLY_BYTES,
     Message,
 )
+from quintain.contracts.step_log import cut_steps
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
     BrokerUnavailable,
@@ -51,7 +52,6 @@ from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
 from quintain_worker.attempt import AttemptResult, with_charge
 from quintain_worker.providers.provider import ProviderAnswer
-from quintain_worker.step_log import cut_steps
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from pydantic_core import from_json, to_json
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest, content_text
 from quintain.contracts.message import describe_validation_error
+from quintain.contracts.step_log import StepLog
 from quintain_worker.providers.conversation import named_messages, refusal
 from quintain_worker.providers.printed_answer import PrintedAnswer
 from quintain_worker.providers.provider import OnText, ProviderAnswer
-from quintain_worker.step_log import StepLog
 
 #: A line's JSON object.
 Line = dict[str, Any]

@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 from pydantic import ValidationError
 
 from quintain.contracts.agents import AgentStep, StepsCut
+from quintain.contracts.step_log import StepLog
 from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain.target.type_registry import to_json_text
-from quintain_worker.step_log import StepLog
 
 #: So many calls of controllables may be open at once and still become one step with their answers.
 MAX_OPEN_CALLS: Final = 100

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, StepsCut
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Admission
+from quintain.contracts.step_log import StepLog, cut_steps
 from quintain_worker.attempt import AttemptResult
 from quintain_worker.completion import CallTiming, response_of
 from quintain_worker.providers.provider import ProviderAnswer
-from quintain_worker.step_log import StepLog, cut_steps
 
 
 def tool_step(arguments: object = None, result: object = None, **fields: Any) -> AgentStep:

@@ -1,4 +1,4 @@
-"""Cuts the steps of a call to `MAX_STEPS_BYTES`, whatever an agent put into them. No I/O.
+"""Cuts the steps of a call to `MAX_STEPS_BYTES`, whatever an agent put into them, as they come or at its end. No I/O.
 
 The longest texts are shortened in their middle first, then whole steps are left out of the middle of the list. What
 JSON does not have is written as text.
@@ -31,9 +31,6 @@ MAX_STEPS: Final = MAX_STEPS_BYTES // len('{"gen_ai.operation.name":""},')
 #: An integer with more bits is written as text: not every parser reads it.
 _MAX_INTEGER_BITS: Final = 256
 
-#: Where shorter texts are not enough, a field of a step with many other values is kept as a text of so many bytes.
-_MAX_FIELD_BYTES: Final = MAX_STEPS_BYTES // 4
-
 #: A reply has so many brackets around its steps, and its parsers limit them together with those of the steps.
 _BRACKETS = (b"[" * 16, b"]" * 16)
 
@@ -48,21 +45,23 @@ Json = dict[str, Any]
 Step = TypeVar("Step")
 
 
-def cut_steps(steps: Sequence[AgentStep], earlier: StepsCut | None = None) -> tuple[list[AgentStep], StepsCut | None]:
+def cut_steps(
+    steps: Sequence[AgentStep], earlier: StepsCut | None = None, *, max_bytes: int = MAX_STEPS_BYTES
+) -> tuple[list[AgentStep], StepsCut | None]:
     """Return the steps as they may be stored, and what was left out of them, None if nothing was.
 
     ``earlier`` is what was left out of these steps before.
     """
-    if all(fitting := [_json_of(step) for step in steps]) and sum(map(len, fitting)) + len(fitting) < MAX_STEPS_BYTES:
+    if all(fitting := [_json_of(step) for step in steps]) and sum(map(len, fitting)) + len(fitting) < max_bytes:
         return list(steps), earlier
     cut = _Cutter(earlier)
     steps = cut.leave_out(steps, [1] * len(steps), MAX_STEPS)
     values = [cut.plain_step(step, max(MIN_VALUES, MAX_VALUES // len(steps))) for step in steps]
-    limit = _text_limit(values, sum(map(_size_of, values)) + 1 - MAX_STEPS_BYTES)
+    limit = _text_limit(values, sum(map(_size_of, values)) + 1 - max_bytes)
     values = [cut.shortened(value, limit) for value in values]
-    if sum(map(_size_of, values)) >= MAX_STEPS_BYTES:
-        values = [cut.with_large_fields_as_texts(value) for value in values]
-    left = cut.leave_out(values, [_size_of(value) for value in values], MAX_STEPS_BYTES - 1)
+    if sum(map(_size_of, values)) >= max_bytes:
+        values = [cut.with_large_fields_as_texts(value, max_bytes // 4) for value in values]
+    left = cut.leave_out(values, [_size_of(value) for value in values], max_bytes - 1)
     return [AgentStep.model_validate(value) for value in left], cut.result
 
 
@@ -77,14 +76,16 @@ class StepLog:
 
     def add(self, step: AgentStep) -> None:
         """Add the next step."""
-        (kept,), cut = cut_steps([step])
-        self._cut.count(cut)
-        size = len(_json_of(kept))
+        if not (data := _json_of(step)):
+            (step,), cut = cut_steps([step])
+            self._cut.count(cut)
+            data = _json_of(step)
+        size = len(data) + 1
         if not self._tail and self._head_bytes + size <= MAX_STEPS_BYTES // 2:
-            self._head.append(kept)
+            self._head.append(step)
             self._head_bytes += size
             return
-        self._tail.append((kept, size))
+        self._tail.append((step, size))
         self._tail_bytes += size
         while self._tail_bytes > MAX_STEPS_BYTES:
             self._tail_bytes -= self._tail.popleft()[1]
@@ -201,12 +202,12 @@ class _Cutter:
         """Return a plain step with texts of at most so many bytes."""
         return {name: self._short(value, limit) for name, value in step.items()}
 
-    def with_large_fields_as_texts(self, step: Json) -> Json:
+    def with_large_fields_as_texts(self, step: Json, max_bytes: int) -> Json:
         """Return a step of which the fields that are large, though no text of theirs is, are shortened JSON texts."""
         kept = dict(step)
         for name, value in step.items():
-            if not isinstance(value, str) and len(data := to_json(value)) > _MAX_FIELD_BYTES:
-                text = self._short_text(data.decode(), _MAX_FIELD_BYTES)
+            if not isinstance(value, str) and len(data := to_json(value)) > max_bytes:
+                text = self._short_text(data.decode(), max_bytes)
                 is_messages = name == _ALIASES["messages"]
                 kept[name] = [{"parts": [{"type": "text", "content": text}]}] if is_messages else text
         return kept
