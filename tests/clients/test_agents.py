@@ -92,6 +92,25 @@ def turn_line(number: int, *texts: str) -> str:
     return json.dumps(turn)
 
 
+async def speak(
+    session: ToolSession, tool: ClientTool, quintain: Path, agent: str, *lines: str
+) -> list[dict[str, Any]]:
+    """Give the program of an agent these lines, and return what it prints."""
+    session.provider.response_for = answer_tides
+    session.write("lines.jsonl", "\n".join(lines) + "\n")
+    ended = await session.run(
+        f"python -m quintain.agents {agent} < lines.jsonl || true",
+        tool,
+        seconds=600,
+        PYTHONPATH=str(quintain),
+        OPENAI_BASE_URL=f"{session.provider.url}/v1",
+        OPENAI_API_KEY="key",
+        **SENDS_NOTHING,
+    )
+    assert ended.code == 0, ended
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.tool(tool)) for name, tool in AGENTS.items() if name != "crew"]
@@ -99,26 +118,69 @@ def turn_line(number: int, *texts: str) -> str:
 async def test_an_example_remembers_the_turns_of_its_conversation_only(
     session: ToolSession, tool: ClientTool, quintain_folder: Path, name: str
 ) -> None:
-    session.provider.response_for = answer_tides
     shutil.copytree(EXAMPLES, session.folder, dirs_exist_ok=True)
     ostend, dover = "When is high tide in Ostend?", "When is high tide in Dover?"
     lines = [turn_line(1, ostend), turn_line(2, ostend, "12:40", dover), '{"type": "end"}', turn_line(1, dover)]
-    session.write("lines.jsonl", "\n".join(lines) + "\n")
     agent = load_config(EXAMPLES / "quintain.yaml").targets[name]
     assert isinstance(agent, AgentTarget)
-    ended = await session.run(
-        f"python -m quintain.agents {agent.agent} < lines.jsonl",
-        tool,
-        seconds=600,
-        PYTHONPATH=str(quintain_folder),
-        OPENAI_BASE_URL=f"{session.provider.url}/v1",
-        OPENAI_API_KEY="key",
-        **SENDS_NOTHING,
-    )
-    assert ended.code == 0, ended
-    printed = [json.loads(line) for line in ended.stdout.splitlines()]
+    printed = await speak(session, tool, quintain_folder, agent.agent, *lines)
     assert [line["text"] for line in printed if line["type"] == "answer"] == ["12:40", "11:15", "11:15"]
     # Inspect and others may ask the model something of their own; an answer takes two calls.
     sent = [request.raw.decode() for request in session.provider.requests if b"tide in" in request.raw]
     assert len(sent) == 6
     assert ["Ostend" in text for text in sent] == [True] * 4 + [False] * 2
+
+
+GRAPHS = """
+from langchain_core.messages import AIMessage
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+def ask(state):
+    port = interrupt("Which port?")
+    return {"messages": [AIMessage(f"{len(state['messages'])} {port}")]}
+
+builder = StateGraph(MessagesState).add_node(ask).add_edge(START, "ask")
+graph = builder.compile(checkpointer=InMemorySaver())
+model = ChatOpenAI(model="model")
+"""
+FACTORY = """
+from inspect_ai.agent import agent
+
+@agent
+def researcher():
+    async def execute(state):
+        return state
+    return execute
+"""
+
+
+@pytest.mark.timeout(2000)
+@pytest.mark.tool("agent-langgraph")
+async def test_a_graph_that_asks_goes_on_with_the_next_turn(
+    session: ToolSession, tool: ClientTool, quintain_folder: Path
+) -> None:
+    session.write("graphs.py", GRAPHS)
+    lines = [
+        turn_line(1, "tides"),
+        turn_line(2, "tides", "Which port?", "Ostend"),
+        turn_line(3, "a", "b", "c", "d", "e"),
+    ]
+    printed = await speak(session, tool, quintain_folder, "graphs:graph", *lines)
+    assert [line.get("text") for line in printed] == [None, "Which port?", "1 Ostend", "Which port?"]
+    for name, named in (("builder", "compile()"), ("model", "create_agent")):
+        (refused,) = await speak(session, tool, quintain_folder, f"graphs:{name}", turn_line(1, "tides"))
+        assert refused["type"] == "error"
+        assert named in refused["message"]
+
+
+@pytest.mark.timeout(2000)
+@pytest.mark.tool("agent-inspect")
+async def test_what_makes_an_agent_of_inspect_is_refused(
+    session: ToolSession, tool: ClientTool, quintain_folder: Path
+) -> None:
+    session.write("factory.py", FACTORY)
+    (refused,) = await speak(session, tool, quintain_folder, "factory:researcher", turn_line(1, "tides"))
+    assert "call it" in refused["message"]
