@@ -34,7 +34,8 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.settings import environment
 from quintain_runner.plan.cases import parse_case
 from quintain_runner.plan.changes import grading_fingerprint, input_fingerprint
-from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowFingerprints, RowStatus
+from quintain_runner.results.answer import Answer
+from quintain_runner.results.row import GraderRow, Row, RowCase, RowFingerprints, RowStatus
 
 HERE = Path(__file__).parent
 IN_FLIGHT = 200

@@ -40,6 +40,7 @@ from quintain_runner.report.report_files import write_csv, write_junit, write_ma
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import (
     exit_line,
+    lost_turns_note,
     parked_target_notes,
     unaccounted_calls_note,
     unavailable_grader_notes,
@@ -241,6 +242,7 @@ def print_report(report: RunReport, command: str) -> None:
         cost_line(report.bill),
         tries_line(report.bill),
         unaccounted_calls_note(summary),
+        lost_turns_note(summary),
         *parked_target_notes(summary),
         *unavailable_grader_notes(summary),
     )

@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from quintain.contracts.invoke import ChatMessage, OutputMessage
 from quintain.web import visible
-from quintain_runner.results.row import Check, GraderRow, Row
+from quintain_runner.results.row import Check, GraderRow, Row, RowCase
 from quintain_view.index_schema import Outcome, outcome_of
 from quintain_view.text import (
     ShownMessage,
@@ -17,7 +18,6 @@ from quintain_view.text import (
     TextSpan,
     json_text,
     shown,
-    shown_message,
     shown_messages,
     word_difference,
 )
@@ -127,7 +127,7 @@ def case_page(
         case_id=visible(case_id),
         question=None if case is None or case.question is None else shown(case.question),
         system_prompt=None if case is None or case.system_prompt is None else shown(case.system_prompt),
-        messages=[] if case is None else shown_messages(case.messages or ()),
+        messages=[] if case is None else shown_messages((*(case.messages or ()), *_planned_turns(case))),
         expected=None if expected is None else shown(expected),
         answers=[_shown_answer(row, expected, _Commands(evaluation, folder), calls or {}, max_steps) for row in rows],
         grade_again=_Commands(evaluation, folder).grade_again,
@@ -162,7 +162,7 @@ def _shown_answer(
         outcome=OUTCOME_WORDS[outcome_of(row)],
         score=row.score,
         text=None if row.output is None else shown(row.output),
-        messages=[shown_message(message) for message in messages or ()],
+        messages=shown_messages((*_turn_messages(row), *(messages or ()))),
         difference=[] if row.output is None or expected is None else word_difference(expected, row.output),
         timeline=answer_timeline(row.answer, max_steps),
         verdicts=[_shown_verdict(name, grader, calls) for name, grader in row.graders.items()],
@@ -177,12 +177,34 @@ def _shown_answer(
     )
 
 
+def _planned_turns(case: RowCase) -> Iterator[ChatMessage]:
+    """What the user of a conversation says later, or wants."""
+    if case.user is not None:
+        yield ChatMessage(role="user", content=f"({case.user.target} speaks; its goal: {case.user.goal})")
+    for text in case.turns or ():
+        yield ChatMessage(role="user", content=text)
+
+
+def _turn_messages(row: Row) -> Iterator[ChatMessage | OutputMessage]:
+    """What was said in a conversation before its last answer."""
+    turns = row.turns()
+    for number, turn in enumerate(turns, start=1):
+        if turn.question is not None:
+            yield ChatMessage(role="user", content=turn.question)
+        if number < len(turns) or row.output is None:
+            told = turn.answer.messages if turn.answer is not None else None
+            yield from told or [OutputMessage(content=turn.output or "")]
+
+
 def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "duration", f"{row.duration_ms:,.0f} ms"
     yield "tokens", f"{row.token_usage.input:,} in, {row.token_usage.output:,} out"
     yield "calls", f"{row.calls}"
     if row.tries > 1:
         yield "tries", f"{row.tries}"
+    if (held := row.conversation) is not None:
+        lost = f"; {held.lost_turns} were lost, in {held.attempts - 1} attempts before" if held.lost_turns else ""
+        yield "turns", f"{len(held.turns)}{lost}"
     answer = row.answer
     if answer is not None:
         optional = {"model": answer.model, "finish reason": answer.finish_reason, "request id": answer.request_id}
@@ -229,6 +251,7 @@ def _curl(row: Row) -> str | None:
     if case is None or (case.question is None and not case.messages):
         return None
     body = {"target": row.target, "evalCaseId": row.case_id, **json.loads(case.to_wire())}
-    body.pop("expected", None)
+    for name in ("expected", "turns", "user"):
+        body.pop(name, None)
     # ASCII: what a reader cannot see in the page must not be pasted into a terminal.
     return _CURL.format(body=shlex.quote(json.dumps(body)))

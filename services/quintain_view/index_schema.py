@@ -130,7 +130,9 @@ def question_text(row: Row) -> str:
     if row.case.question is not None:
         return row.case.question
     contents = [message.content for message in row.case.messages or ()]
-    return content_text(contents[-1]) if contents else ""
+    if not contents and row.case.user is not None:
+        return row.case.user.goal
+    return content_text(contents[-1]) if contents else next(iter(row.case.turns or ()), "")
 
 
 def content_text(content: str | Sequence[Mapping[str, object]]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.web import visible
-from quintain_runner.results.row import Answer
+from quintain_runner.results.answer import Answer
 from quintain_view.text import ShownText, json_text, shown
 
 #: A page shows so many steps of an answer; the raw row has all of them.

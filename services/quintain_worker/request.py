@@ -163,7 +163,7 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
                 raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
             if (size := len(body)) > MAX_BODY_BYTES:
                 raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
-            request = _in_session(parse_body(body, target, check), credential.id)
+            request = parse_body(body, target, check)
     except Fault as fault:
         problem = truncate_message(fault)
     published_at, accepts = headers.get(PUBLISHED_AT_HEADER), headers.get(ACCEPT_HEADER)
@@ -197,14 +197,6 @@ def parse_body(body: bytes, target: str, check: Callable[[ApiRequest], None]) ->
         check(request)
         return request._replace(target=target)
     return request if request.target == target else request.with_fields(target=target)
-
-
-def _in_session(request: InvokeRequest | ApiRequest, session_id: str) -> InvokeRequest | ApiRequest:
-    """Return the request with a conversation's id that no other session can name: a turn is its session's."""
-    if isinstance(request, ApiRequest) or request.turn is None:
-        return request
-    turn = request.turn.with_fields(conversation_id=f"{session_id}/{request.turn.conversation_id}")
-    return request.with_fields(turn=turn)
 
 
 def truncate_message(fault: Fault) -> Fault:

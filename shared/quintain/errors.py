@@ -208,6 +208,7 @@ class ConversationLost(Fault):
     """The worker that held this conversation has ended; it has to begin again, under new request ids."""
 
     code, status = "conversation_lost", 410
+    always_charged = None
 
 
 class PayloadTooLarge(Fault):

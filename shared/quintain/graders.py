@@ -15,12 +15,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Annotated, Final, Generic, ParamSpec, TypeVar
+from typing import Annotated, Final, Generic, ParamSpec, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, TokenUsage, content_text
+from quintain.contracts.values import TargetName
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -29,10 +30,33 @@ Returned = TypeVar("Returned")
 SESSION_PARAMETER: Final = "session"
 
 
+#: A text that is more than white space.
+Said = Annotated[str, StringConstraints(pattern=r"\S")]
+
+#: The most turns of a conversation.
+MAX_TURNS: Final = 100
+
+
+class SimulatedUser(BaseModel):
+    """Who speaks as the user of a conversation: ``target`` is told the ``goal``, and ends with ``stop`` as its message.
+
+    The conversation has ``max_turns`` answers of the target under test at most.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    target: TargetName
+    goal: Said
+    max_turns: Annotated[int, Field(ge=1, le=MAX_TURNS)] = 8
+    stop: Said = "DONE"
+
+
 class Case(BaseModel):
     """One row of a dataset; ``metadata`` holds all fields that have no defined meaning.
 
-    ``settings`` are those of the call of the target, such as its temperature.
+    ``settings`` are those of the call of the target, such as its temperature. ``turns`` are what the user says one
+    after another, each once the one before is answered, after ``question`` or ``messages`` if there are any; instead
+    of them ``user`` may speak. A grader of a conversation is given its ``messages``, up to the last answer.
 
     Example::
 
@@ -47,7 +71,20 @@ class Case(BaseModel):
     system_prompt: str | None = None
     expected: JsonValue = None
     settings: InvokeSettings | None = None
+    turns: Annotated[list[Said], Field(min_length=1, max_length=MAX_TURNS)] | None = None
+    user: SimulatedUser | None = None
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_one_user(self) -> Self:
+        if self.turns is not None and self.user is not None:
+            raise ValueError("turns and user: give one of them")
+        return self
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether the target is asked several times, one turn after another."""
+        return self.turns is not None or self.user is not None
 
     @property
     def question_text(self) -> str:

@@ -133,19 +133,6 @@ async def test_what_has_begun_is_not_kept_by_what_begins(metadata: RunningMetada
         assert (await beginning).raw_text == "other"
 
 
-async def test_another_session_has_no_turn_in_a_conversation(metadata: RunningMetadataService) -> None:
-    sessions = [await metadata.ledger_driver.open_session(default_target="a", max_calls=9) for _ in range(2)]
-    async with (
-        holding_worker(metadata) as provider,
-        connect("memory://", sessions[0].token, memory=metadata.memory) as owner,
-        connect("memory://", sessions[1].token, memory=metadata.memory) as stranger,
-    ):
-        first = await say(owner, "one")
-        with pytest.raises(ConversationLost):
-            await say(stranger, "two", number=2, continuation=first.continuation)
-        assert list(provider.held.values()) == [["one"]]
-
-
 @pytest.mark.parametrize("route", ["quintain.ledger", "a", "b/" + "0" * 32, "a/" + "0" * 31, "a/../settle", ""])
 async def test_a_continuation_names_no_other_queue(metadata: RunningMetadataService, route: str) -> None:
     session = await metadata.ledger_driver.open_session(default_target="a", max_calls=9)

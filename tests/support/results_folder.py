@@ -15,8 +15,9 @@ from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.run_file import open_run, write_run
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.summary import summarize
+from quintain_runner.results.answer import Answer
 from quintain_runner.results.bill import Bill
-from quintain_runner.results.row import Answer, Check, GraderRow, Row, RowCase, RowError, RowFingerprints, RowStatus
+from quintain_runner.results.row import Check, GraderRow, Row, RowCase, RowError, RowFingerprints, RowStatus
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import load_evaluation
 from quintain_runner.statistics.analysis import analyse

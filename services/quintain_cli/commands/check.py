@@ -28,7 +28,7 @@ from quintain_runner.engine.cost_limit import CostLimitCheck
 from quintain_runner.engine.estimate import CostRange, RunEstimate
 from quintain_runner.engine.preflight import CheckReport, ProbeResult, check_evaluation
 from quintain_runner.engine.run_settings import RunOptions
-from quintain_runner.results.bill import dollars
+from quintain_runner.results.bill import SIMULATED_USER, dollars
 
 
 def check(
@@ -108,7 +108,9 @@ def _estimate_lines(report: CheckReport, run_estimate: RunEstimate) -> Iterator[
     calls = run_estimate.calls
     size_text = format_size(report.cases or 0, report.prompts, report.targets, report.repeats or 1)
     max_grader_calls = calls.most - calls.answers
-    yield f"calls     {size_text} = {calls.answers:,} answers" + (
+    trials = (report.cases or 0) * max(1, len(report.prompts)) * len(report.targets) * (report.repeats or 1)
+    turns = f"{trials:,} trials, at most {calls.answers:,} turns" if calls.answers > trials else ""
+    yield f"calls     {size_text} = {turns or f'{calls.answers:,} answers'}" + (
         f", and {'' if calls.typical else 'at most '}{max_grader_calls:,} by graders: {calls.most:,}"
         if max_grader_calls
         else ""
@@ -132,7 +134,7 @@ def _cost_text(run_estimate: RunEstimate) -> str:
     unpriced_targets = [name for name in run_estimate.tokens if name not in run_estimate.usd_of]
     unpriced = [
         *(f"target {name}" for name in unpriced_targets),
-        *(f"calls of grader {name}" for name in run_estimate.left_out),
+        *(f"calls of {'the' if name == SIMULATED_USER else 'grader'} {name}" for name in run_estimate.left_out),
     ]
     if run_estimate.usd is None:
         return "unknown: no target has both a token estimate and a price"

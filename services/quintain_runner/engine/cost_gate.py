@@ -10,10 +10,11 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.money import CostTerms, picodollars
 from quintain.contracts.session import Info
 from quintain.errors import Fault
-from quintain_runner.engine.trial import TrialBudget
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import call_with_retry
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Row
@@ -56,15 +57,20 @@ class CostGate:
         self.row_costs: dict[str, int] = {}
         self.is_limited = self._note(info)
 
-    def most_cost(self, trial: Trial) -> int:
-        """Return the most that a trial can cost, in picodollars: its answer, unless it has one, and its graders."""
+    def most_cost(self, trial: Trial, request: InvokeRequest | None = None) -> int:
+        """Return the most that a trial can cost, in picodollars: its answer, unless it has one, and its graders.
+
+        Of a conversation that is its next turn, by default the first, and what the simulated user says for it.
+        """
         if not self.is_limited:
             return 0
-        cost, request, costs = 0, trial.request, self._budget.context.costs
+        cost, request, costs = 0, request or trial.request, self._budget.context.costs
         body_bytes, terms = len(request.to_wire()), costs.get(trial.target)
         max_tokens = None if request.settings is None else request.settings.max_tokens
         if trial.kept is None:
             cost = 0 if terms is None else terms.bound(body_bytes, max_tokens) or 0
+            if trial.case.user is not None and (user_terms := costs.get(trial.case.user.target)) is not None:
+                cost += user_terms.bound(body_bytes + len(trial.case.user.goal)) or 0
             answer_bytes = longest_answer(terms, max_tokens, self._answer_bytes[trial.target])
         else:
             answer_bytes = len((trial.kept.output or "").encode())
@@ -108,6 +114,10 @@ class CostGate:
         self._ended += cost
         self._changed.set()
 
+    def hold(self, cost: int) -> CostHold:
+        """Return the hold of a trial that has entered with this cost."""
+        return CostHold(self, cost)
+
     def _fits(self, cost: int) -> bool:
         """Whether it fits beside the trials in progress, and beside what was reserved, also by others."""
         return self._running + self._ended + cost <= self._left and cost <= self._free
@@ -128,3 +138,25 @@ class CostGate:
             return False
         self._left, self._free = picodollars(cost.left_usd), picodollars(cost.free_usd)
         return True
+
+
+class CostHold:
+    """What a trial in progress is counted with; a conversation is counted with its next turn and its graders."""
+
+    def __init__(self, gate: CostGate, cost: int) -> None:
+        self._gate, self._cost = gate, cost
+
+    async def may_go_on(self, trial: Trial, request: InvokeRequest) -> bool:
+        """Count the trial with its next turn, in place of the one before; returns whether that is paid for."""
+        if not (cost := self._gate.most_cost(trial, request)):
+            return True
+        self.leave()
+        if not await self._gate.enter(cost):
+            return False
+        self._cost = cost
+        return True
+
+    def leave(self) -> None:
+        """Count out the trial."""
+        self._gate.leave(self._cost)
+        self._cost = 0

@@ -19,7 +19,8 @@ from quintain_runner.files import read_text_file
 from quintain_runner.graders.base import judge_target_of
 from quintain_runner.plan.cases import token_count
 from quintain_runner.plan.dataset import DatasetStats
-from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_calls
+from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_dataset
+from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import JudgeGrader
 
@@ -99,14 +100,20 @@ class EstimateInput:
 
     @property
     def count(self) -> int:
-        """The number of answers of each target."""
+        """The number of trials of each target: each is judged once."""
         return self.evaluation.trials_of(self.dataset.cases, targets=1)
+
+    @property
+    def answers(self) -> int:
+        """The number of answers of each target: one in each turn."""
+        conversations = self.dataset.conversations
+        return self.count if conversations is None else conversations.turns * self.evaluation.spec.repeats
 
 
 def estimate_run(inputs: EstimateInput) -> RunEstimate:
     """Estimate the calls, tokens and cost of a run."""
     tokens = _estimate_tokens(inputs)
-    trials = inputs.evaluation.trials_of(inputs.dataset.cases, targets=len(inputs.targets))
+    dataset, targets = inputs.dataset, len(inputs.targets)
     known_prices = {
         name: inputs.prices[name] for name in tokens if name in inputs.prices and tokens[name].output is not None
     }
@@ -115,13 +122,16 @@ def estimate_run(inputs: EstimateInput) -> RunEstimate:
         for name, price in known_prices.items()
     ]
     return RunEstimate(
-        calls=estimate_calls(inputs.evaluation, trials=trials),
+        calls=estimate_dataset(inputs.evaluation, dataset, cases=dataset.cases, targets=targets),
         tokens=tokens,
         usd=float(sum(costs, Decimal(0))) if costs else None,
         usd_of=sorted(known_prices),
         usd_range=_estimate_range(inputs),
         price_sources={name: source_text(price) for name, price in inputs.prices.items() if name in tokens},
-        left_out=[grader.name for grader in calling_graders(inputs.evaluation)],
+        left_out=[
+            *(grader.name for grader in calling_graders(inputs.evaluation)),
+            *([SIMULATED_USER] if inputs.dataset.user_targets else []),
+        ],
     )
 
 
@@ -141,7 +151,7 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
 def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
     """The tokens of a target's answers; their length comes from the probe, else from the expected answers."""
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
-    count = inputs.count
+    count = inputs.answers
     probed_usage = inputs.probed_usage.get(target)
     input_tokens = token_count(dataset.input_characters * repeats)
     if probed_usage is not None:
@@ -243,12 +253,16 @@ def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
     ranges: defaultdict[str, _TokenRange] = defaultdict(_TokenRange)
     dataset, repeats, count = inputs.dataset, inputs.evaluation.spec.repeats, inputs.count
     asked, expected = dataset.input_characters * repeats, dataset.expected_characters * repeats
+    answered, conversations = inputs.answers, dataset.conversations
+    #: Each turn has the answers before it.
+    shown_answers = 0 if conversations is None else conversations.shown_answers * repeats
     for target in inputs.targets:
         probed, limit = inputs.probed_usage.get(target), inputs.max_tokens.get(target)
-        answers = (token_count(expected), None if limit is None else limit * count)
+        answers = (token_count(expected), None if limit is None else limit * answered)
         if probed is not None:
-            answers = (probed.output * count, probed.output * count)
-        ranges[target].add(count, asked, (0, 0), answers)
+            answers = (probed.output * answered, probed.output * answered)
+        shown = (0, 0 if not shown_answers else None if limit is None else limit * shown_answers)
+        ranges[target].add(answered, asked, shown, answers)
         for grader in inputs.evaluation.spec.graders:
             if isinstance(grader, JudgeGrader):
                 judge = judge_target_of(grader, target, inputs.judge_targets)

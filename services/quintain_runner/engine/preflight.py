@@ -31,7 +31,7 @@ from quintain_runner.engine.run_settings import (
     inspect_evaluation,
     judge_targets_of,
 )
-from quintain_runner.plan.trials import max_grader_calls
+from quintain_runner.plan.trials import max_grader_calls, request_of
 from quintain_runner.report.run_file import FILE_NAME, read_run
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import grader_kind
@@ -63,9 +63,8 @@ async def probe_targets(run: RunSettings, targets: Sequence[str]) -> list[ProbeR
     """
     with run.open_cases() as cases:
         case = run.evaluation.prompts[0].apply(next(cases))
-    request = InvokeRequest(
-        question=case.question, messages=case.messages, system_prompt=case.system_prompt, settings=case.settings
-    )
+    asked = request_of(case, targets[0], repeat=1)
+    request = asked.with_fields(eval_case_id=None, attempt=None)
     async with _open_probe_session(run, targets, len(targets)) as session:
         available_targets = (await session.get_info()).available_targets
         probes = [_probe_target(run.config, session, request, target, available_targets) for target in targets]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from pydantic import ValidationError
 
+from quintain.config.loader import Config
+from quintain.config.targets import TargetConfig
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.errors import BadRequest
 from quintain.graders import Case
+from quintain_runner.files import suggestion
 from quintain_runner.graders.activity import is_tool_call_list
-from quintain_runner.graders.base import GraderRunner
-from quintain_runner.graders.builtin import BuiltinGraderRunner, parse_number
+from quintain_runner.graders.builtin import parse_number
 from quintain_runner.graders.judge import OWN_SECTIONS, section_text
-from quintain_runner.graders.program import ProgramGraderRunner
 from quintain_runner.plan.cases import expected_text, input_length, token_count
+from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import request_of
 from quintain_runner.spec.activity_graders import ToolCallsGrader
@@ -59,6 +61,31 @@ def case_requirements(
     )
 
 
+def conversation_problems(
+    dataset: DatasetStats, targets: Sequence[str], configured: Mapping[str, TargetConfig]
+) -> Iterator[str]:
+    """A line for each target that takes part in the dataset's conversations and is not configured, or cannot."""
+    if dataset.conversations is None:
+        return
+    path = dataset.source.path
+    for name in dataset.user_targets:
+        if name not in configured:
+            yield f"{path}: user.target: unknown target {name!r}{suggestion(name, list(configured))}"
+    for name in dict.fromkeys([*targets, *dataset.user_targets]):
+        if name in configured and not configured[name].keeps_history:
+            yield (
+                f"{path}: cases have turns, and target {name} (provider {configured[name].provider}) takes one "
+                "question and keeps no history; take another target, or leave these cases out with where"
+            )
+
+
+def token_limits(config: Config, targets: Iterable[str]) -> dict[str, float]:
+    """The tokens a minute of the quotas that these targets name."""
+    names = {config.targets[name].quota for name in targets if name in config.targets}
+    quotas = {name: config.quotas[name] for name in sorted(filter(None, names)) if name in config.quotas}
+    return {name: limit for name, quota in quotas.items() if (limit := quota.tokens_per_minute) is not None}
+
+
 def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
     """The fields of a case that the evaluation file names: in prompts, ``where``, ``by`` and what graders read."""
     spec = evaluation.spec
@@ -66,16 +93,6 @@ def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
     prompted = (field for prompt in evaluation.prompts for field in prompt.fields)
     called = (field for each in spec.graders if isinstance(each, ToolCallsGrader) and (field := each.called_field))
     return frozenset(field.partition(".")[0] for field in (*shown, *called, *prompted, *spec.dataset.where, *spec.by))
-
-
-def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
-    """The names of the graders that make no calls: built-in ones except judges, and functions that take no session."""
-    return frozenset(
-        grader.name
-        for grader in graders
-        if isinstance(grader, BuiltinGraderRunner)
-        or (isinstance(grader, ProgramGraderRunner) and not grader.needs_session)
-    )
 
 
 def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
@@ -152,6 +169,13 @@ def _grader_names(graders: Iterable[GraderSpec]) -> str:
 
 
 def _prompt_requirements(prompt: Prompt) -> Iterator[CaseRequirement]:
+    if not prompt.asks_the_case:
+        yield CaseRequirement(
+            is_met=lambda case: not case.is_conversation,
+            problem="turns or a user",
+            reason=f"the prompt {prompt.name} takes the place of what the case says first, and not of its turns",
+            fix="give the prompt only system, or leave them out with where",
+        )
     for name in prompt.fields:
         yield CaseRequirement(
             is_met=lambda case, name=name: case_field(case, name) is not None,  # type: ignore[misc]
@@ -182,10 +206,11 @@ def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseR
         return all(request_fits(prompt.apply(case)) for prompt in evaluation.prompts)
 
     def request_fits(case: Case) -> bool:
-        texts = (case.id, case.question, case.system_prompt)
+        texts = (case.id, case.question, case.system_prompt, *(case.turns or ()))
         characters = sum(len(text) for text in texts if text is not None)
         if (
             case.messages is None
+            and case.user is None
             and case.settings is None
             and characters * _MAX_BYTES_PER_CHARACTER + _ENVELOPE_BYTES < max_bytes
         ):

@@ -27,7 +27,7 @@ from quintain_runner.engine.rerun_plan import Planner, RerunPlan
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
 from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info
-from quintain_runner.engine.trial import TrialBudget
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import grader_fingerprints, open_graders
 from quintain_runner.plan.changes import RunFingerprints
@@ -217,7 +217,11 @@ class _Execution:
         run = self.run
         calls = {
             target: frozenset(
-                (target, *(judge for _, judge in judge_references(run.evaluation, [target], run.judge_targets)))
+                (
+                    target,
+                    *run.dataset.user_targets,
+                    *(judge for _, judge in judge_references(run.evaluation, [target], run.judge_targets)),
+                )
             )
             for target in run.targets
         }
@@ -380,9 +384,11 @@ async def _run_fingerprints(
 
 
 def _target_references(run: RunSettings, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each of these targets and of their judges, with the place that names it."""
+    """Each of these targets, of the users who speak to them and of their judges, with the place that names it."""
     path = run.evaluation.path
     for target in targets:
         yield f"{path}: targets", target
+    for target in run.dataset.user_targets:
+        yield f"{run.dataset.source.path}: user.target", target
     for index, judge in judge_references(run.evaluation, targets, run.judge_targets):
         yield f"{path}: graders[{index}].judge_target", judge

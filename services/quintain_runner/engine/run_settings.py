@@ -24,14 +24,15 @@ from quintain.graders import Case
 from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
-from quintain_runner.engine.requirements import case_requirements, fields_in_use, graders_without_session
+from quintain_runner.engine.requirements import case_requirements, conversation_problems, fields_in_use, token_limits
 from quintain_runner.graders.base import judge_references
-from quintain_runner.graders.factory import UnavailableGraders, open_graders, unseen_files
+from quintain_runner.graders.factory import UnavailableGraders, graders_without_session, open_graders, unseen_files
 from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.plan.conversation import MAX_ATTEMPTS
 from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
 from quintain_runner.plan.selection import feature_warnings
-from quintain_runner.plan.trials import TrialSelection, check_targets_available, choose_targets, estimate_calls
+from quintain_runner.plan.trials import TrialSelection, check_targets_available, choose_targets, estimate_dataset
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_worker.providers.factory import check_program, check_provider
@@ -177,9 +178,16 @@ class RunSettings:
         """The call budget: the one that was set, else the most that all answers and graders can need."""
         if (own := self.own_max_calls) is not None:
             return own
-        trials = self.evaluation.trials_of(self.cases, targets=len(self.targets))
-        estimate = estimate_calls(self.evaluation, trials=trials)
-        return estimate.most - (estimate.answers if self.options.regrades else 0)
+        estimate = estimate_dataset(self.evaluation, self.dataset, cases=self.cases, targets=len(self.targets))
+        return estimate.most - (estimate.answers if self.options.regrades else 0) + self.spare_calls
+
+    @property
+    def spare_calls(self) -> int:
+        """The calls that conversations take more where they are lost and begun again."""
+        if self.dataset.conversations is None or self.options.regrades:
+            return 0
+        estimate = estimate_dataset(self.evaluation, self.dataset, cases=self.cases, targets=len(self.targets))
+        return (MAX_ATTEMPTS - 1) * estimate.answers
 
     @property
     def judge_targets(self) -> Mapping[str, str | None]:
@@ -264,8 +272,9 @@ class Inspection:
 
     @property
     def called_targets(self) -> tuple[str, ...]:
-        """The targets under test, then those that graders call by default."""
-        return tuple(dict.fromkeys([*self.targets, *(target for _, target in self.judge_references)]))
+        """The targets under test, those that speak to them as users, then those that graders call by default."""
+        users = () if self.dataset is None else self.dataset.user_targets
+        return tuple(dict.fromkeys([*self.targets, *users, *(target for _, target in self.judge_references)]))
 
 
 async def inspect_evaluation(
@@ -369,23 +378,17 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     if results_folder is not None and evaluation.spec.dataset.command is not None and found.problems:
         # The command may take long, and its output would be stored: the other errors are to be fixed first.
         return
-    requirements = case_requirements(evaluation, found.targets, _token_limits(found))
+    # Of a running fleet they are not known.
+    limits = {} if found.config is None or found.is_on_fleet else token_limits(found.config, found.targets)
+    requirements = case_requirements(evaluation, found.targets, limits)
     with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder) if results_folder is None else results_folder
         found.dataset = open_dataset(evaluation, folder, found.env, requirements)
         found.warnings += found.dataset.warnings
         counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
         found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
-
-
-def _token_limits(found: Inspection) -> dict[str, float]:
-    """The tokens a minute of the quotas that the targets under test name; of a running fleet they are not known."""
-    if found.config is None or found.is_on_fleet:
-        return {}
-    targets, quotas = found.config.targets, found.config.quotas
-    names = {targets[name].quota for name in found.targets if name in targets}
-    limits = {name: quotas[name].tokens_per_minute for name in names if name is not None and name in quotas}
-    return {name: limit for name, limit in sorted(limits.items()) if limit is not None}
+        if found.config is not None and not found.is_on_fleet:
+            found.problems += conversation_problems(found.dataset, found.targets, found.config.targets)
 
 
 @contextlib.contextmanager

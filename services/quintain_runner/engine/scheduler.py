@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from itertools import islice
 
 from quintain.errors import Fault, ProviderFailed, TargetUnavailable
-from quintain_runner.engine.cost_gate import CostGate
+from quintain_runner.engine.cost_gate import CostGate, CostHold
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run_settings import ErrorPolicy, RunSettings
-from quintain_runner.engine.trial import TrialBudget, TrialOutcome, run_trial
+from quintain_runner.engine.trial import TrialOutcome, run_trial
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import ANSWERED_FAULTS
 from quintain_runner.plan.changes import Action, RerunPolicy, decide, needed_calls
 from quintain_runner.plan.trials import Trial, pending_trials, planned_questions
@@ -224,16 +225,17 @@ class TrialScheduler:
                         if target in self._spent_targets or not self._error_limit.may_begin(target):
                             self._cost_gate.leave(cost)
                             return
-                        task_group.create_task(self._run_trial(trial, slots, gate, plan.policy, cost))
+                        hold = self._cost_gate.hold(cost)
+                        task_group.create_task(self._run_trial(trial, slots, gate, plan.policy, hold))
 
     async def _run_trial(
-        self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy, cost: int
+        self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy, hold: CostHold
     ) -> None:
-        """Execute one trial, which can cost so much, store its row, and release its slot."""
+        """Execute one trial, which is counted with its cost, store its row, and release its slot."""
         self._progress_state.trial_started(trial.key, time.monotonic())
         is_changed = False
         try:
-            outcome = await self._call(trial)
+            outcome = await self._call(trial, hold)
             if outcome.row is not None:
                 self._budget.add_row(outcome.row)
                 self._cost_gate.add_row(outcome.row)
@@ -246,16 +248,16 @@ class TrialScheduler:
         finally:
             self._progress_state.trial_ended(trial.key)
             gate.leave(is_changed=is_changed)
-            self._cost_gate.leave(cost)
+            hold.leave()
             slots.release()
 
-    async def _call(self, trial: Trial) -> TrialOutcome:
+    async def _call(self, trial: Trial, hold: CostHold) -> TrialOutcome:
         """Execute a trial; until it has its row it may be given up."""
         task, calling = asyncio.current_task(), self._calling[trial.target]
         assert task is not None, "a trial runs in a task"
         calling.add(task)
         try:
-            return await run_trial(trial, self._context, self._budget)
+            return await run_trial(trial, self._context, self._budget, hold.may_go_on)
         finally:
             calling.discard(task)
 

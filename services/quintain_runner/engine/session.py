@@ -199,7 +199,7 @@ class RunSessions:
             own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.usage or []}
             self._stored = replace(self._stored, own_cost_usd=_most_cost_usd(info))
         stored = self._stored.followed_by("", own_calls, is_changed=is_changed)
-        limit = most_calls
+        limit = most_calls + self._run.spare_calls
         if self._is_bounded:
             limit = max(0, self._run.max_calls - stored.plan_calls)
         ended = "has too few calls" if self._is_valid else "is closed or expired"
@@ -236,7 +236,7 @@ class RunSessions:
         stored, info = self._stored, await self.client.get_info()
         max_calls, max_body_bytes = self._run.max_calls, self._run.evaluation.spec.max_body_bytes
         weight, priority = self._run.weight, self._run.priority
-        needed = info.call_count + most_calls
+        needed = info.call_count + most_calls + self._run.spare_calls
         limit = max(0, max_calls - stored.plan_calls) if self._is_bounded else max(info.max_calls, needed)
         cost_limit, plan_limit = info.max_cost_usd, self._plan_limit(stored)
         if self._names_cost_limit:

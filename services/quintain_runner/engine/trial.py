@@ -1,28 +1,24 @@
-"""Executes one trial: reserves its calls, calls the target, runs the graders, and returns one result row."""
+"""Executes one trial: calls the target, runs the graders, and returns one result row."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 
 from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
-from quintain.errors import BudgetExhausted, BusError, ConfigError, Fault, ReplyExpired
+from quintain.errors import BudgetExhausted, Fault, ReplyExpired
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
-from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession, call_with_retry, is_in_doubt
+from quintain_runner.engine.conversation import MayGoOn, always, hold_conversation
+from quintain_runner.engine.trial_budget import TrialBudget
+from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
 from quintain_runner.plan.changes import reusable_grader_row
+from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.counts import count_most_calls
+from quintain_runner.results.answer import Answer, ConversationRow, steps_of_turns
 from quintain_runner.results.row import (
     BUDGET_EXHAUSTED,
     TARGET_CHANGED,
-    Answer,
     GraderRow,
     Row,
     RowCase,
@@ -30,132 +26,6 @@ from quintain_runner.results.row import (
     RowStatus,
     target_changed_text,
 )
-
-#: How long a reservation of calls lasts, and the interval at which it is renewed, in seconds.
-RESERVATION_SECONDS, RENEWAL_SECONDS = 1200.0, 300.0
-
-
-@dataclass(slots=True)
-class _Reservation:
-    """The calls that are reserved for one trial, by request id, and the sessions of its graders, by name."""
-
-    request_ids: list[str] = field(default_factory=list)
-    sessions: dict[str, ReservedSession] = field(default_factory=dict)
-
-
-class TrialBudget:
-    """Decides whether the budget is enough for a whole trial.
-
-    ``is_scarce`` says whether calls are reserved at all: not if the budget is enough for everything. ``most_calls`` are
-    the most calls that one execution of each grader has made; a grader without a limit of its own is assumed to make as
-    many, at first 1.
-    """
-
-    def __init__(self, context: GradingContext, *, is_scarce: bool, most_calls: Counter[str] | None = None) -> None:
-        self.context, self.is_scarce = context, is_scarce
-        self._most_calls = Counter() if most_calls is None else most_calls
-        self._reserving_count = 0
-        self._released = asyncio.Event()
-        self._queue = asyncio.Lock()
-
-    def add_row(self, row: Row) -> None:
-        """Note how many calls the row's graders made."""
-        count_most_calls(self._most_calls, row)
-
-    @asynccontextmanager
-    async def reserved(self, trial: Trial) -> AsyncIterator[GradingContext]:
-        """Reserve the calls of a trial, and give the context that its graders run in; give back at the end what they
-        did not use.
-
-        Waits while other trials have reserved calls that they may not use. Raises `BudgetExhausted` if the calls are
-        not there, and any other `Fault` of reserving them.
-        """
-        planned = self.planned_calls(trial) if self.is_scarce else {}
-        if not planned:
-            yield self.context
-            return
-        reservation = await self._wait_for_reservation(trial, planned)
-        self._reserving_count += 1
-        is_over = asyncio.Event()
-        renewal = asyncio.create_task(self._renew(reservation.request_ids, is_over))
-        try:
-            yield replace(self.context, sessions=reservation.sessions)
-        finally:
-            is_over.set()
-            await asyncio.wait([renewal])
-            await self._release(reservation)
-            self._reserving_count -= 1
-            self._released.set()
-
-    def planned_calls(self, trial: Trial) -> dict[str, PlannedCalls]:
-        """The calls of the graders that have to run, by their names."""
-        fingerprints = self.context.fingerprints
-        planned = {
-            grader.name: grader.planned_calls(trial, self.context, self._most_calls.get(grader.name, 1))
-            for grader in self.context.graders
-            if reusable_grader_row(trial.kept, grader.name, trial.fingerprints, fingerprints) is None
-        }
-        return {name: calls for name, calls in planned.items() if calls is not None}
-
-    async def _wait_for_reservation(self, trial: Trial, planned: dict[str, PlannedCalls]) -> _Reservation:
-        if not self._queue.locked():
-            with contextlib.suppress(BudgetExhausted):
-                return await self._reserve(trial, planned)
-        # One trial waits at a time, so that calls are not divided among many that all lack some.
-        async with self._queue:
-            while True:
-                self._released.clear()
-                try:
-                    return await self._reserve(trial, planned)
-                except BudgetExhausted:
-                    if not self._reserving_count:
-                        raise
-                await self._released.wait()
-
-    async def _reserve(self, trial: Trial, planned: dict[str, PlannedCalls]) -> _Reservation:
-        """Reserve all calls or none. A part is given back where the rest is refused."""
-        reservation, session = _Reservation(), self.context.session
-        own_ids = [calls.request_id for calls in planned.values() if calls.request_id is not None]
-        request_ids = own_ids if trial.kept is not None else [trial.request_id, *own_ids]
-        try:
-            if request_ids and await self._reserve_ids(request_ids):
-                reservation.request_ids = request_ids
-            for name, calls in planned.items():
-                if (request := calls.session) is not None:
-                    opened = await call_with_retry(partial(session.open_child, request))
-                    reservation.sessions[name] = ReservedSession.of(opened, request)
-        except BaseException:
-            await self._release(reservation)
-            raise
-        return reservation
-
-    async def _reserve_ids(self, request_ids: Sequence[str]) -> bool:
-        """Reserve calls by their ids. Returns False over HTTP, where that is not possible."""
-        session = self.context.session
-        try:
-            await call_with_retry(lambda: session.reserve_ids(request_ids, deadline_seconds=RESERVATION_SECONDS))
-        except ConfigError:
-            return False
-        return True
-
-    async def _renew(self, request_ids: Sequence[str], is_over: asyncio.Event) -> None:
-        """Renew the reservation of calls until the trial is over; a failure is repeated at the next interval."""
-        while request_ids:
-            try:
-                await asyncio.wait_for(is_over.wait(), RENEWAL_SECONDS)
-            except TimeoutError:
-                with contextlib.suppress(Fault, BusError):
-                    await self._reserve_ids(request_ids)
-            else:
-                return
-
-    async def _release(self, reservation: _Reservation) -> None:
-        """Give back what was not used. What cannot be given back now ends with its deadline."""
-        for reserved in reservation.sessions.values():
-            with contextlib.suppress(Fault, BusError):
-                await self.context.client_of(reserved.opened.token).close_session()
-        with contextlib.suppress(Fault, BusError):
-            await self.context.session.release(reservation.request_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +59,27 @@ class _GraderResults:
     budget_spent: bool = False
 
 
-async def run_trial(trial: Trial, context: GradingContext, budget: TrialBudget | None = None) -> TrialOutcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answered:
+    """The answer of a trial's target, and what it took now to get it; of a conversation, the last answer and all of it.
+
+    ``result`` is what graders are given, and ``answer`` what the row keeps.
+    """
+
+    result: Result
+    answer: Answer
+    calls: int = 1
+    token_usage: TokenUsage = NO_TOKENS
+    conversation: ConversationRow | None = None
+
+
+async def run_trial(
+    trial: Trial, context: GradingContext, budget: TrialBudget | None = None, may_go_on: MayGoOn = always
+) -> TrialOutcome:
     """Execute one trial and return its row; a `Fault` becomes an error row, every other error is raised.
 
-    ``budget`` reserves its calls first; without it none are reserved.
+    ``budget`` reserves its calls first; without it none are reserved. ``may_go_on`` is asked before each turn of a
+    conversation but the first.
 
     The trial is traced in a trace of its own, linked to the trace of the run, because one trace of thousands of trials
     would be too large to display.
@@ -202,40 +89,77 @@ async def run_trial(trial: Trial, context: GradingContext, budget: TrialBudget |
         return semconv.trial_span(logs.current_ids().get("runId"), trial.case.id, trial.target, trial.repeat)
 
     with span(span_attributes, new_trace=True) as trial_span:
-        outcome = await _run_reserved(trial, context, budget)
+        outcome = await _run_reserved(trial, context, budget, may_go_on)
         if (row := outcome.row) is None:
             return outcome
         trial_span.set_attributes({semconv.OUTCOME: row.status.value})
         return TrialOutcome(context.scoring.applied_to(row, trial.case), outcome.budget_spent, outcome.target_fault)
 
 
-async def _run_reserved(trial: Trial, context: GradingContext, budget: TrialBudget | None) -> TrialOutcome:
+async def _run_reserved(
+    trial: Trial, context: GradingContext, budget: TrialBudget | None, may_go_on: MayGoOn
+) -> TrialOutcome:
     """Reserve the calls of the trial and of its graders, and execute it."""
     if budget is None or not budget.is_scarce:
-        return await _run_trial_steps(trial, context)
+        return await _run_trial_steps(trial, context, may_go_on)
     try:
         async with budget.reserved(trial) as reserved_context:
-            return await _run_trial_steps(trial, reserved_context)
+            return await _run_trial_steps(trial, reserved_context, may_go_on)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
         return TrialOutcome(row=_ungraded_row(trial, RowError(code=fault.code, error=fault.message)))
 
 
-async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcome:
+async def _run_trial_steps(trial: Trial, context: GradingContext, may_go_on: MayGoOn) -> TrialOutcome:
     """Call the target, run the graders, and build the row."""
-    request_id, result = trial.request_id, None if trial.kept is None else trial.kept.result
+    if (kept := trial.kept) is not None and kept.result is not None and kept.answer is not None:
+        if kept.conversation is not None:
+            trial = replace(trial, conversation=TrialConversation.of_row(trial.case, kept))
+        asked = _Answered(result=kept.result, answer=kept.answer, calls=0, conversation=kept.conversation)
+        return await _grade(trial, asked, context)
+    if trial.case.is_conversation:
+        return await _run_conversation(trial, context, may_go_on)
+    return await _run_one_call(trial, context)
+
+
+async def _run_conversation(trial: Trial, context: GradingContext, may_go_on: MayGoOn) -> TrialOutcome:
+    """Hold the conversation, run the graders, and build the row."""
+    held = await hold_conversation(trial, context, may_go_on)
+    if held.expired:
+        return await _run_conversation(trial.after_expired_reply(held.calls + 1), context, may_go_on)
+    if held.budget_spent:
+        return TrialOutcome(row=None, budget_spent=True)
+    conversation, row = held.conversation, held.row
+    if held.error is not None:
+        ungraded = _ungraded_row(
+            trial, held.error, calls=held.calls, token_usage=held.usage, in_doubt=held.in_doubt, conversation=row
+        )
+        return TrialOutcome(row=ungraded, target_fault=held.fault)
+    turns = conversation.turns
+    last, duration_ms = turns[-1], sum(turn.duration_ms for turn in turns)
+    assert last.answer is not None, "a turn of a conversation that was held has its answer"
+    result = held.last or last.answer.to_result(last.output or "", trial.target)
+    result = result.with_fields(duration_ms=duration_ms, steps=steps_of_turns(turns))
+    if not result.replayed and not result.cached:
+        trial = replace(trial, answered_at=datetime.now(UTC))
+    asked = _Answered(result=result, answer=last.answer, calls=held.calls, token_usage=held.usage, conversation=row)
+    return await _grade(replace(trial, conversation=conversation), asked, context)
+
+
+async def _run_one_call(trial: Trial, context: GradingContext) -> TrialOutcome:
+    """Call the target once, run the graders, and build the row."""
+    request_id = trial.request_id
     try:
-        if result is None:
-            result = await call_with_retry(
-                lambda: context.session.send(
-                    trial.request, request_id=request_id, deadline_seconds=context.deadline_seconds(trial.target)
-                ),
-                lambda error: context.on_retry(trial.column, error),
-                lambda error: context.waits.goes_on(trial.target, error),
-            )
+        result = await call_with_retry(
+            lambda: context.session.send(
+                trial.request, request_id=request_id, deadline_seconds=context.deadline_seconds(trial.target)
+            ),
+            lambda error: context.on_retry(trial.column, error),
+            lambda error: context.waits.goes_on(trial.target, error),
+        )
     except ReplyExpired:
-        return await _run_trial_steps(trial.after_expired_reply(), context)
+        return await _run_one_call(trial.after_expired_reply(), context)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
@@ -250,13 +174,21 @@ async def _run_trial_steps(trial: Trial, context: GradingContext) -> TrialOutcom
         return TrialOutcome(row=_ungraded_row(trial, error, calls=1, token_usage=result.token_usage or NO_TOKENS))
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
-    grader_results = await _grade_all(trial, result, context)
+    usage = result.token_usage or NO_TOKENS
+    return await _grade(
+        trial, _Answered(result=result, answer=Answer.of(result, request_id), token_usage=usage), context
+    )
+
+
+async def _grade(trial: Trial, asked: _Answered, context: GradingContext) -> TrialOutcome:
+    """Run the graders, and build the row."""
+    grader_results = await _grade_all(trial, asked.result, context)
     failure = grader_results.error
     if failure is not None and (
         failure.code == BUDGET_EXHAUSTED or (grader_results.may_lack_budget and await _is_budget_spent(context))
     ):
         grader_results = replace(grader_results, budget_spent=True, error=_budget_error(failure, context.max_calls))
-    return TrialOutcome(_graded_row(trial, request_id, result, grader_results), grader_results.budget_spent)
+    return TrialOutcome(_graded_row(trial, asked, grader_results), grader_results.budget_spent)
 
 
 async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _GraderResults:
@@ -307,7 +239,13 @@ def _budget_error(error: RowError, max_calls: int) -> RowError:
 
 
 def _ungraded_row(
-    trial: Trial, error: RowError, *, calls: int = 0, token_usage: TokenUsage = NO_TOKENS, in_doubt: bool = False
+    trial: Trial,
+    error: RowError,
+    *,
+    calls: int = 0,
+    token_usage: TokenUsage = NO_TOKENS,
+    in_doubt: bool = False,
+    conversation: ConversationRow | None = None,
 ) -> Row:
     """The row of a trial without a usable answer; ``calls`` of its target were charged, or perhaps charged, now."""
     return Row(
@@ -322,14 +260,13 @@ def _ungraded_row(
         calls=trial.earlier_calls + calls,
         token_usage=trial.earlier_usage + token_usage,
         fingerprints=trial.fingerprints,
+        conversation=conversation,
     )
 
 
-def _graded_row(trial: Trial, request_id: str, result: Result, grader_results: _GraderResults) -> Row:
+def _graded_row(trial: Trial, asked: _Answered, grader_results: _GraderResults) -> Row:
     """The row of a trial whose target answered, not yet with its score: the graders' verdicts, or the error of one."""
     failed = RowStatus.IN_DOUBT if grader_results.in_doubt else RowStatus.ERROR
-    # The earlier rows include the call of a kept answer.
-    call_usage = NO_TOKENS if trial.kept else result.token_usage or NO_TOKENS
     return Row(
         case_id=trial.case.id,
         target=trial.target,
@@ -338,14 +275,15 @@ def _graded_row(trial: Trial, request_id: str, result: Result, grader_results: _
         tries=trial.tries,
         status=failed if grader_results.error else RowStatus.GRADED,
         case=RowCase.of(trial.case),
-        output=result.raw_text,
+        output=asked.result.raw_text,
         graders=grader_results.rows,
         error=grader_results.error,
-        calls=trial.earlier_calls + (0 if trial.kept else 1) + grader_results.calls,
-        token_usage=trial.earlier_usage + call_usage + grader_results.token_usage,
-        duration_ms=result.duration_ms,
+        calls=trial.earlier_calls + asked.calls + grader_results.calls,
+        token_usage=trial.earlier_usage + asked.token_usage + grader_results.token_usage,
+        duration_ms=asked.result.duration_ms,
         fingerprints=trial.fingerprints,
-        answer=(trial.kept and trial.kept.answer) or Answer.of(result, request_id),
+        answer=asked.answer,
+        conversation=asked.conversation,
         stale=list(trial.stale) or None,
         stale_kept=bool(trial.stale),
     )

@@ -262,3 +262,13 @@ class _GraderFactory:
         if not prompt.strip():
             raise ConfigError(f"{self.folder / spec.prompt}: it is empty; write instructions for the judge")
         return prompt
+
+
+def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
+    """The names of the graders that make no calls: built-in ones except judges, and functions that take no session."""
+    return frozenset(
+        grader.name
+        for grader in graders
+        if isinstance(grader, BuiltinGraderRunner)
+        or (isinstance(grader, ProgramGraderRunner) and not grader.needs_session)
+    )

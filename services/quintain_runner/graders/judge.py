@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import JsonValue
@@ -105,7 +105,7 @@ def section_text(name: str, case: Case, answer: str) -> str | None:
     """The text of a section, or None if the case has no such field."""
     match name:
         case "question":
-            return case.question_text
+            return section_text("messages", case, answer) if case.is_conversation else case.question_text
         case "expected":
             return expected_text(case)
         case "output":
@@ -114,7 +114,8 @@ def section_text(name: str, case: Case, answer: str) -> str | None:
             messages = [
                 message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in case.messages or ()
             ]
-            return json.dumps(messages, ensure_ascii=False) if messages else None
+            # Of a conversation before it is held nothing else is known.
+            return json.dumps(messages, ensure_ascii=False) if messages or case.is_conversation else None
         case _:
             value = case_field(case, name)
             return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -157,7 +158,7 @@ class JudgeGraderRunner:
         return build_judge_request(
             self.prompt,
             self.spec.show,
-            trial.case,
+            trial.graded_case,
             answer,
             target=judge_target_of(self.spec, trial.target, context.judge_targets),
             structured=self.spec.structured,
@@ -175,6 +176,10 @@ class JudgeGraderRunner:
         answer = (
             trial.request_id if trial.kept is None else hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
         )
+        if trial.conversation is not None:
+            # One that was begun again has other answers.
+            answer += f"/{trial.conversation.attempt}" if trial.conversation.attempt > 1 else ""
+            trial = replace(trial, conversation=None)
         request = hashlib.sha256(self._request(trial, "", context).to_wire()).hexdigest()
         version = (context.fingerprints.graders_of(trial.target).get(self.name), context.fingerprints.generation)
         name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, request, answer, *version])

@@ -71,7 +71,9 @@ class GraderInvocation:
         Raises `GraderError` if they cannot be written.
         """
         with temporary_grader_files(command.files_folder, command.confinement) as save_file:
-            fields = build_grader_input(self.trial.case, self.result, self.trial.answered_at, self.price, save_file)
+            fields = build_grader_input(
+                self.trial.graded_case, self.result, self.trial.answered_at, self.price, save_file
+            )
             yield {**fields, "config": self.spec.config}
 
 
@@ -199,7 +201,7 @@ def function_executor(pool: GraderProcessPool) -> ExecuteGrader:
     async def execute(invocation: GraderInvocation) -> bytes:
         result, variables = invocation.result, invocation.session_variables
         grader_input = GraderInput(
-            case=invocation.trial.case,
+            case=invocation.trial.graded_case,
             output=result.raw_text,
             target=invocation.trial.target,
             repeat=invocation.trial.repeat,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pydantic import JsonValue, ValidationError
 
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
-from quintain.graders import Case
+from quintain.graders import Case, SimulatedUser
 from quintain_runner.files import InvalidJson, read_json, suggestion, validation_messages
 
 _TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
@@ -82,9 +82,18 @@ def _tool_input(call: ToolCall) -> JsonValue:
 
 
 def input_length(case: Case) -> int:
-    """The number of characters of a case's input."""
+    """The number of characters of a case's input: of a conversation in all its turns, each of which has those before,
+    without the answers. A simulated user is taken to say as much as its goal in each."""
     text = case.question or "".join(str(message.content) for message in case.messages or [])
-    return len(text) + len(case.system_prompt or "")
+    first = len(text) + len(case.system_prompt or "")
+    if case.user is not None:
+        turns = case.user.max_turns
+        return first * turns + len(case.user.goal) * turns * (turns + 1) // 2
+    total = said = first if text or case.turns is None else 0
+    for turn in case.turns or ():
+        said = (said or first) + len(turn)
+        total += said
+    return total
 
 
 def token_count(characters: int) -> int:
@@ -102,11 +111,15 @@ def expected_text(case: Case) -> str | None:
 #: An example of a valid line, for error messages.
 EXAMPLE_LINE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
 
-_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected", "settings"})
+_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected", "settings", "turns"})
+
+_USER_FIELDS = frozenset(SimulatedUser.model_fields)
 
 _SETTINGS = frozenset(InvokeSettings.model_fields) | {field.alias for field in InvokeSettings.model_fields.values()}
 
 _QUESTION_OR_MESSAGES = "give one of question (text) and messages (a list of {role, content})"
+
+_ASKS_NOTHING = f"{_QUESTION_OR_MESSAGES}, or turns (a list of texts), or user (an object with target and goal)"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -177,7 +190,8 @@ def case_from_fields(row: dict[str, object]) -> Case:
         raise InvalidLine(f"it has no id (text or a number); write {EXAMPLE_LINE}")
     if row.get("question") is not None and row.get("messages") is not None:
         raise InvalidLine(_QUESTION_OR_MESSAGES)
-    own = {key: value for key, value in row.items() if key in _OWN_FIELDS}
+    own_fields = _OWN_FIELDS | ({"user"} if _is_simulated(row.get("user")) else frozenset())
+    own = {key: value for key, value in row.items() if key in own_fields}
     messages = own.get("messages")
     if isinstance(messages, list):
         own["messages"] = [read_message(message) for message in messages]
@@ -185,11 +199,16 @@ def case_from_fields(row: dict[str, object]) -> Case:
     unknown = sorted(str(key) for key in settings if key not in _SETTINGS) if isinstance(settings, dict) else []
     if unknown:
         raise InvalidLine(f"settings: unknown key {unknown[0]!r}{suggestion(unknown[0], InvokeSettings.model_fields)}")
-    others = {key: value for key, value in row.items() if key not in _OWN_FIELDS}
+    others = {key: value for key, value in row.items() if key not in own_fields}
     try:
         return Case.model_validate({**own, "metadata": others})
     except ValidationError as error:
         raise InvalidLine("; ".join(validation_messages(error, {}))) from None
+
+
+def _is_simulated(user: object) -> bool:
+    """Whether a field of this name is a simulated user; any other is data."""
+    return isinstance(user, Mapping) and not _USER_FIELDS.isdisjoint(user)
 
 
 def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
@@ -225,6 +244,6 @@ def _case_from_cells(header: list[str], cells: list[str]) -> Case:
 
 def require_question(row: Case | InvalidLine) -> Case | InvalidLine:
     """The row, or its error if it asks nothing: for prompts that ask the case itself."""
-    if isinstance(row, Case) and row.question is None and row.messages is None:
-        return InvalidLine(_QUESTION_OR_MESSAGES)
+    if isinstance(row, Case) and row.question is None and row.messages is None and not row.is_conversation:
+        return InvalidLine(_ASKS_NOTHING)
     return row

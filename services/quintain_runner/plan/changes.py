@@ -13,14 +13,18 @@ from pydantic import Field
 from quintain.config.fingerprint import fingerprint_of
 from quintain.contracts.message import Message
 from quintain.graders import Case
+from quintain_runner.plan.conversation import most_asks
 from quintain_runner.results.counts import NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
 from quintain_runner.results.store import key_hash
 
 
 def input_fingerprint(case: Case) -> str:
-    """The fingerprint of what decides the answer: the question or the messages, the system prompt, and the settings."""
+    """The fingerprint of what decides the answer: the question or the messages, the system prompt, the settings, and
+    what the user says later."""
     values = case.model_dump(mode="json", include={"question", "messages", "system_prompt"})
+    if case.is_conversation:
+        values |= case.model_dump(mode="json", include={"turns", "user"}, exclude_none=True)
     if case.settings is not None:
         values["settings"] = case.settings.model_dump(mode="json", exclude_none=True)
     return fingerprint_of(values)
@@ -156,7 +160,7 @@ def needed_calls(
     """What a trial needs of which this becomes; ``row`` is the one that it left, if any."""
     graders = tuple(fingerprints.graders_of(target))
     if action is Action.ASK:
-        return NeededCalls(asks=True, graders=graders)
+        return NeededCalls(asks=most_asks(case), graders=graders)
     if action is not Action.GRADE:
         return NeededCalls()
     now = fingerprints.row_fingerprints(case, target)

@@ -33,6 +33,7 @@ from quintain_runner.plan.cases import (
     parse_jsonl,
     require_question,
 )
+from quintain_runner.plan.conversation import most_asks, most_turns
 from quintain_runner.plan.selection import (
     ALL_CASES,
     FEATURE_NAMES,
@@ -67,6 +68,7 @@ class DatasetStats:
     ``input_characters`` and ``expected_characters`` are the total lengths of inputs and expected answers of the
     selected cases, under each prompt; extrapolated if only some of the matching rows are selected. ``warnings`` are
     about fields that some of them lack; ``feature_fields`` counts the rows with a field of `FEATURE_NAMES`.
+    ``conversations`` is what their conversations take; None where every case is asked once.
     """
 
     source: CaseSource
@@ -76,6 +78,45 @@ class DatasetStats:
     expected_characters: int = 0
     warnings: tuple[str, ...] = ()
     feature_fields: Mapping[str, int] = field(default_factory=dict)
+    conversations: ConversationStats | None = None
+
+    @property
+    def user_targets(self) -> tuple[str, ...]:
+        """The targets that speak as users."""
+        return () if self.conversations is None else tuple(sorted(self.conversations.user_targets))
+
+    def asks_of(self, cases: int, prompts: int) -> int:
+        """How many calls so many cases under so many prompts take at most without their graders, of one target."""
+        if (stats := self.conversations) is None:
+            return cases * prompts
+        return stats.asks if cases == self.cases and stats.is_exact else cases * prompts * stats.most_asks
+
+
+@dataclass(slots=True)
+class ConversationStats:
+    """What the conversations of a dataset take: the turns of all cases under all prompts, with the calls of their users
+    (``asks``), those of one trial at most, the answers that later turns show again, and the targets that speak as
+    users. ``is_exact``: these are the selected cases, and not also others that a sample was drawn from.
+    """
+
+    turns: int = 0
+    asks: int = 0
+    most_asks: int = 1
+    shown_answers: int = 0
+    user_targets: set[str] = field(default_factory=set)
+    has_conversations: bool = False
+    is_exact: bool = True
+
+    def add(self, case: Case) -> None:
+        """Count a case as it is asked under one prompt."""
+        asks, turns = most_asks(case), most_turns(case)
+        self.turns += turns
+        self.asks += asks
+        self.most_asks = max(self.most_asks, asks)
+        self.shown_answers += turns * (turns - 1) // 2
+        self.has_conversations |= case.is_conversation
+        if case.user is not None:
+            self.user_targets.add(case.user.target)
 
 
 def read_cases(source: CaseSource) -> Generator[Case, None, None]:
@@ -107,7 +148,7 @@ def check_dataset(
     sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
-    feature_fields = Counter[str]()
+    feature_fields, conversations = Counter[str](), ConversationStats()
     for number, row in _parsed_rows(source, digest.update):
         rows += 1
         error = _row_error(row, ids)
@@ -118,7 +159,10 @@ def check_dataset(
         elif isinstance(row, Case) and sampler.offer(row):
             unmet.add(row)
             feature_fields.update(row.metadata.keys() & FEATURE_NAMES.keys())
-            input_characters += sum(input_length(prompt.apply(row)) for prompt in prompts)
+            for prompt in prompts:
+                asked = prompt.apply(row)
+                input_characters += input_length(asked)
+                conversations.add(asked)
             expected_characters += len(prompts) * len(expected_text(row) or "")
             if sampler.is_complete:
                 break
@@ -128,6 +172,7 @@ def check_dataset(
     source = replace(source, selection=sampler.final_selection())
     warnings = _require_met(unmet, source, sampler)
     share = sampler.case_count / sampler.matching_count
+    conversations.is_exact = share == 1
     return DatasetStats(
         source=source,
         cases=sampler.case_count,
@@ -136,6 +181,7 @@ def check_dataset(
         expected_characters=round(expected_characters * share),
         warnings=warnings,
         feature_fields=feature_fields,
+        conversations=conversations if conversations.has_conversations else None,
     )
 
 

@@ -120,7 +120,7 @@ _FILE = "it is a key of the evaluation file or of a target"
 
 #: Names of fields that look like a feature and are data, and what has that effect.
 FEATURE_NAMES = {
-    **dict.fromkeys(("turns", "conversation", "history", "chat_history", "dialog", "dialogue"), _CONVERSATION),
+    **dict.fromkeys(("conversation", "history", "chat_history", "dialog", "dialogue"), _CONVERSATION),
     **dict.fromkeys(("tools", "tool_choice", "temperature", "max_tokens", "top_p", "seed", "stop"), _SETTINGS),
     **dict.fromkeys(("response_format", "reasoning_effort", "model_settings"), _SETTINGS),
     **dict.fromkeys(("image", "images", "files", "attachments"), _PARTS),

@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, TokenUsage
+from quintain.contracts.invoke import NO_TOKENS, ChatMessage, InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.files import suggestion
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
+from quintain_runner.plan.conversation import TrialConversation, opening, planned_ids
+from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowKey, RowStatus, column_name
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
@@ -91,6 +93,23 @@ class Trial:
     kept: Row | None = None
     stale: tuple[str, ...] = ()
     answered_at: datetime | None = None
+    conversation: TrialConversation | None = None
+
+    @property
+    def graded_case(self) -> Case:
+        """The case as its graders get it: with the conversation that was held, if it was."""
+        return self.case if self.conversation is None else self.conversation.graded_case
+
+    def begun_conversation(self) -> TrialConversation:
+        """The conversation from which the trial goes on: that of the row before, if its last turn has no answer.
+
+        Not one that a worker holds, nor one with another question or target.
+        """
+        row = self.previous
+        if row is None or row.output is not None or row.fingerprints != self.fingerprints:
+            return TrialConversation(self.case)
+        begun = TrialConversation.of_row(self.case, row)
+        return TrialConversation(self.case) if begun.is_held or begun.is_over else begun
 
     @property
     def key(self) -> RowKey:
@@ -124,8 +143,8 @@ class Trial:
         """The tokens of all earlier tries."""
         return NO_TOKENS if self.previous is None else self.previous.token_usage
 
-    def after_expired_reply(self) -> Trial:
-        """The next try of a trial whose call was charged and answered, and whose answer is deleted."""
+    def after_expired_reply(self, calls: int = 1) -> Trial:
+        """The next try of a trial whose calls were charged and answered, and whose answer to the last is deleted."""
         previous = self.previous or Row(
             case_id=self.case.id,
             target=self.target,
@@ -134,7 +153,7 @@ class Trial:
             status=RowStatus.ERROR,
             fingerprints=self.fingerprints,
         )
-        return replace(self, previous=previous.with_fields(tries=self.tries, calls=previous.calls + 1))
+        return replace(self, previous=previous.with_fields(tries=self.tries, calls=previous.calls + calls))
 
     @property
     def request_id(self) -> str:
@@ -144,13 +163,32 @@ class Trial:
         return f"run-{hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()}"
 
     @property
+    def request_ids(self) -> list[str]:
+        """The ids of the calls that it takes at most without its graders, if no conversation is lost."""
+        if not self.case.is_conversation:
+            return [self.request_id]
+        return planned_ids(self.case, self.request_id, self.begun_conversation().number)
+
+    @property
     def request(self) -> InvokeRequest:
-        """The request that is sent to the target."""
-        return request_of(self.case, self.target, self.repeat)
+        """The request that is sent to the target; of a conversation the next one, as far as it is known."""
+        if not self.case.is_conversation:
+            return request_of(self.case, self.target, self.repeat)
+        begun, user = self.conversation or self.begun_conversation(), self.case.user
+        question = user.goal if user is not None and begun.asks_user else begun.next_question
+        return begun.request(question, self.target, self.repeat, self.request_id)
 
 
 def request_of(case: Case, target: str, repeat: int) -> InvokeRequest:
-    """The request that asks a target about a case."""
+    """The request that asks a target about a case; of a conversation about all that is known of it before."""
+    if case.is_conversation:
+        said = [*(case.turns or ()), *([] if case.user is None else [case.user.goal])]
+        case = case.model_copy(
+            update={
+                "question": None,
+                "messages": [*opening(case), *(ChatMessage(role="user", content=text) for text in said)],
+            }
+        )
     return InvokeRequest(
         question=case.question,
         messages=case.messages,
@@ -240,8 +278,9 @@ def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequ
 class CallsEstimate(Message):
     """The number of calls of a whole run.
 
-    ``answers`` are the calls of the targets themselves, ``most`` is the total if every grader uses its limit, and
-    ``typical`` is the expected total, or None if a grader's own code decides how often it calls.
+    ``answers`` are the calls of the targets themselves, and of the users who speak to them. ``most`` is the total if
+    every grader uses its limit, and ``typical`` is the expected total, or None if a grader's own code decides how often
+    it calls.
     """
 
     answers: int
@@ -249,18 +288,20 @@ class CallsEstimate(Message):
     typical: int | None = None
 
 
-def estimate_calls(evaluation: Evaluation, *, trials: int) -> CallsEstimate:
+def estimate_calls(evaluation: Evaluation, *, trials: int, asks: int | None = None) -> CallsEstimate:
     """The calls of this many trials: the estimate that `quintain check` and `quintain run` show, and the default
-    budget of a run."""
-    most = trials * max_calls_per_trial(evaluation)
+    budget of a run. ``asks`` are those of the targets and of simulated users, by default one for each trial."""
+    asks = trials if asks is None else asks
+    most = asks + trials * sum(grader_limits(evaluation).values())
     # A grader that may call once is assumed to do so; a higher limit does not say how often it calls.
     is_known = all(grader.target.max_calls <= 1 for grader in calling_graders(evaluation))
-    return CallsEstimate(answers=trials, most=most, typical=most if is_known else None)
+    return CallsEstimate(answers=asks, most=most, typical=most if is_known else None)
 
 
-def max_calls_per_trial(evaluation: Evaluation) -> int:
-    """The most calls that one trial can make: one to the target, and each grader's limit."""
-    return 1 + sum(grader_limits(evaluation).values())
+def estimate_dataset(evaluation: Evaluation, dataset: DatasetStats, *, cases: int, targets: int) -> CallsEstimate:
+    """The calls of so many cases of a dataset, by all these targets."""
+    asks = dataset.asks_of(cases, len(evaluation.prompts)) * evaluation.spec.repeats * targets
+    return estimate_calls(evaluation, trials=evaluation.trials_of(cases, targets=targets), asks=asks)
 
 
 def grader_limits(evaluation: Evaluation) -> dict[str, int]:

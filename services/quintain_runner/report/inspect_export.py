@@ -14,6 +14,7 @@ from quintain.contracts.agents import AgentStep
 from quintain_runner.files import atomic_write
 from quintain_runner.report.exports import asked_messages, to_json_line
 from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.agent_steps import steps_of
 from quintain_runner.results.row import Row, split_column
 
 JsonObject = dict[str, Any]
@@ -101,17 +102,13 @@ def _sample(row: Row) -> JsonObject:
     messages = [] if asked is None else _message_objects(row)
     choices: list[JsonObject] = []
     output: JsonObject = {"model": row.target if answer is None else answer.model or row.target, "choices": choices}
+    messages += _turn_messages(row)
     if row.output is not None:
-        done = list(_messages_of_steps(row.steps))
-        said = done[-1] if done and done[-1]["role"] == "assistant" else None
-        if said is None or _text_in(said["content"]) != row.output:
-            said = {"role": "assistant", "content": row.output}
-            done.append(said)
-        said |= {"source": "generate", "model": row.target}
+        if row.conversation is None or not row.turns():
+            messages += _answer_messages(row.steps, row.output, row.target)
         stop_reason = _STOP_REASONS.get(None if answer is None else answer.finish_reason, "unknown")
-        choices.append({"message": said, "stop_reason": stop_reason})
+        choices.append({"message": messages[-1], "stop_reason": stop_reason})
         output["completion"] = row.output
-        messages += done
     usage = row.token_usage
     output["usage"] = {
         "input_tokens": usage.input,
@@ -133,6 +130,25 @@ def _sample(row: Row) -> JsonObject:
         text = f"{row.error.code}: {row.error.error}"
         sample["error"] = {"message": text, "traceback": "", "traceback_ansi": ""}
     return sample
+
+
+def _turn_messages(row: Row) -> Iterator[JsonObject]:
+    """What was said in the turns of a conversation: by the user, and by the target with what it did."""
+    for turn in row.turns():
+        if turn.question is not None:
+            yield {"role": "user", "content": turn.question}
+        text = turn.output or ""
+        steps = [] if turn.answer is None else steps_of(turn.answer.to_result(text, row.target))
+        yield from _answer_messages(steps, text, row.target)
+
+
+def _answer_messages(steps: Iterable[AgentStep], text: str, target: str) -> list[JsonObject]:
+    """What a target did for an answer, and the answer, which is the last of them."""
+    done = list(_messages_of_steps(steps))
+    if not done or done[-1]["role"] != "assistant" or _text_in(done[-1]["content"]) != text:
+        done.append({"role": "assistant", "content": text})
+    done[-1] |= {"source": "generate", "model": target}
+    return done
 
 
 def _messages_of_steps(steps: Iterable[AgentStep]) -> Iterator[JsonObject]:

@@ -17,9 +17,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, computed_field, model
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
+from quintain_runner.results.answer import is_zero
 from quintain_runner.results.bill import dollars
 from quintain_runner.results.counts import RowTally
-from quintain_runner.results.row import TARGET_CHANGED, is_zero, split_column
+from quintain_runner.results.row import TARGET_CHANGED, split_column
 from quintain_runner.statistics.analysis import format_score
 from quintain_runner.untrusted import plain_line
 
@@ -86,6 +87,7 @@ class RunTotals(TrialCounts):
     """The counts of a whole run. ``calls`` are those of all its sessions in the ledger; ``max_calls`` bounds its plan,
     and ``calls_of_earlier_plans`` of the calls are not counted against it.
 
+    ``lost_turns`` of conversations were lost with the workers that held them, and asked again.
     ``calls_without_row`` of the calls are in no row, because a grader or the run was killed before its row was written.
     ``calls_left`` is the estimate for the trials that the same command would
     execute; ``run.json`` has it if the budget is spent.
@@ -95,6 +97,7 @@ class RunTotals(TrialCounts):
     max_calls: int = 0
     calls_of_earlier_plans: int = Field(default=0, exclude_if=is_zero)
     calls_without_row: int = Field(default=0, exclude_if=is_zero)
+    lost_turns: int = Field(default=0, exclude_if=is_zero)
     calls_left: int = Field(default=0, exclude_if=is_zero)
 
     @property
@@ -180,6 +183,7 @@ def summarize(
         "max_calls": budget.max_calls,
         "calls_of_earlier_plans": budget.calls_of_earlier_plans,
         "calls_without_row": max(0, calls - progress_state.calls_in_rows),
+        "lost_turns": sum(tally.lost_turns for tally in tallies.values()),
         "calls_left": progress_state.estimated_calls_left,
     }
     columns: dict[str, ColumnTotals] = {}
@@ -221,6 +225,14 @@ def unaccounted_calls_note(summary: RunSummary) -> str | None:
         f"{total.calls_without_row} of {total.calls} calls are in no row: graders that were killed after a call "
         "were started again, and calls that waited when the run ended may have been answered"
     )
+
+
+def lost_turns_note(summary: RunSummary) -> str | None:
+    """A sentence about the turns of conversations that were lost; None where none was."""
+    if not (lost := summary.total.lost_turns):
+        return None
+    turns = "1 turn of a conversation was" if lost == 1 else f"{lost:,} turns of conversations were"
+    return f"{turns} lost with the worker that held it, and asked again from the first turn; their calls count"
 
 
 def parked_target_notes(summary: RunSummary) -> list[str]:

@@ -26,11 +26,23 @@ _NO_PRICES: Final[Mapping[str, Price]] = MappingProxyType({})
 UNKNOWN = "unknown"
 
 
+#: Who asks where a simulated user speaks, in the place of a grader's name; no grader may have this name.
+SIMULATED_USER: Final = "simulated user"
+
+
 class CallRole(StrEnum):
-    """What calls are for: targets are asked, and graders judge."""
+    """What calls are for: targets are asked, simulated users speak to them, and graders judge."""
 
     ASKED = "asked"
+    USER = "user"
     JUDGE = "judge"
+
+    @classmethod
+    def of(cls, grader: str | None) -> CallRole:
+        """The role of calls that this grader made; None is nobody."""
+        if grader is None:
+            return cls.ASKED
+        return cls.USER if grader == SIMULATED_USER else cls.JUDGE
 
 
 class Bill(Message):
@@ -60,9 +72,9 @@ class Bill(Message):
         for line in lines:
             total += line
             targets[line.target] = targets.get(line.target, Usage()) + line
-            role = CallRole.ASKED if line.grader is None else CallRole.JUDGE
+            role = CallRole.of(line.grader)
             roles[role] = roles.get(role, Usage()) + line
-            if line.grader is not None:
+            if line.grader is not None and role is CallRole.JUDGE:
                 graders[line.grader] = graders.get(line.grader, Usage()) + line
         return cls(
             total=total,
@@ -144,7 +156,7 @@ def bill_rows(bill: Bill) -> Iterator[tuple[str, str, Usage]]:
         yield "target", name, usage
     for name, usage in bill.graders.items():
         yield "grader", name, usage
-    if bill.graders:
+    if len(bill.roles) > 1:
         for role, usage in bill.roles.items():
             yield "role", role.value, usage
 
@@ -161,10 +173,14 @@ def cost_line(bill: Bill | None) -> str | None:
         return None
     by_cost = sorted(bill.targets.items(), key=lambda named: (-named[1].cost.known_usd, named[0]))
     parts = [", ".join(f"{name} {cost_text(usage.cost)}" for name, usage in by_cost if usage.calls or usage.tries)]
-    if bill.graders:
-        graders = ", ".join(f"{name} {cost_text(usage.cost)}" for name, usage in bill.graders.items())
-        asked = bill.roles.get(CallRole.ASKED, Usage()).cost
-        parts.append(f"asked {cost_text(asked)}, graders {cost_text(bill.roles[CallRole.JUDGE].cost)} ({graders})")
+    if bill.graders or CallRole.USER in bill.roles:
+        roles = [f"asked {cost_text(bill.roles.get(CallRole.ASKED, Usage()).cost)}"]
+        if (spoke := bill.roles.get(CallRole.USER)) is not None:
+            roles.append(f"{SIMULATED_USER} {cost_text(spoke.cost)}")
+        if bill.graders:
+            graders = ", ".join(f"{name} {cost_text(usage.cost)}" for name, usage in bill.graders.items())
+            roles.append(f"graders {cost_text(bill.roles[CallRole.JUDGE].cost)} ({graders})")
+        parts.append(", ".join(roles))
     wrong = "".join(f"; the bound of {name} was wrong by {dollars(usd)}" for name, usd in bill.wrong_bounds.items())
     return f"cost {bill.text}: {'; '.join(parts)}{_cache_note(bill)}{wrong}"
 

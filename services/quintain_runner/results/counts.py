@@ -25,6 +25,8 @@ class RowTally:
         self.trials = trials
         self.by_status = dict.fromkeys(RowStatus, 0)
         self.passed = self.calls = self.input_tokens = self.output_tokens = 0
+        #: The turns of conversations that were lost with the workers that held them.
+        self.lost_turns = 0
         #: The number of rows that count although what made them changed.
         self.stale = 0
         # The exact sum of the scores, so that the order in which cases end does not change it: numerators by
@@ -36,6 +38,7 @@ class RowTally:
         self.by_status[row.status] += times
         self.passed += times * row.passed
         self.stale += times * row.stale_kept
+        self.lost_turns += 0 if row.conversation is None else times * row.conversation.lost_turns
         self.calls += times * row.calls
         self.input_tokens += times * row.token_usage.input
         self.output_tokens += times * row.token_usage.output
@@ -52,6 +55,7 @@ class RowTally:
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
         self.stale += other.stale
+        self.lost_turns += other.lost_turns
         for denominator, numerator in other._scores.items():
             self._scores[denominator] = self._scores.get(denominator, 0) + numerator
         return self
@@ -94,9 +98,9 @@ _SAFETY_DEVIATIONS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class NeededCalls:
-    """What one trial needs: whether its target has to be asked, and the graders that have to run."""
+    """What one trial needs: the calls without its graders, at most, and the graders that have to run."""
 
-    asks: bool = False
+    asks: int = 0
     graders: tuple[str, ...] = ()
 
 
@@ -136,7 +140,7 @@ class CallsLeft:
 
     def __init__(self, limits: Mapping[str, int] | None = None) -> None:
         self._limits = limits or {}
-        #: The number of trials whose target has to be asked.
+        #: The calls of targets, and of simulated users.
         self.answers = 0
         self._executions: Counter[tuple[str, str]] = Counter()
 

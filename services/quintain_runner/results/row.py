@@ -4,49 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import AliasChoices, Field, JsonValue, PlainSerializer
+from pydantic import AliasChoices, Field, JsonValue
 
-from quintain.contracts.agents import AgentStep, StepsCut
-from quintain.contracts.invoke import NO_TOKENS, ChatMessage, OutputMessage, Result, TokenUsage
+from quintain.contracts.agents import AgentStep
+from quintain.contracts.invoke import NO_TOKENS, ChatMessage, Result
 from quintain.contracts.message import Message
 from quintain.errors import ProviderError
-from quintain.graders import Case
+from quintain.graders import Case, SimulatedUser
 from quintain_runner.results.agent_steps import steps_of
-
-
-def is_none(value: object) -> bool:
-    """Whether a value is None: such fields are omitted from the JSON."""
-    return value is None
-
-
-def is_zero(value: object) -> bool:
-    """Whether a value is 0 or False: such fields are omitted from the JSON."""
-    return value == 0
-
-
-def is_one(value: object) -> bool:
-    """Whether a value is 1: such fields are omitted from the JSON."""
-    return value == 1
-
-
-def _known_counts(usage: TokenUsage) -> dict[str, int]:
-    """Token usage as JSON, without counts that are unknown."""
-    return {kind: count for kind, count in usage if count is not None}
-
-
-#: Token usage as a row holds it.
-StoredUsage = Annotated[TokenUsage, PlainSerializer(_known_counts)]
-
-
-def _known_fields(step: AgentStep) -> dict[str, Any]:
-    """A step as JSON, without fields that are unknown."""
-    return step.model_dump(by_alias=True, exclude_none=True)
-
-
-#: A step as a row holds it.
-StoredStep = Annotated[AgentStep, PlainSerializer(_known_fields)]
+from quintain_runner.results.answer import (
+    Answer,
+    ConversationRow,
+    StoredUsage,
+    TurnRow,
+    is_none,
+    is_one,
+    is_zero,
+    steps_of_turns,
+)
 
 
 class RowCase(Message):
@@ -56,53 +33,21 @@ class RowCase(Message):
     messages: list[ChatMessage] | None = Field(default=None, exclude_if=is_none)
     system_prompt: str | None = Field(default=None, exclude_if=is_none)
     expected: JsonValue = Field(default=None, exclude_if=is_none)
+    turns: list[str] | None = Field(default=None, exclude_if=is_none)
+    user: SimulatedUser | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
     def of(cls, case: Case) -> RowCase:
         """The stored form of a case."""
         return cls.unchecked(
-            question=case.question, messages=case.messages, system_prompt=case.system_prompt, expected=case.expected
+            question=case.question,
+            messages=case.messages,
+            system_prompt=case.system_prompt,
+            expected=case.expected,
+            turns=case.turns,
+            user=case.user,
         )
 
-
-_TEXT_MESSAGE = OutputMessage(content="")
-
-
-class Answer(Message):
-    """What a target answered, beside its text and its duration: with them the answer can be graded again.
-
-    ``messages`` is absent where the answer is one message, and the text is all of it. ``attempts`` is absent where it
-    is 1. ``steps`` are what an agent did, and ``steps_cut`` what its worker left out of them; a model's are made of its
-    messages where they are shown (`Row.steps`).
-    """
-
-    request_id: str | None = Field(default=None, exclude_if=is_none)
-    messages: list[OutputMessage] | None = Field(default=None, exclude_if=is_none)
-    model: str | None = Field(default=None, exclude_if=is_none)
-    finish_reason: str | None = Field(default=None, exclude_if=is_none)
-    token_usage: StoredUsage | None = Field(default=None, exclude_if=is_none)
-    attempts: int = Field(default=1, exclude_if=is_one)
-    steps: list[StoredStep] | None = Field(default=None, exclude_if=is_none)
-    steps_cut: StepsCut | None = Field(default=None, exclude_if=is_none)
-
-    @classmethod
-    def of(cls, result: Result, request_id: str) -> Answer:
-        """The answer of this result."""
-        is_text = result.output == [_TEXT_MESSAGE.with_fields(content=result.raw_text)]
-        return cls.unchecked(
-            request_id=request_id,
-            messages=None if is_text else result.output,
-            model=result.model,
-            finish_reason=result.finish_reason,
-            token_usage=result.token_usage,
-            attempts=result.attempts,
-            steps=result.steps,
-            steps_cut=result.steps_cut,
-        )
-
-
-#: What an `Answer` has of the target's words.
-_NO_ANSWER = {"messages": None, "steps": None, "steps_cut": None}
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
 GRADER_FAILED = "grader_failed"
@@ -256,6 +201,7 @@ class Row(Message):
     tries: int = Field(default=1, exclude_if=is_one)
     fingerprints: RowFingerprints
     answer: Answer | None = Field(default=None, exclude_if=is_none)
+    conversation: ConversationRow | None = Field(default=None, exclude_if=is_none)
     tags: dict[str, list[str]] | None = Field(default=None, exclude_if=is_none)
     stale: list[str] | None = Field(default=None, exclude_if=is_none)
     stale_kept: bool = Field(default=False, exclude_if=is_zero)
@@ -269,9 +215,18 @@ class Row(Message):
         """The row without what was asked, answered and said of the answer."""
         empty: dict[str, object] = {"reason": None, "checks": [], "details": None}
         graders = {name: grader.model_copy(update=empty) for name, grader in self.graders.items()}
-        answer = None if self.answer is None else self.answer.model_copy(update=_NO_ANSWER)
+        answer = None if self.answer is None else self.answer.without_content()
         left: dict[str, object] = {"case": None, "output": None, "graders": graders, "answer": answer}
+        if self.conversation is not None:
+            left["conversation"] = self.conversation.without_content()
         return self.model_copy(update={**left, "content_omitted": self.content_omitted or self.has_answer})
+
+    def turns(self) -> list[TurnRow]:
+        """The turns of its conversation with their answers; none where it has no conversation, or does not hold it."""
+        turns = [] if self.conversation is None else [*self.conversation.turns]
+        if turns and self.output is not None:
+            turns[-1] = turns[-1].with_fields(output=self.output, answer=self.answer)
+        return turns if all(turn.output is not None for turn in turns) else []
 
     @property
     def key(self) -> RowKey:
@@ -308,22 +263,10 @@ class Row(Message):
         """The target's result, as graders are given it; None where there is none, or the row has no more than text."""
         if self.output is None or self.answer is None:
             return None
-        answer = self.answer
-        return Result(
-            output=answer.messages or [OutputMessage(content=self.output)],
-            token_usage=answer.token_usage,
-            target=self.target,
-            model=answer.model,
-            finish_reason=answer.finish_reason,
-            attempts=answer.attempts,
-            steps=answer.steps,
-            steps_cut=answer.steps_cut,
-            replayed=True,
-            duration_ms=self.duration_ms,
-            call_count=0,
-            max_calls=0,
-            target_fingerprint=self.target_fingerprint,
+        result = self.answer.to_result(
+            self.output, self.target, duration_ms=self.duration_ms, fingerprint=self.target_fingerprint
         )
+        return result if self.conversation is None else result.with_fields(steps=steps_of_turns(self.turns()))
 
     @property
     def steps(self) -> list[AgentStep]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from quintain.contracts.message import Message
+from quintain_runner.results.bill import SIMULATED_USER
 
 _AT_K: Final = re.compile(r"pass[@^](\d+)")
 
@@ -44,10 +45,16 @@ class SpecModel(BaseModel):
     )
 
 
+def _check_is_free(name: str) -> str:
+    if name == SIMULATED_USER:
+        raise ValueError(f"{name!r} is who speaks in cases with user; give another name")
+    return name
+
+
 class GraderOptions(SpecModel):
     """The options that every grader has."""
 
-    name: GraderName
+    name: Annotated[GraderName, AfterValidator(_check_is_free)]
     """The name of the grader in the results."""
     depends_on: list[NonEmptyString] = Field(default_factory=list)
     """Files, from the evaluation file's folder, whose bytes are part of the grader's fingerprint."""

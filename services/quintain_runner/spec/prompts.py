@@ -28,7 +28,8 @@ def case_field(case: Case, name: str) -> JsonValue:
         return own
     if name in case.metadata:
         return case.metadata[name]
-    value: JsonValue = {"expected": case.expected, **case.metadata}
+    told = case.model_dump(mode="json", include={"turns", "user"}, exclude_none=True) if case.is_conversation else {}
+    value: JsonValue = {"expected": case.expected, **told, **case.metadata}
     for part in name.split("."):
         if not isinstance(value, dict):
             return None

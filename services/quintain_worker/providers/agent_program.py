@@ -171,7 +171,9 @@ class AgentProgramProvider(SessionScopedProvider):
             raise start_failure(self._name, self._agent.program.argv[0], error) from None
         if reading.answer is None:
             raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
-        return dataclasses.replace(reading.answer, ignored=ignored, holds_conversation=turn is not None)
+        return dataclasses.replace(
+            reading.answer, ignored=ignored, holds_conversation=turn is not None and not turn.last
+        )
 
     async def close(self) -> None:
         """End all conversations and their programs."""

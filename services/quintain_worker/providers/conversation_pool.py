@@ -84,8 +84,8 @@ class ConversationPool:
         """Take the process of a conversation, or one for a new conversation, for one turn.
 
         The process is ended if the block raises. The conversation ends with this turn where the block says so
-        (`PoolProcess.is_last`), or there is no ``turn``. Raises `ConversationLost`, `Overloaded` if no process is free
-        within ``wait_seconds``, and what starting one raises.
+        (`PoolProcess.is_last`), it is its last, or there is no ``turn``. Raises `ConversationLost`, `Overloaded` if no
+        process is free within ``wait_seconds``, and what starting one raises.
         """
         if turn is None or turn.number == 1:
             process = await self._begin(conversation_id, wait_seconds)
@@ -98,7 +98,7 @@ class ConversationPool:
             await asyncio.wait((self._spawn(self._discard(process)),))
             raise
         process.turns += 1
-        if turn is None or process.is_last:
+        if turn is None or turn.last or process.is_last:
             self._end(process)
         else:
             # The last one is the one that has waited shortest.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -68,6 +68,9 @@ class WatchedTarget(StrictModel):
 
 class TargetFields(StrictModel):
     """Fields of every target."""
+
+    #: Whether it is told what was said before, or remembers it: cases with turns need that.
+    keeps_history: ClassVar[bool] = True
 
     judge_target: TargetName | None = None
     """The default target of graders that judge this one. If absent, the target itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Any, Final
 
 from pydantic import Field, FiniteFloat, Strict
@@ -85,9 +86,11 @@ class Turn(Message):
     """The place of a request in a conversation: its ``number`` counts from 1.
 
     ``messages`` of the request are the whole conversation so far. A target that keeps the conversation itself reads the
-    last of them, and finds the conversation by ``continuation``.
+    last of them, and finds the conversation by ``continuation``. After the ``last`` turn it is over; until its caller
+    says so, whoever holds it waits for another turn.
     """
 
     conversation_id: ConversationId
     number: Annotated[int, Field(ge=1)]
     continuation: Continuation | None = None
+    last: bool = Field(default=False, exclude_if=operator.not_)

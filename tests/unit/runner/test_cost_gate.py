@@ -15,7 +15,7 @@ from quintain.errors import BudgetUnavailable
 from quintain.graders import Case
 from quintain_runner.engine import cost_gate
 from quintain_runner.engine.cost_gate import BYTES_PER_TOKEN, FIRST_ANSWER_BYTES, CostGate
-from quintain_runner.engine.trial import TrialBudget
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.plan.trials import Trial

@@ -82,12 +82,14 @@ async def test_a_program_whose_files_cannot_be_followed_is_a_warning_unless_it_n
     )
 
 
-@pytest.mark.parametrize("where", [{}, {"where": {"turns": 3}}])
+@pytest.mark.parametrize("where", [{}, {"where": {"conversation": 3}}])
 async def test_a_field_that_looks_like_a_feature_is_told_to_be_data(tmp_path: Path, where: dict[str, object]) -> None:
-    cases: list[dict[str, object]] = [{"id": f"{n}", "question": "q", "turns": 3, "topic": "a"} for n in range(2)]
+    cases: list[dict[str, object]] = [
+        {"id": f"{n}", "question": "q", "conversation": 3, "topic": "a"} for n in range(2)
+    ]
     dataset = {"file": "cases.jsonl", **where}
     warnings = (await inspect(write_evaluation(tmp_path, cases=cases, dataset=dataset))).warnings
-    assert ["'turns' of 2 rows" in warning for warning in warnings] == ([] if where else [True])
+    assert ["'conversation' of 2 rows" in warning for warning in warnings] == ([] if where else [True])
 
 
 async def test_an_evaluation_in_which_nothing_is_wrong_has_no_problems(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import json
 
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import OutputMessage, Reasoning, Result, TokenUsage, ToolCall
-from quintain_runner.results.row import Answer, Check, GraderRow, Row, RowError, RowStatus
+from quintain_runner.results.answer import Answer
+from quintain_runner.results.row import Check, GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF
 
 VERDICT = GraderRow(score=0.5, passed=True, reason="r", checks=[Check(text="c", passed=False, evidence="e")], calls=2)

@@ -6,8 +6,9 @@ from decimal import Decimal
 
 import pytest
 
+from quintain.config.nested_models import TargetPrice
 from quintain.config.prices import LISTED, Price, known_prices, target_price
-from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetPrice, TargetTarget
+from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import CostUsage, UsageLine
 from quintain_runner.results.bill import Bill, CallRole, cost_line, cost_text, dollars, tries_line

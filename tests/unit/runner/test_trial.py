@@ -30,7 +30,8 @@ from quintain.errors import (
 from quintain.graders import Case
 from quintain.observe.semconv import SpanStart
 from quintain.observe.spans import span
-from quintain_runner.engine.trial import TrialBudget, run_trial
+from quintain_runner.engine.trial import run_trial
+from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders import base as retry
 from quintain_runner.graders.base import GraderRunner, GradingContext
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison

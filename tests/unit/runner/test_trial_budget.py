@@ -11,7 +11,7 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError, TargetUnavailable
-from quintain_runner.engine import trial as trial_module
+from quintain_runner.engine import trial_budget as budget_module
 from quintain_runner.report.summary import ExitCode
 from support.evaluations import EvaluationFolder, cases, write_evaluation, write_script
 from support.fake_client import FakeClient
@@ -90,7 +90,7 @@ async def test_over_http_a_run_does_without_reservations_of_single_calls(tmp_pat
 
 
 async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_module, "RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr(budget_module, "RENEWAL_SECONDS", 0.01)
     renewed = asyncio.Event()
 
     async def slow(request: InvokeRequest) -> str:

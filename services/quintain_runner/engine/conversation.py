@@ -1,0 +1,180 @@
+"""Holds the conversation of a trial: each turn is a call under an id of its own, and so is what a simulated user says.
+
+A run that was killed asks again under the same ids: the ledger replays what was answered, uncharged, up to the first
+turn without an answer. A conversation that one worker held is begun again where that worker is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result, TokenUsage
+from quintain.errors import BudgetExhausted, ConversationLost, Fault, ReplyExpired, WorkerLost
+from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
+from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, turn_id
+from quintain_runner.plan.trials import Trial
+from quintain_runner.results.answer import ConversationRow
+from quintain_runner.results.row import TARGET_CHANGED, RowError, target_changed_text
+
+#: The error code of a row whose simulated user said nothing that could be sent.
+USER_FAILED: Final = "user_failed"
+
+#: Says whether the next turn, with this request, may be sent: whether it is paid for, with the trial's graders.
+MayGoOn = Callable[[Trial, InvokeRequest], Awaitable[bool]]
+
+
+async def always(_trial: Trial, _request: InvokeRequest) -> bool:
+    """Return True: the default of who may go on."""
+    return True
+
+
+class _Ended(Exception):
+    """The conversation ended with an error that is no fault of its target's call."""
+
+    def __init__(self, error: RowError, *, in_doubt: bool = False) -> None:
+        super().__init__(error.error)
+        self.error, self.in_doubt = error, in_doubt
+
+
+@dataclass(slots=True)
+class HeldConversation:
+    """A conversation, as far as it came, and what it took now.
+
+    ``last`` is the last answer that came now. One that is not over failed: with ``error``, of which ``fault`` is the
+    target's, or because the budget is spent. ``expired``: an answer of it is deleted, and it is to be held under other
+    ids.
+    """
+
+    conversation: TrialConversation
+    last: Result | None = None
+    calls: int = 0
+    usage: TokenUsage = NO_TOKENS
+    user_calls: int = 0
+    user_usage: TokenUsage = NO_TOKENS
+    error: RowError | None = None
+    fault: Fault | None = None
+    in_doubt: bool = False
+    budget_spent: bool = False
+    expired: bool = False
+
+    @property
+    def row(self) -> ConversationRow:
+        """The conversation as a row has it."""
+        conversation = self.conversation
+        turns = [turn.with_fields(continuation=None) for turn in conversation.turns]
+        if turns and conversation.is_over:
+            turns[-1] = turns[-1].with_fields(output=None, answer=None)
+        elif turns:
+            turns[-1] = turns[-1].with_fields(continuation=conversation.continuation)
+        return ConversationRow(
+            turns=turns,
+            attempts=conversation.attempt,
+            lost_turns=conversation.lost_turns,
+            user_calls=self.user_calls,
+            user_usage=self.user_usage,
+            stopped=conversation.stopped,
+        )
+
+
+async def hold_conversation(trial: Trial, context: GradingContext, may_go_on: MayGoOn = always) -> HeldConversation:
+    """Hold the conversation of a trial, from where the row before it ended; every `Fault` is in what is returned."""
+    held = HeldConversation(trial.begun_conversation())
+    while True:
+        try:
+            await _hold(held, trial, context, may_go_on)
+        except BudgetExhausted:
+            held.budget_spent = True
+        except ReplyExpired:
+            held.expired = True
+        except _Ended as ended:
+            held.error, held.in_doubt = ended.error, ended.in_doubt
+        except Fault as fault:
+            held.calls += int(fault.charged is not False)
+            if _is_lost(held.conversation, fault) and held.conversation.attempt < MAX_ATTEMPTS:
+                held.conversation = held.conversation.begun_again()
+                continue
+            request_id = turn_id(trial.request_id, held.conversation.attempt, held.conversation.number)
+            held.error = RowError(
+                code=fault.code,
+                error=f"turn {held.conversation.number}: {fault.message}",
+                request_id=request_id,
+                provider_error=fault.provider_error,
+            )
+            held.fault, held.in_doubt = fault, is_in_doubt(fault)
+        return held
+
+
+def _is_lost(conversation: TrialConversation, fault: Fault) -> bool:
+    """Whether this fault of a turn says that the conversation is lost, with the worker that held it."""
+    return isinstance(fault, ConversationLost) or (conversation.is_held and isinstance(fault, WorkerLost))
+
+
+async def _hold(held: HeldConversation, trial: Trial, context: GradingContext, may_go_on: MayGoOn) -> None:
+    """Ask turn after turn, and keep in ``held`` what was answered. Raises the `Fault` of a turn, and `_Ended`."""
+    while not held.conversation.is_over:
+        conversation = held.conversation
+        question = conversation.next_question
+        if conversation.asks_user:
+            question = await _ask_user(held, trial, context)
+            if question is None:
+                return
+        request = conversation.request(question, trial.target, trial.repeat, trial.request_id)
+        if conversation.turns and not await may_go_on(replace(trial, conversation=conversation), request):
+            raise BudgetExhausted
+        request_id = turn_id(trial.request_id, conversation.attempt, conversation.number)
+        deadline_seconds = context.deadline_seconds(trial.target)
+        result = await call_with_retry(
+            partial(context.session.send, request, request_id=request_id, deadline_seconds=deadline_seconds),
+            partial(context.on_retry, trial.column),
+            partial(context.waits.goes_on, trial.target),
+        )
+        held.calls += 1
+        held.usage += result.token_usage or NO_TOKENS
+        planned = trial.fingerprints.target
+        if planned is not None and result.target_fingerprint != planned:
+            error = target_changed_text(trial.target)
+            raise _Ended(RowError(code=TARGET_CHANGED, error=error, request_id=request_id))
+        context.waits.note_answer(trial.target)
+        held.conversation, held.last = conversation.answered(question, result, request_id), result
+
+
+async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContext) -> str | None:
+    """Ask the simulated user what comes next; None where it ends the conversation. Raises `_Ended`."""
+    conversation, user = held.conversation, trial.case.user
+    assert user is not None, "only a simulated user is asked"
+    request_id = turn_id(trial.request_id, conversation.attempt, conversation.number, by_user=True)
+    deadline_seconds = context.deadline_seconds(user.target)
+    who = f"the simulated user ({user.target}), before turn {conversation.number}"
+    try:
+        reply = await call_with_retry(
+            partial(
+                context.session.send,
+                conversation.user_request(),
+                request_id=request_id,
+                deadline_seconds=deadline_seconds,
+            ),
+            goes_on=partial(context.waits.goes_on, user.target),
+        )
+    except (BudgetExhausted, ReplyExpired):
+        raise
+    except Fault as fault:
+        held.calls += int(fault.charged is not False)
+        held.user_calls += int(fault.charged is not False)
+        error = RowError(code=fault.code, error=f"{who}: {fault.message}", provider_error=fault.provider_error)
+        raise _Ended(error, in_doubt=is_in_doubt(fault)) from None
+    context.waits.note_answer(user.target)
+    held.calls += 1
+    held.user_calls += 1
+    held.usage += reply.token_usage or NO_TOKENS
+    held.user_usage += reply.token_usage or NO_TOKENS
+    text = reply.raw_text.strip()
+    if text == user.stop and conversation.turns:
+        held.conversation = conversation.with_stop()
+        return None
+    if not text or text == user.stop:
+        said = "nothing" if not text else "that the conversation is over, before it began"
+        raise _Ended(RowError(code=USER_FAILED, error=f"{who}: it said {said}", request_id=request_id))
+    return text

@@ -1,0 +1,311 @@
+"""Conversations of a run: what is said in each turn, what the row has of it, and what a loss or a failure leaves."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from quintain.contracts.agents import Continuation
+from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.errors import ConversationLost, Fault, ProviderFailed, WorkerLost
+from quintain.graders import Case, SimulatedUser
+from quintain_runner.plan.cases import parse_jsonl, require_question
+from quintain_runner.plan.changes import input_fingerprint
+from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, most_asks, most_turns, planned_ids
+from quintain_runner.plan.dataset import check_dataset
+from quintain_runner.report.inspect_export import write_inspect_logs
+from quintain_runner.report.run_report import read_report
+from quintain_runner.report.summary import ExitCode
+from quintain_runner.results.bill import SIMULATED_USER
+from quintain_runner.results.row import Row, RowStatus
+from quintain_runner.spec.evaluation import DatasetSpec
+from support.evaluations import EvaluationFolder, Json, write_evaluation, write_script
+from support.fake_client import FakeClient
+
+TURNS: Json = {"id": "talk", "turns": ["one", "two", "three", "four", "five"]}
+USER = {"target": "sim", "goal": "buy tea", "max_turns": 4}
+
+
+def said(request: InvokeRequest) -> list[str]:
+    return [f"{message.role}: {message.content}" for message in request.messages or []]
+
+
+class Talker:
+    """Answers with the number of the turn, and keeps what each was asked; some turns fail."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.held = held
+        self.asked: list[tuple[str, int]] = []
+        self.failures: dict[int, list[Fault]] = {}
+        self.user_says: list[str] = []
+
+    async def __call__(self, request: InvokeRequest) -> str:
+        if request.grader == SIMULATED_USER:
+            return self.user_says.pop(0)
+        turn = request.turn
+        assert turn is not None
+        self.asked.append((turn.conversation_id, turn.number))
+        if failures := self.failures.get(turn.number):
+            raise failures.pop(0)
+        return f"answer {turn.number}"
+
+
+class HoldingClient(FakeClient):
+    """A session whose answers come from a worker that holds their conversations."""
+
+    def _result(self, request: InvokeRequest, text: str) -> Result:
+        return super()._result(request, text).with_fields(continuation=Continuation(route="bot/worker"))
+
+
+def folder_of(
+    path: Path, rows: list[Json], talker: Talker, *, client: FakeClient | None = None, **settings: object
+) -> EvaluationFolder:
+    write_evaluation(path, rows, [{"name": "any", "builtin": "regex", "pattern": "."}], **settings)
+    return EvaluationFolder(path, client or FakeClient(talker, targets=("bot", "sim")))
+
+
+async def test_each_turn_is_a_call_with_all_that_was_said(tmp_path: Path) -> None:
+    talker = Talker()
+    folder = folder_of(tmp_path, [TURNS], talker)
+    summary = await folder.run()
+    assert (summary.exit_code, summary.total.calls) == (ExitCode.PASSED, 5)
+    assert said(folder.client.requests[2]) == [
+        "user: one", "assistant: answer 1", "user: two", "assistant: answer 2", "user: three",
+    ]  # fmt: skip
+    assert len(set(folder.client.request_ids)) == 5
+    (row,) = folder.rows()
+    assert (row.output, row.calls, row.duration_ms, row.token_usage.input) == ("answer 5", 5, 25.0, 50)
+    turns = row.turns()
+    assert [(turn.question, turn.output) for turn in turns] == [
+        (word, f"answer {number}")
+        for number, word in enumerate(TURNS["turns"], start=1)  # type: ignore[arg-type, var-annotated]
+    ]
+    assert [turn.answer and turn.answer.request_id for turn in turns] == folder.client.request_ids
+    assert [request.turn and request.turn.last for request in folder.client.requests] == [False] * 4 + [True]
+
+
+async def test_a_question_or_messages_may_begin(tmp_path: Path) -> None:
+    begins: list[Json] = [
+        {"id": "q", "question": "first", "turns": ["then"]},
+        {
+            "id": "m",
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "turns": ["c"],
+        },
+    ]
+    folder = folder_of(tmp_path, begins, Talker())
+    await folder.run()
+    asked = {
+        (request.eval_case_id, request.turn.number): said(request) for request in folder.client.requests if request.turn
+    }
+    assert asked[("q", 2)] == ["user: first", "assistant: answer 1", "user: then"]
+    assert asked[("m", 1)] == ["user: a", "assistant: b", "user: c"]
+    assert len(asked) == 3
+    assert folder.rows_by_case()["q"].turns()[0].question is None
+
+
+async def test_a_simulated_user_sees_the_roles_the_other_way_round_and_ends_it(tmp_path: Path) -> None:
+    talker = Talker()
+    talker.user_says = ["tea, please", " DONE\n"]
+    folder = folder_of(tmp_path, [{"id": "shop", "question": "hello", "user": USER}], talker)
+    summary = await folder.run()
+    (row,) = folder.rows()
+    assert [(turn.question, turn.output) for turn in row.turns()] == [(None, "answer 1"), ("tea, please", "answer 2")]
+    assert row.conversation is not None
+    assert (row.calls, row.conversation.user_calls, row.conversation.stopped) == (4, 2, True)
+    asked = [request for request in folder.client.requests if request.target == "sim"]
+    assert said(asked[1])[1:] == ["assistant: hello", "user: answer 1", "assistant: tea, please", "user: answer 2"]
+    assert "buy tea" in (asked[0].system_prompt or "")
+    assert not any("DONE" in line for request in folder.client.requests for line in said(request))
+    assert summary.total.calls == 4
+
+
+async def test_a_simulated_user_is_not_asked_after_the_last_turn(tmp_path: Path) -> None:
+    talker = Talker()
+    talker.user_says = ["1", "2", "3", "4"]
+    folder = folder_of(tmp_path, [{"id": "shop", "user": USER}], talker)
+    await folder.run()
+    (row,) = folder.rows()
+    assert row.conversation is not None
+    assert (row.output, row.conversation.user_calls, row.conversation.stopped) == ("answer 4", 4, False)
+
+
+@pytest.mark.parametrize(("says", "kept"), [([""], 0), (["DONE"], 0), (["go on", "  "], 1)])
+async def test_a_simulated_user_that_says_nothing_is_an_error(tmp_path: Path, says: list[str], kept: int) -> None:
+    talker = Talker()
+    talker.user_says = says
+    folder = folder_of(tmp_path, [{"id": "shop", "user": USER}], talker)
+    await folder.run()
+    (row,) = folder.rows()
+    assert row.error is not None
+    assert (row.status, row.error.code, len(row.turns())) == (RowStatus.ERROR, "user_failed", kept)
+
+
+async def test_the_same_command_goes_on_at_the_first_turn_without_an_answer(tmp_path: Path) -> None:
+    talker = Talker()
+    talker.failures[3] = [ProviderFailed("not reached", charged=False)]
+    folder = folder_of(tmp_path, [TURNS], talker)
+    await folder.run()
+    (row,) = folder.rows()
+    assert (row.status, row.calls, len(row.turns()), row.output) == (RowStatus.ERROR, 2, 2, None)
+    await folder.run()
+    row = folder.rows_by_case()["talk"]
+    assert (row.status, row.calls, row.tries, len(row.turns())) == (RowStatus.GRADED, 5, 2, 5)
+    assert [number for _, number in talker.asked] == [1, 2, 3, 3, 4, 5]
+
+
+async def test_a_changed_turn_asks_the_conversation_again(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [TURNS], Talker())
+    await folder.run()
+    write_evaluation(
+        tmp_path, [{**TURNS, "turns": ["one", "other"]}], [{"name": "any", "builtin": "regex", "pattern": "."}]
+    )
+    await folder.run()
+    assert folder.plan is not None
+    assert folder.plan.asked_again == 1
+    assert [turn.question for turn in folder.rows_by_case()["talk"].turns()] == ["one", "other"]
+
+
+@pytest.mark.parametrize("fault", [ConversationLost("gone", charged=False), WorkerLost("lost")])
+async def test_a_conversation_that_is_lost_begins_again_and_its_turns_are_counted(tmp_path: Path, fault: Fault) -> None:
+    talker = Talker()
+    talker.failures[3] = [fault]
+    folder = folder_of(tmp_path, [TURNS], talker, client=HoldingClient(talker, targets=("bot", "sim")))
+    summary = await folder.run()
+    (row,) = folder.rows()
+    charged = int(fault.charged is not False)
+    assert row.conversation is not None
+    assert (row.status, row.calls) == (RowStatus.GRADED, 7 + charged)
+    assert (row.conversation.attempts, row.conversation.lost_turns) == (2, 2)
+    assert Counter(name for name, _ in talker.asked) == Counter({talker.asked[0][0]: 3, talker.asked[-1][0]: 5})
+    assert (summary.total.lost_turns, summary.total.calls) == (2, 7 + charged)
+    assert json.loads((folder.output / "run.json").read_text())["totals"]["lostTurns"] == 2
+
+
+async def test_a_conversation_is_begun_so_often_at_most(tmp_path: Path) -> None:
+    talker = Talker()
+    talker.failures[2] = [ConversationLost("gone", charged=False) for _ in range(9)]
+    folder = folder_of(tmp_path, [TURNS], talker, client=HoldingClient(talker, targets=("bot", "sim")))
+    await folder.run()
+    (row,) = folder.rows()
+    assert row.error is not None
+    assert (row.status, row.error.code, len(talker.asked)) == (RowStatus.ERROR, "conversation_lost", 2 * MAX_ATTEMPTS)
+    # A worker held it: the next command cannot go on with it.
+    talker.failures.clear()
+    await folder.run()
+    assert [number for _, number in talker.asked[-5:]] == [1, 2, 3, 4, 5]
+
+
+async def test_graders_get_the_whole_conversation(tmp_path: Path) -> None:
+    program = write_script(
+        tmp_path,
+        "grade.py",
+        "import json, sys\ncase = json.load(sys.stdin)\n"
+        "print(json.dumps({'score': 1, 'reasoning': json.dumps([m['content'] for m in case['messages']])}))\n",
+    )
+    talker = Talker()
+    shown: list[InvokeRequest] = []
+
+    async def answer(request: InvokeRequest) -> str:
+        if request.target == "sim":
+            shown.append(request)
+            return '{"pass": true}'
+        return await talker(request)
+
+    (tmp_path / "judge.md").write_text("Was it kind?")
+    judge = {"name": "kind", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "sim"}
+    graders: list[Json] = [{"name": "program", "command": program}, judge]
+    write_evaluation(tmp_path, [{**TURNS, "turns": ["one", "two"]}], graders)
+    folder = EvaluationFolder(tmp_path, FakeClient(answer, targets=("bot", "sim")))
+    await folder.run()
+    (row,) = folder.rows()
+    assert row.status is RowStatus.GRADED, row.error
+    assert json.loads(row.graders["program"].reason or "") == ["one", "answer 1", "two", "answer 2"]
+    assert all(word in (shown[0].question or "") for word in ("one", "answer 1", "two", "answer 2"))
+    # Graded again, from the row.
+    (tmp_path / "judge.md").write_text("Was it polite?")
+    await folder.run()
+    assert len(talker.asked) == 2
+    assert all(word in (shown[1].question or "") for word in ("one", "answer 1", "two", "answer 2"))
+    assert folder.rows_by_case()["talk"].turns()[0].output == "answer 1"
+
+
+async def test_a_small_budget_in_calls_buys_whole_conversations(tmp_path: Path) -> None:
+    rows: list[Json] = [{"id": f"talk-{number}", "turns": ["one", "two", "three"]} for number in range(4)]
+    talker = Talker()
+    folder = folder_of(
+        tmp_path, rows, talker, client=FakeClient(talker, targets=("bot", "sim"), max_calls=8), max_calls=8
+    )
+    summary = await folder.run()
+    assert (summary.exit_code, summary.total.graded, summary.total.calls) == (ExitCode.BUDGET_SPENT, 2, 6)
+
+
+async def test_an_export_has_every_turn(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [{"id": "q", "question": "first", "turns": ["then"]}], Talker())
+    await folder.run()
+    (path,) = write_inspect_logs(tmp_path / "logs", read_report(folder.output))
+    (sample,) = json.loads(path.read_text())["samples"]
+    assert [(message["role"], message["content"]) for message in sample["messages"]] == [
+        ("user", "first"), ("assistant", "answer 1"), ("user", "then"), ("assistant", "answer 2"),
+    ]  # fmt: skip
+    assert (sample["input"], sample["output"]["completion"]) == ("first", "answer 2")
+
+
+def test_rows_without_content_hold_nothing_that_was_said(tmp_path: Path) -> None:
+    conversation = TrialConversation(Case(id="c", turns=["secret"]))
+    result = Result(
+        output=[], target="bot", call_count=1, max_calls=1, continuation=Continuation(state="secret session")
+    )
+    held = conversation.answered("secret", result, "id")
+    row = Row.model_validate(
+        {
+            "caseId": "c", "target": "bot", "repeat": 1, "status": "error",
+            "fingerprints": {"input": "i", "grading": "g"},
+            "conversation": {"turns": [json.loads(held.turns[0].to_wire())]},
+        }
+    )  # fmt: skip
+    assert b"secret" in row.to_line()
+    assert b"secret" not in row.without_content().to_line()
+
+
+def test_turns_and_the_user_are_part_of_the_input() -> None:
+    cases = [
+        Case(id="c", question="q"),
+        Case(id="c", question="q", turns=["a"]),
+        Case(id="c", question="q", turns=["b"]),
+        Case(id="c", question="q", user=SimulatedUser(target="sim", goal="a")),
+        Case(id="c", question="q", user=SimulatedUser(target="sim", goal="a", max_turns=2)),
+    ]
+    assert len({input_fingerprint(case) for case in cases}) == 5
+    assert [(most_turns(case), most_asks(case)) for case in cases] == [(1, 1), (2, 2), (2, 2), (8, 15), (2, 3)]
+    for case in cases[1:]:
+        assert len(set(planned_ids(case, "run-1"))) == most_asks(case)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"turns": []}, "turns"),
+        ({"turns": ["a", "  "]}, "turns"),
+        ({"turns": "a"}, "turns"),
+        ({"turns": ["a"], "user": USER}, "turns and user"),
+        ({"user": {"target": "sim"}}, "goal"),
+        ({"user": {"target": "sim", "goal": " "}}, "goal"),
+        ({"user": {"goal": "g"}}, "target"),
+        ({"user": {**USER, "max_turns": 0}}, "max_turns"),
+        ({"user": {**USER, "max_turn": 3}}, "max_turn"),
+        ({"user": {"name": "Ann"}}, "turns"),
+    ],
+)
+def test_a_conversation_that_cannot_be_held_is_refused_by_name(tmp_path: Path, row: Json, problem: str) -> None:
+    ((_, parsed),) = parse_jsonl([json.dumps({"id": "c", **row}).encode()])
+    assert problem in str(require_question(parsed))
+
+
+def test_a_user_that_is_data_stays_data(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(json.dumps({"id": "c", "question": "q", "user": "ann"}) + "\n")
+    assert check_dataset(DatasetSpec(file="cases.jsonl"), path).conversations is None
