@@ -85,7 +85,7 @@ def _npm_folder(tool: ClientTool) -> str:
 
 
 #: npm's name of this machine, in the names of packages with a binary.
-_MACHINE = f"{sys.platform}-{'x64' if platform.machine() == 'x86_64' else 'arm64'}"
+MACHINE = f"{sys.platform}-{'x64' if platform.machine() == 'x86_64' else 'arm64'}"
 
 #: What Quintain needs, for a framework whose agents it runs in one environment with itself, from this checkout.
 QUINTAIN: tuple[str, ...] = tuple(
@@ -99,6 +99,18 @@ TOOLS: Mapping[str, ClientTool] = {
         ClientTool(name="agentv-core", version="4.42.4", npm="@agentv/core"),
         ClientTool(name="openai-node", version="6.49.0", npm="openai"),
         ClientTool(name="anthropic-node", version="1.12.0", npm="@anthropic-ai/sdk"),
+        ClientTool(
+            name="claude-code",
+            version="2.1.332",
+            npm="@anthropic-ai/claude-code",
+            beside=(f"@anthropic-ai/claude-code-{MACHINE}@2.1.332",),
+        ),
+        ClientTool(
+            name="codex",
+            version="0.171.0",
+            npm="@openai/codex",
+            beside=(f"@openai/codex-{MACHINE}@npm:@openai/codex@0.171.0-{MACHINE}",),
+        ),
         ClientTool(name="inspect", version="0.3.285", pypi="inspect_ai", beside=("openai",)),
         # It needs Node.js 22, and the binary of its database: optional packages are left out.
         ClientTool(
@@ -106,8 +118,8 @@ TOOLS: Mapping[str, ClientTool] = {
             version="0.123.1",
             npm="promptfoo",
             beside=(
-                f"node-{_MACHINE}@22.23.3",
-                f"@libsql/{_MACHINE}{'-gnu' if sys.platform == 'linux' else ''}@0.5.29",
+                f"node-{MACHINE}@22.23.3",
+                f"@libsql/{MACHINE}{'-gnu' if sys.platform == 'linux' else ''}@0.5.29",
             ),
         ),
         ClientTool(name="lm-eval", version="0.4.13", pypi="lm_eval[api]", beside=("transformers",)),
