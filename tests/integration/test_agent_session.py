@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import quintain
+from quintain.contracts.agents import Turn
+from quintain.contracts.invoke import InvokeRequest
 from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.factory import RemoteFactory
 from quintain.target import ControllableInjection, Event, EventResponse, ObservableEvent, SecurityDomainTag
@@ -29,6 +31,29 @@ targets:
     query: verdict
     config: {{members: "4"}}
     child_session: {{targets: [model], max_calls: 3}}
+  program:
+    provider: command
+    protocol: jsonl
+    command: [python, asking.py]
+    child_session: {{targets: [model], max_calls: 1}}
+"""
+
+#: Asks its model twice in each turn, by the URL that it was started with.
+ASKING = """
+import json, os, sys, urllib.error, urllib.request
+
+def ask():
+    body = json.dumps({"model": "model", "messages": [{"role": "user", "content": "Well?"}]}).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+    except urllib.error.HTTPError as error:
+        return str(error.code)
+
+for line in sys.stdin:
+    print(json.dumps({"type": "answer", "text": f"{ask()} {ask()}"}), flush=True)
 """
 
 #: A session's whole token; its id alone may be shown.
@@ -45,8 +70,9 @@ def name() -> str:
 
 @pytest.fixture
 def fleet(broker_url: str, name: str) -> Iterator[ProcessFleet]:
-    with process_fleet(broker_url, CONFIG.format(name=name), targets=["model", "panel"]) as fleet:
+    with process_fleet(broker_url, CONFIG.format(name=name), targets=["model", "panel", "program"]) as fleet:
         shutil.copy(EXAMPLES / "panel.py", fleet.folder)
+        (fleet.folder / "asking.py").write_text(ASKING)
         fleet.start("serve", "host", "panel:Panel", "--name", name, "-v").wait_for_output("ready  host")
         fleet.start_services("metadata", "worker")
         yield fleet
@@ -70,6 +96,19 @@ async def test_the_fourth_opinion_is_refused_by_name_and_by_a_controller(fleet: 
         await assert_session_closed(fleet, left_behind)
     written = "".join(process.read_output() for process in fleet.processes)
     assert not SECRET.search(written)
+
+
+async def test_a_program_of_a_worker_calls_models_by_its_url(fleet: ProcessFleet) -> None:
+    session = await asyncio.to_thread(fleet.open_session, "program", 10)
+    async with quintain.connect(fleet.broker_url, session.token) as target:
+        first, second = (Turn(conversation_id="c", number=number) for number in (1, 2))
+        said = await target.send(InvokeRequest(question="Is all well?", turn=first))
+        assert said.continuation is not None
+        going_on = second.with_fields(continuation=said.continuation)
+        again = await target.send(InvokeRequest(question="And now?", turn=going_on))
+        assert [said.raw_text, again.raw_text] == ["I agree. 402"] * 2
+        assert (await target.get_info()).call_count == 4
+    assert not SECRET.search("".join(process.read_output() for process in fleet.processes))
 
 
 async def drive_run(remote: RemoteFactory) -> tuple[list[Any], str, str]:
