@@ -43,11 +43,14 @@ def call(url, headers, model):
         return error.code
 
 env = os.environ
+# Some clients take no URL with a path of its own: the key says as much.
+ROOT = env["OPENAI_BASE_URL"].rsplit("/", 2)[0]
+KEYED = ROOT + "/v1/chat/completions", {"authorization": "Bearer " + env["OPENAI_API_KEY"]}
 OPENAI = env["OPENAI_BASE_URL"] + "/chat/completions", {"authorization": "Bearer " + env["OPENAI_API_KEY"]}
 ANTHROPIC = env["ANTHROPIC_BASE_URL"] + "/v1/messages", {"x-api-key": env["ANTHROPIC_API_KEY"], "anthropic-version": ""}
 for line in sys.stdin:
     times, model = json.loads(json.loads(line)["prompt"])
-    came = [call(*(ANTHROPIC if n % 2 else OPENAI), model) for n in range(times)]
+    came = [call(*(KEYED, OPENAI, ANTHROPIC)[n % 3], model) for n in range(times)]
     print(json.dumps({"type": "answer", "text": json.dumps([came, env["OPENAI_BASE_URL"]])}), flush=True)
     if model == "hold":
         import time; time.sleep(60)
@@ -68,9 +71,13 @@ async def ask(client: Client, times: int, model: str = "model", turn: Turn | Non
     return statuses, url
 
 
-async def call_url(url: str) -> int:
+async def call_url(url: str, key: str = "") -> int:
+    headers = {"authorization": f"Bearer {key}"}
     body = {"model": "model", "messages": [{"role": "user", "content": "well?"}]}
-    async with aiohttp.ClientSession() as http, http.post(f"{url}/chat/completions", json=body) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/chat/completions", json=body, headers=headers) as response,
+    ):
         return response.status
 
 
@@ -104,4 +111,6 @@ async def test_a_url_is_its_programs_own_and_stands_for_nothing_between_its_call
         before = (await client.get_info()).call_count
         for wrong in (url, other, url.replace("/v1", "x/v1"), url.rpartition("/")[0].rpartition("/")[0] + "/v1"):
             assert await call_url(wrong) == 401
+        root, key, _ = url.rsplit("/", 2)
+        assert await call_url(f"{root}/v1", key) == 401
         assert (await client.get_info()).call_count == before
