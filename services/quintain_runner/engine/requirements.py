@@ -72,7 +72,7 @@ def conversation_problems(
         if name not in configured:
             yield f"{path}: user.target: unknown target {name!r}{suggestion(name, list(configured))}"
     for name in dict.fromkeys([*targets, *dataset.user_targets]):
-        if name in configured and not configured[name].keeps_history:
+        if name in configured and not configured[name].keeps_conversation:
             yield (
                 f"{path}: cases have turns, and target {name} (provider {configured[name].provider}) takes one "
                 "question and keeps no history; take another target, or leave these cases out with where"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
@@ -69,9 +69,6 @@ class WatchedTarget(StrictModel):
 class TargetFields(StrictModel):
     """Fields of every target."""
 
-    #: Whether it is told what was said before, or remembers it: cases with turns need that.
-    keeps_history: ClassVar[bool] = True
-
     judge_target: TargetName | None = None
     """The default target of graders that judge this one. If absent, the target itself."""
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 64
@@ -103,7 +100,7 @@ class TargetFields(StrictModel):
 
     @property
     def keeps_conversation(self) -> bool:
-        """Whether the later turns of a conversation can be asked: it gets the messages, or knows the conversation."""
+        """Whether it is told what was said before, or remembers it: cases with turns need that."""
         return True
 
     def __repr_args__(self) -> list[tuple[str | None, object]]:

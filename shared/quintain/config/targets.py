@@ -5,7 +5,7 @@ The repr and the dump of a target that was loaded from a file show its reference
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, FiniteFloat, SecretStr, ValidationInfo, field_validator, model_validator
@@ -191,8 +191,6 @@ class MockTarget(TargetFields):
 
 class TargetTarget(TargetFields, WatchedTarget):
     """A target under test that `quintain serve host` leases out."""
-
-    keeps_history: ClassVar[bool] = False
 
     provider: Literal["target"]
     host: TargetName | None = None
