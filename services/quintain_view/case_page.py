@@ -164,7 +164,7 @@ def _shown_answer(
         text=None if row.output is None else shown(row.output),
         messages=shown_messages((*_turn_messages(row), *(messages or ()))),
         difference=[] if row.output is None or expected is None else word_difference(expected, row.output),
-        timeline=answer_timeline(row.answer, max_steps),
+        timeline=answer_timeline(row.answers, max_steps),
         verdicts=[_shown_verdict(name, grader, calls) for name, grader in row.graders.items()],
         error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
         facts=[(name, visible(value)) for name, value in _facts(row)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quintain.contracts.agents import AgentStep, StepsCut
@@ -39,7 +39,7 @@ class Step:
 
     ``beside`` counts the events that awaited replies when this one was sent. ``waits_since`` is the time from which an
     event without a reply waits, in milliseconds since the epoch, in a run that goes on. A reply to no event of the
-    record has no ``title``. A ``gap`` is where steps were left out.
+    record has no ``title``. A ``gap`` is where steps were left out, and a ``turn`` begins one of a conversation.
     """
 
     kind: str
@@ -63,27 +63,36 @@ class AnswerTimeline:
     notes: list[str]
 
 
-def answer_timeline(answer: Answer | None, max_steps: int = MAX_SHOWN_STEPS) -> AnswerTimeline | None:
-    """The timeline of an answer; None if its target told no steps."""
-    if answer is None or not answer.steps:
+def answer_timeline(answers: Sequence[Answer], max_steps: int = MAX_SHOWN_STEPS) -> AnswerTimeline | None:
+    """The timeline of an answer, or of the answers of a conversation's turns; None if their target told no steps."""
+    told = [step for answer in answers for step in answer.steps or ()]
+    if not told:
         return None
-    steps, cut = answer.steps, answer.steps_cut
-    rows = [_step(step) for step in steps[:max_steps]]
-    if cut is not None and cut.steps and cut.kept <= len(rows):
-        rows.insert(cut.kept, Step(kind="gap", at="", title=f"{cut.steps:,} steps were left out here"))
-    notes = [] if cut is None else [_cut_note(cut)]
-    if len(steps) > max_steps:
-        notes.append(f"These are the first {max_steps:,} of {len(steps):,} steps; the raw row has them.")
-    tools = sum(step.operation == "execute_tool" for step in steps)
-    return AnswerTimeline(
-        f"Steps: {len(steps):,}" + (f", {tools:,} of them calls of tools" if tools else ""), rows, notes
-    )
+    rows: list[Step] = []
+    notes: list[str] = []
+    room = max_steps
+    for number, answer in enumerate(answers, start=1):
+        if len(answers) > 1 and room > 0:
+            rows.append(Step(kind="turn", at="", title=f"Turn {number}"))
+        shown_steps, cut = [_step(step) for step in (answer.steps or ())[:room]], answer.steps_cut
+        room -= len(shown_steps)
+        if cut is not None:
+            notes.append(_cut_note(cut))
+            if cut.steps and cut.kept <= len(shown_steps):
+                gap = Step(kind="gap", at="", title=f"{cut.steps:,} steps were left out here")
+                shown_steps.insert(cut.kept, gap)
+        rows += shown_steps
+    if len(told) > max_steps:
+        notes.append(f"These are the first {max_steps:,} of {len(told):,} steps; the raw row has them.")
+    tools = sum(step.operation == "execute_tool" for step in told)
+    title = f"Steps: {len(told):,}" + (f", {tools:,} of them calls of tools" if tools else "")
+    return AnswerTimeline(title, rows, notes)
 
 
 def _cut_note(cut: StepsCut) -> str:
     counts = {"steps": cut.steps, "characters of texts": cut.characters, "values": cut.values}
     parts = [f"{count:,} {name}" for name, count in counts.items() if count]
-    return f"The worker left out {', '.join(parts)}: the steps of an answer have 256 KiB at most."
+    return f"Left out: {', '.join(parts)}. The steps of a row have 256 KiB at most."
 
 
 def _step(step: AgentStep) -> Step:

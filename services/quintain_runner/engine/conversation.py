@@ -16,7 +16,7 @@ from quintain.errors import BudgetExhausted, ConversationLost, Fault, ReplyExpir
 from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, turn_id
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.answer import ConversationRow
+from quintain_runner.results.answer import ConversationRow, turns_of_row
 from quintain_runner.results.row import TARGET_CHANGED, RowError, target_changed_text
 
 #: The error code of a row whose simulated user said nothing that could be sent.
@@ -104,6 +104,7 @@ async def hold_conversation(trial: Trial, context: GradingContext, may_go_on: Ma
                 provider_error=fault.provider_error,
             )
             held.fault, held.in_doubt = fault, is_in_doubt(fault)
+        held.conversation = replace(held.conversation, turns=turns_of_row(held.conversation.turns))
         return held
 
 

@@ -140,7 +140,8 @@ async def _run_conversation(trial: Trial, context: GradingContext, may_go_on: Ma
     last, duration_ms = turns[-1], sum(turn.duration_ms for turn in turns)
     assert last.answer is not None, "a turn of a conversation that was held has its answer"
     result = held.last or last.answer.to_result(last.output or "", trial.target)
-    result = result.with_fields(duration_ms=duration_ms, steps=steps_of_turns(turns))
+    steps, cut = steps_of_turns(turns)
+    result = result.with_fields(duration_ms=duration_ms, steps=steps, steps_cut=cut)
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
     asked = _Answered(result=result, answer=last.answer, calls=held.calls, token_usage=held.usage, conversation=row)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer
 
-from quintain.contracts.agents import AgentStep, Continuation, StepsCut
+from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, Continuation, StepsCut
 from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
+from quintain.contracts.step_log import cut_steps
 
 
 def is_none(value: object) -> bool:
@@ -148,6 +149,32 @@ class ConversationRow(Message):
         return self.model_copy(update={"turns": turns})
 
 
-def steps_of_turns(turns: Iterable[TurnRow]) -> list[AgentStep] | None:
-    """What the target did in all these turns; None where no answer says it."""
-    return [step for turn in turns if turn.answer is not None for step in turn.answer.steps or ()] or None
+def steps_of_turns(turns: Iterable[TurnRow]) -> tuple[list[AgentStep] | None, StepsCut | None]:
+    """What the target did in all these turns, and what was left out of that; None where no answer says it."""
+    steps: list[AgentStep] = []
+    cut = StepsCut()
+    for answer in (turn.answer for turn in turns if turn.answer is not None):
+        if (more := answer.steps_cut) is not None:
+            cut = StepsCut(
+                kept=cut.kept if cut.steps or not more.steps else len(steps) + more.kept,
+                steps=cut.steps + more.steps,
+                characters=cut.characters + more.characters,
+                values=cut.values + more.values,
+            )
+        steps += answer.steps or ()
+    return steps or None, None if cut == StepsCut() else cut
+
+
+def turns_of_row(turns: Sequence[TurnRow]) -> tuple[TurnRow, ...]:
+    """The turns as a row holds them: their steps have `MAX_STEPS_BYTES` in all, each turn's an equal share of it."""
+    told = [turn.answer for turn in turns if turn.answer is not None and turn.answer.steps]
+    if sum(len(step.to_wire()) + 1 for answer in told for step in answer.steps or ()) <= MAX_STEPS_BYTES:
+        return tuple(turns)
+    return tuple(turn.with_fields(answer=_within(turn.answer, MAX_STEPS_BYTES // len(told))) for turn in turns)
+
+
+def _within(answer: Answer | None, max_bytes: int) -> Answer | None:
+    if answer is None or not answer.steps:
+        return answer
+    steps, cut = cut_steps(answer.steps, answer.steps_cut, max_bytes=max_bytes)
+    return answer.with_fields(steps=steps, steps_cut=cut)

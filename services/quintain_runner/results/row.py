@@ -229,6 +229,13 @@ class Row(Message):
         return turns if all(turn.output is not None for turn in turns) else []
 
     @property
+    def answers(self) -> list[Answer]:
+        """The answers of its turns that it holds, or its one answer."""
+        answers = [] if self.conversation is None else [turn.answer for turn in self.conversation.turns]
+        held = answers if self.answer is None else [*answers[:-1], self.answer]
+        return [answer for answer in held if answer is not None]
+
+    @property
     def key(self) -> RowKey:
         """The case, target, repeat and prompt of the row."""
         return RowKey(self.case_id, self.target, self.repeat, self.prompt)
@@ -266,7 +273,10 @@ class Row(Message):
         result = self.answer.to_result(
             self.output, self.target, duration_ms=self.duration_ms, fingerprint=self.target_fingerprint
         )
-        return result if self.conversation is None else result.with_fields(steps=steps_of_turns(self.turns()))
+        if self.conversation is None:
+            return result
+        steps, cut = steps_of_turns(self.turns())
+        return result.with_fields(steps=steps, steps_cut=cut)
 
     @property
     def steps(self) -> list[AgentStep]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from quintain.contracts.agents import AgentStep, StepsCut
+from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, StepsCut
 from quintain.contracts.invoke import OutputMessage, Reasoning, Result, TokenUsage, ToolCall
-from quintain_runner.results.answer import Answer
+from quintain_runner.results.answer import Answer, TurnRow, steps_of_turns, turns_of_row
 from quintain_runner.results.row import Check, GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF
 
@@ -158,3 +158,22 @@ def test_what_a_model_thought_and_called_is_a_step_of_its_row_and_is_not_stored_
 def test_an_answer_that_is_only_text_has_no_steps() -> None:
     assert answered().steps == []
     assert b"steps" not in answered().to_line()
+
+
+def test_the_steps_of_a_conversation_are_one_list_and_one_limit_for_all_its_turns() -> None:
+    def turn(number: int, size: int, cut: StepsCut | None = None) -> TurnRow:
+        steps = [TOOL_STEP.with_fields(arguments=number), TOOL_STEP.with_fields(result="x" * size)]
+        return TurnRow(output="12:40", answer=Answer(steps=steps, steps_cut=cut))
+
+    small = [turn(1, 10), turn(2, 10, StepsCut(kept=1, steps=5)), turn(3, 10, StepsCut(characters=7, steps=2))]
+    assert turns_of_row(small) == tuple(small)
+    steps, cut = steps_of_turns(small)
+    assert [step.arguments for step in (steps or [])[::2]] == [1, 2, 3]
+    assert cut == StepsCut(kept=3, steps=7, characters=7)
+    assert steps_of_turns([TurnRow(output="12:40", answer=Answer())]) == (None, None)
+    steps, cut = steps_of_turns(turns_of_row([turn(number, 200_000) for number in range(4)]))
+    assert steps is not None
+    assert cut is not None
+    assert 0.9 * MAX_STEPS_BYTES < sum(len(step.to_wire()) for step in steps) <= MAX_STEPS_BYTES
+    assert (len(steps), cut.steps) == (8, 0)
+    assert cut.characters > 500_000
