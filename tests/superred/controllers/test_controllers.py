@@ -405,7 +405,7 @@ async def test_a_lost_hosts_task_is_retried_where_that_is_asked(
     async def lost_once(target: Any, emit: Any, send: Any) -> None:
         if len(host.instances) == 1:
             [lease] = [slot.lease for slot in host.host._slots if slot.lease is not None]
-            host.call_soon(lease._ended.set)
+            host.call_soon(lambda: lease._ended.set_result(None))
             await asyncio.sleep(30)
 
     host.serve(lambda: Bot(lost_once))
