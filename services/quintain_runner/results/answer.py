@@ -11,6 +11,7 @@ from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, Continuation, 
 from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.step_log import cut_steps
+from quintain_runner.results.agent_steps import steps_of
 
 
 def is_none(value: object) -> bool:
@@ -153,7 +154,9 @@ def steps_of_turns(turns: Iterable[TurnRow]) -> tuple[list[AgentStep] | None, St
     """What the target did in all these turns, and what was left out of that; None where no answer says it."""
     steps: list[AgentStep] = []
     cut = StepsCut()
-    for answer in (turn.answer for turn in turns if turn.answer is not None):
+    for turn in turns:
+        if (answer := turn.answer) is None:
+            continue
         if (more := answer.steps_cut) is not None:
             cut = StepsCut(
                 kept=cut.kept if cut.steps or not more.steps else len(steps) + more.kept,
@@ -161,7 +164,7 @@ def steps_of_turns(turns: Iterable[TurnRow]) -> tuple[list[AgentStep] | None, St
                 characters=cut.characters + more.characters,
                 values=cut.values + more.values,
             )
-        steps += answer.steps or ()
+        steps += steps_of(answer.to_result(turn.output or "", "", duration_ms=turn.duration_ms))
     return steps or None, None if cut == StepsCut() else cut
 
 

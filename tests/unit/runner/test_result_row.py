@@ -171,6 +171,10 @@ def test_the_steps_of_a_conversation_are_one_list_and_one_limit_for_all_its_turn
     assert [step.arguments for step in (steps or [])[::2]] == [1, 2, 3]
     assert cut == StepsCut(kept=3, steps=7, characters=7)
     assert steps_of_turns([TurnRow(output="12:40", answer=Answer())]) == (None, None)
+    called = OutputMessage(content="", tool_calls=[ToolCall(id="a", name="search", arguments="{}")])
+    asked, said = TurnRow(output="", answer=Answer(messages=[called])), TurnRow(output="12:40", answer=Answer())
+    (chat,) = steps_of_turns([asked, said])[0] or ()
+    assert (chat.operation, (chat.messages or [])[0]["parts"][0]["name"]) == ("chat", "search")
     steps, cut = steps_of_turns(turns_of_row([turn(number, 200_000) for number in range(4)]))
     assert steps is not None
     assert cut is not None
