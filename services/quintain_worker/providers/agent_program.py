@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.config.program_targets import ProgramTarget
+from quintain.contracts.agents import Turn
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import (
     ConfigError,
@@ -42,8 +43,8 @@ from quintain_worker.providers.agent_lines import (
     turn_line,
 )
 from quintain_worker.providers.agent_session import AgentModels
-from quintain_worker.providers.conversation import ignored_settings, prompts_of
-from quintain_worker.providers.conversation_pool import ConversationPool, PoolTerms
+from quintain_worker.providers.conversation import ignored_settings, prompts_of, refusal
+from quintain_worker.providers.conversation_pool import ConversationPool, PoolProcess, PoolTerms
 from quintain_worker.providers.provider import (
     Billing,
     CallHolder,
@@ -128,6 +129,7 @@ class AgentProgramProvider(SessionScopedProvider):
             end_line=end_line if agent.is_kept else None,
         )
         self._pool = ConversationPool(name, self._start, terms)
+        self._has_turns = True
 
     def for_call(self, holder: CallHolder) -> Provider:
         """Return the provider for one call, which finds the conversations of its session only."""
@@ -152,28 +154,45 @@ class AgentProgramProvider(SessionScopedProvider):
             line = turn_line(request, conversation_id, 1 if turn is None else turn.number)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         reading = TurnReading(on_text)
-        try:
-            key = conversation_id if holder is None else f"{holder.session_id} {conversation_id}"
-            async with AsyncExitStack() as stack:
-                token = ""
-                if self._models is not None and holder is not None:
-                    token = await stack.enter_async_context(self._models.session(holder, ends_at))
-                process = await stack.enter_async_context(self._pool.turn(key, turn, wait_seconds=timeout_seconds))
-                if process.url is not None and token:
-                    stack.enter_context(process.url.standing_for(token))
-                await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
-                process.is_last = reading.error is not None
-        except ConversationLost as lost:
-            raise ProviderFailure(lost, Billing.UNBILLED) from None
-        except Overloaded as busy:
-            raise ProviderFailure(busy, Billing.UNBILLED, retryable=True) from None
-        except CannotStart as error:
-            raise start_failure(self._name, self._agent.program.argv[0], error) from None
+        key = conversation_id if holder is None else f"{holder.session_id} {conversation_id}"
+        async with AsyncExitStack() as stack:
+            token = ""
+            if self._models is not None and holder is not None:
+                token = await stack.enter_async_context(self._models.session(holder, ends_at))
+            process = await stack.enter_async_context(self._process(key, turn, ends_at, timeout_seconds))
+            if process.url is not None and token:
+                stack.enter_context(process.url.standing_for(token))
+            await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
+            process.is_last = reading.error is not None
         if reading.answer is None:
             raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
         return dataclasses.replace(
             reading.answer, ignored=ignored, holds_conversation=turn is not None and not turn.last
         )
+
+    @asynccontextmanager
+    async def _process(
+        self, key: str, turn: Turn | None, ends_at: float, timeout_seconds: float
+    ) -> AsyncIterator[PoolProcess]:
+        """Take the process of a conversation for one turn. Raises `ProviderFailure`, unbilled, if there is none."""
+        self._check_turns(turn)
+        async with AsyncExitStack() as stack:
+            try:
+                # A program may never be ready.
+                async with asyncio.timeout_at(ends_at):
+                    having = self._pool.turn(key, turn, wait_seconds=timeout_seconds)
+                    process = await stack.enter_async_context(having)
+            except ConversationLost as lost:
+                raise ProviderFailure(lost, Billing.UNBILLED) from None
+            except Overloaded as busy:
+                raise ProviderFailure(busy, Billing.UNBILLED, retryable=True) from None
+            except CannotStart as error:
+                raise start_failure(self._name, self._agent.program.argv[0], error) from None
+            except TimeoutError:
+                failure = TimedOut(f"{self._name}: the program was not ready within {timeout_seconds:g} s")
+                raise ProviderFailure(failure, Billing.UNBILLED) from None
+            self._check_turns(turn)
+            yield process
 
     async def close(self) -> None:
         """End all conversations and their programs."""
@@ -199,6 +218,12 @@ class AgentProgramProvider(SessionScopedProvider):
             raise self._unavailable(f"the program did not start ({error}): {stderr}") from None
         if line.get("type") != "ready":
             raise self._unavailable(f"the program did not start: {self._quoted(str(line.get('message', line)))}")
+        self._has_turns = line.get("turns") is not False
+
+    def _check_turns(self, turn: Turn | None) -> None:
+        """Refuse a conversation with a program that said it keeps no history."""
+        if turn is not None and not self._has_turns:
+            raise refusal("turn", "this agent takes one question, and keeps no history")
 
     async def _have_turn(
         self, program: LineProgram, line: bytes, reading: TurnReading, ends_at: float, timeout_seconds: float

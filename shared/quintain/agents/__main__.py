@@ -1,8 +1,8 @@
 """``python -m quintain.agents MODULE:NAME``: the program that speaks for an agent, by the protocol ``jsonl``.
 
-Once the agent is imported it prints ``{"type": "ready"}``. Then each line of standard input is a turn of a
-conversation, or its end; each line of standard output a step, a piece of the answer, the answer or an error
-(docs/agents.md). What the agent itself prints goes to standard error.
+Once the agent is imported it prints ``{"type": "ready", "turns": true}``, or false if it keeps no history. Then each
+line of standard input is a turn of a conversation, or its end; each line of standard output a step, a piece of the
+answer, the answer or an error (docs/agents.md). What the agent itself prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -118,10 +118,11 @@ def main() -> int:
     wire = Wire()
     try:
         begin = load_agent(arguments.agent, Path.cwd())
+        keeps_history = begin().keeps_history
     except ConfigError as error:
         wire.send(type="error", message=error.message)
         return 2
-    wire.send(type="ready")
+    wire.send(type="ready", turns=keeps_history)
     if not arguments.check:
         AgentProgram(begin, wire).serve()
     return 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
@@ -91,9 +92,12 @@ class TurnReport:
         self._on_step(AgentStep(**{"operation": operation, **times, **fields}))
 
 
-class Conversation(Protocol):
-    """One conversation with an agent, which keeps the turns that it has answered."""
+class Conversation(ABC):
+    """One conversation with an agent, which keeps the turns that it has answered, unless it does not keep history."""
 
+    keeps_history = True
+
+    @abstractmethod
     def answer(self, turn: TurnInput, report: TurnReport) -> str | Awaitable[str]:
         """Answer one turn. An answer that is no coroutine was made outside any event loop.
 

@@ -17,18 +17,19 @@ from crewai.events import (
     crewai_event_bus,
 )
 
-from quintain.agents.conversation import AgentError, TurnInput, TurnReport, openai_calls, text_part
+from quintain.agents.conversation import AgentError, Conversation, TurnInput, TurnReport, openai_calls, text_part
 from quintain.errors import ConfigError
 
 
-class CrewConversation:
+class CrewConversation(Conversation):
     """Starts a crew with the prompt as one of its inputs. A crew has no turns."""
+
+    keeps_history = False
 
     def __init__(self, crew: Any) -> None:
         inputs = sorted(crew.fetch_inputs())
         if len(inputs) != 1:
-            names = ", ".join(inputs) or "none"
-            raise ConfigError(f"its tasks have these inputs: {names}; it is given one, so write {{prompt}} in a task")
+            raise ConfigError(f"its tasks have the inputs {inputs}; it is given one, so write {{prompt}} in a task")
         self._crew, self._input = crew, inputs[0]
 
     async def answer(self, turn: TurnInput, report: TurnReport) -> str:
@@ -41,7 +42,7 @@ class CrewConversation:
             return str((await crew.akickoff(inputs={self._input: turn.new_text})).raw)
 
 
-class CrewAgentConversation:
+class CrewAgentConversation(Conversation):
     """Runs an agent for each turn, with the messages of the turns before."""
 
     def __init__(self, agent: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quintain.agents.conversation import (
     AgentError,
+    Conversation,
     TurnInput,
     TurnReport,
     answer_text,
@@ -21,19 +22,19 @@ _OF_MESSAGES = frozenset({"messages", "history", "conversation"})
 _A_LIST = re.compile(r"(\w+\.)*(list|List|Sequence|Iterable)\b")
 
 
-class FunctionConversation:
+class FunctionConversation(Conversation):
     """Calls a function for each turn, with the prompt or, if it takes a list, with the messages.
 
     It is given the messages that it returned itself at the turn before, if it returned the whole conversation.
     """
 
     def __init__(self, function: Callable[[Any], object]) -> None:
-        self._function, self._takes_messages = function, _takes_messages(function)
+        self._function, self.keeps_history = function, _takes_messages(function)
         self._history: list[Any] = []
 
     def answer(self, turn: TurnInput, report: TurnReport) -> str | Awaitable[str]:
         """Call the function."""
-        if not self._takes_messages:
+        if not self.keeps_history:
             if turn.number > 1:
                 message = "it takes one text, and sees no earlier turn; let it take `messages`, a list, instead"
                 raise AgentError(message)

@@ -15,6 +15,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from quintain.agents.conversation import (
     AgentError,
+    Conversation,
     TurnInput,
     TurnReport,
     answer_text,
@@ -26,7 +27,7 @@ from quintain.agents.conversation import (
 _KINDS = {"assistant": ChatMessageAssistant, "system": ChatMessageSystem, "user": ChatMessageUser}
 
 
-class InspectConversation:
+class InspectConversation(Conversation):
     """Runs the agent for each turn, with the messages of the turns before.
 
     Each run is in a sample, without which Inspect's own agents do not run; its log is not kept.

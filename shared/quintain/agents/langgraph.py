@@ -8,11 +8,19 @@ from typing import Any
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.types import Command
 
-from quintain.agents.conversation import TurnInput, TurnReport, answer_text, as_json, call_part, message_text, text_part
+from quintain.agents.conversation import (
+    Conversation,
+    TurnInput,
+    TurnReport,
+    answer_text,
+    call_part,
+    message_text,
+    text_part,
+)
 from quintain.errors import ConfigError
 
 
-class LangGraphConversation:
+class LangGraphConversation(Conversation):
     """Runs a graph for each turn: with its checkpointer in a thread of its own, without one with all messages.
 
     A graph that interrupts itself answers what it asks, and the next turn resumes it.
@@ -29,15 +37,15 @@ class LangGraphConversation:
     async def answer(self, turn: TurnInput, report: TurnReport) -> str:
         """Run the graph."""
         config = {"callbacks": [_GraphRecorder(report)], "configurable": {"thread_id": self._thread}}
-        given: Any = {"messages": [*self._messages, *turn.new_messages]}
-        if self._is_interrupted:
-            given = Command(resume=turn.prompt)
+        new = {"messages": [*self._messages, *turn.new_messages]}
+        given = Command(resume=turn.prompt) if self._is_interrupted else new
         values = await self._graph.ainvoke(given, config)
-        if not self._keeps_state:
-            self._messages = values["messages"]
+        self._messages = [] if self._keeps_state else values["messages"]
         interrupts = values.get("__interrupt__") or ()
         self._is_interrupted = bool(interrupts) and self._keeps_state
-        return answer_text(interrupts[0].value) if interrupts else _text(values["messages"][-1])
+        last = values["messages"][-1]
+        text = message_text(last if isinstance(last, dict) else {"content": last.content})
+        return answer_text(interrupts[0].value) if interrupts else text
 
 
 class _GraphRecorder(BaseCallbackHandler):
@@ -50,7 +58,7 @@ class _GraphRecorder(BaseCallbackHandler):
         self._started: dict[Any, tuple[float, str, Any]] = {}
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: Any, **_: Any) -> None:
-        self._started[run_id] = (self._report.now(), "", None)
+        self.on_llm_start(serialized, messages, run_id=run_id)
 
     def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: Any, **_: Any) -> None:
         self._started[run_id] = (self._report.now(), "", None)
@@ -78,7 +86,7 @@ class _GraphRecorder(BaseCallbackHandler):
 
     def on_tool_end(self, output: Any, *, run_id: Any, **_: Any) -> None:
         call_id = getattr(output, "tool_call_id", None)
-        result = as_json(getattr(output, "content", output))
+        result = getattr(output, "content", output)
         self._end_tool(run_id, result=result, tool_call_id=call_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: Any, tool_call_id: str | None = None, **_: Any) -> None:
@@ -90,7 +98,3 @@ class _GraphRecorder(BaseCallbackHandler):
 
     def _begun(self, run_id: Any) -> tuple[float, str, Any]:
         return self._started.pop(run_id, (self._report.now(), "tool", None))
-
-
-def _text(message: Any) -> str:
-    return message_text(message if isinstance(message, dict) else {"content": message.content})

@@ -7,6 +7,7 @@ from typing import Any
 from agents import RunHooks, Runner
 
 from quintain.agents.conversation import (
+    Conversation,
     TurnInput,
     TurnReport,
     answer_text,
@@ -16,7 +17,7 @@ from quintain.agents.conversation import (
 )
 
 
-class OpenAIAgentConversation:
+class OpenAIAgentConversation(Conversation):
     """Runs the agent for each turn, or the one that took over, with the items of the turns before."""
 
     def __init__(self, agent: Any) -> None:

@@ -18,6 +18,7 @@ from pydantic_ai.messages import (
 
 from quintain.agents.conversation import (
     AgentError,
+    Conversation,
     TurnInput,
     TurnReport,
     answer_text,
@@ -27,7 +28,7 @@ from quintain.agents.conversation import (
 )
 
 
-class PydanticAIConversation:
+class PydanticAIConversation(Conversation):
     """Runs the agent for each turn, with the messages of the turns before."""
 
     def __init__(self, agent: Any) -> None:

@@ -46,9 +46,7 @@ def load_agent(reference: str, folder: Path) -> Callable[[], Conversation]:
     Raises `ConfigError`, which names what it is and what to write instead.
     """
     agent = load_object(reference, folder, kind="agent")
-    begin = conversation_factory(agent, reference)
-    begin()
-    return begin
+    return conversation_factory(agent, reference)
 
 
 def conversation_factory(agent: object, name: str) -> Callable[[], Conversation]:

@@ -8,10 +8,18 @@ from smolagents.agent_types import AgentType
 from smolagents.agents import ActionOutput, ToolOutput
 from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, ToolCall
 
-from quintain.agents.conversation import AgentError, TurnInput, TurnReport, answer_text, call_part, text_part
+from quintain.agents.conversation import (
+    AgentError,
+    Conversation,
+    TurnInput,
+    TurnReport,
+    answer_text,
+    call_part,
+    text_part,
+)
 
 
-class SmolagentsConversation:
+class SmolagentsConversation(Conversation):
     """Runs the agent for each turn; its memory goes on from the turn before."""
 
     def __init__(self, agent: Any) -> None:

@@ -10,10 +10,10 @@ from quintain.config.fingerprint import target_fingerprints
 from quintain.config.program_targets import AgentTarget
 from quintain.contracts.agents import Turn
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
-from quintain.errors import ConfigError, ProviderFailed, TargetUnavailable
+from quintain.errors import BadRequest, ConfigError, ProviderFailed, TargetUnavailable, TimedOut
 from quintain.settings import environment
 from quintain_worker.providers.factory import build_provider, check_program
-from quintain_worker.providers.provider import Provider, ProviderAnswer, ProviderContext, ProviderFailure
+from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 
 BOT = """
 import os
@@ -27,6 +27,9 @@ def answer(messages):
         {"role": "tool", "tool_call_id": "c1", "content": str(os.getpid())},
         {"role": "assistant", "content": f"{len(messages)} {os.environ.get('OPENAI_AGENTS_DISABLE_TRACING')}"},
     ]
+
+def shout(prompt):
+    return prompt.upper()
 
 def two(a, b): ...
 """
@@ -84,3 +87,28 @@ def test_its_module_is_part_of_its_fingerprint(context: ProviderContext) -> None
     assert fingerprint() == fingerprint.first
     (context.folder / "bot.py").write_text(f"{BOT}\n# changed")
     assert fingerprint() != fingerprint.first
+
+
+async def test_an_agent_without_history_has_no_turns(context: ProviderContext) -> None:
+    provider = build_provider("it", AgentTarget(provider="agent", agent="bot:shout"), context)
+    try:
+        for number in (1, 2):
+            with pytest.raises(ProviderFailure) as failed:
+                await turn(provider, "a", number, "one")
+            assert isinstance(failed.value.fault, BadRequest)
+            assert failed.value.billing is Billing.UNBILLED
+        assert (await provider.answer(InvokeRequest(question="one"), timeout_seconds=60)).text == "ONE"
+    finally:
+        await provider.close()
+
+
+async def test_an_agent_that_is_never_imported_times_out(context: ProviderContext) -> None:
+    (context.folder / "bot.py").write_text("import time\ntime.sleep(1000)\n")
+    provider = build_provider("it", AgentTarget(provider="agent", agent="bot:shout"), context)
+    try:
+        with pytest.raises(ProviderFailure) as failed:
+            await provider.answer(InvokeRequest(question="one"), timeout_seconds=0.5)
+    finally:
+        await provider.close()
+    assert isinstance(failed.value.fault, TimedOut)
+    assert failed.value.billing is Billing.UNBILLED
