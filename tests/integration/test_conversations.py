@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from quintain.topology import conversation_topology
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
+from support.memory_fleet import memory_fleet
 from support.metadata_service import RunningMetadataService, run_metadata_service
 
 
@@ -139,3 +141,26 @@ async def test_a_continuation_names_no_other_queue(metadata: RunningMetadataServ
     async with connect("memory://", session.token, memory=metadata.memory) as client:
         with pytest.raises(BadRequest, match=r"turn\.continuation\.route"):
             await say(client, "two", number=2, continuation=Continuation(route=route))
+
+
+PROGRAM = """
+import json, sys
+said = []
+for line in sys.stdin:
+    said.append(json.loads(line)["prompt"])
+    print(json.dumps({"type": "answer", "text": " ".join(said)}), flush=True)
+"""
+
+
+async def test_over_http_the_gateway_sends_a_turn_where_its_conversation_is(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    config = "targets: {a: {provider: command, protocol: jsonl, command: [python, agent.py]}}"
+    async with memory_fleet(tmp_path, config) as fleet:
+        session = await fleet.open_session("a")
+        async with connect(fleet.gateway_url, session.token) as client:
+            first = await say(client, "one")
+            assert first.continuation is not None
+            assert first.continuation.route is not None
+            assert (await say(client, "two", number=2, continuation=first.continuation)).raw_text == "one two"
+            with pytest.raises(BadRequest, match=r"turn\.continuation\.route"):
+                await say(client, "three", number=3, continuation=Continuation(route="quintain.ledger"))

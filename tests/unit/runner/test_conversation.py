@@ -12,6 +12,9 @@ from quintain.contracts.agents import Continuation
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.errors import ConversationLost, Fault, ProviderFailed, WorkerLost
 from quintain.graders import Case, SimulatedUser
+from quintain.settings import read_settings
+from quintain_runner.engine.preflight import check_evaluation
+from quintain_runner.engine.run_settings import RunOptions, inspect_evaluation
 from quintain_runner.plan.cases import parse_jsonl, require_question
 from quintain_runner.plan.changes import input_fingerprint
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, most_asks, most_turns, planned_ids
@@ -309,3 +312,38 @@ def test_a_user_that_is_data_stays_data(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(json.dumps({"id": "c", "question": "q", "user": "ann"}) + "\n")
     assert check_dataset(DatasetSpec(file="cases.jsonl"), path).conversations is None
+
+
+async def inspected(folder: Path, rows: list[Json], **settings: object) -> str:
+    """The problems of an evaluation whose configuration is a hosted target, an echo and a simulated user."""
+    targets = {"hosted": {"provider": "target"}, "echo": {"provider": "mock"}, "sim": {"provider": "mock"}}
+    (folder / "quintain.yaml").write_text(json.dumps({"targets": targets}))
+    path = write_evaluation(folder, rows, [{"name": "any", "builtin": "regex", "pattern": "."}], **settings)
+    found = await inspect_evaluation(RunOptions(path=path, output=folder / "out"), read_settings({}))
+    return "\n".join(found.problems)
+
+
+async def test_a_target_without_history_or_an_unknown_user_is_a_problem(tmp_path: Path) -> None:
+    asked_once: Json = {"id": "one", "question": "q"}
+    shop: Json = {"id": "shop", "user": USER}
+    assert await inspected(tmp_path, [asked_once], targets=["hosted"]) == ""
+    assert "target hosted (provider target)" in await inspected(tmp_path, [asked_once, TURNS], targets=["hosted"])
+    assert await inspected(tmp_path, [TURNS, shop], targets=["echo"]) == ""
+    unknown = {**shop, "user": {**USER, "target": "smi"}}
+    assert "user.target: unknown target 'smi'" in await inspected(tmp_path, [unknown], targets=["echo"])
+
+
+async def test_a_prompt_in_place_of_the_question_is_a_problem_and_one_beside_it_is_none(tmp_path: Path) -> None:
+    assert "turns or a user" in await inspected(tmp_path, [TURNS], targets=["echo"], prompts=["Say {{ id }}"])
+    beside = [{"name": "brief", "system": "Be brief."}]
+    assert await inspected(tmp_path, [TURNS], targets=["echo"], prompts=beside) == ""
+
+
+async def test_the_estimate_counts_all_turns_and_what_a_user_may_say(tmp_path: Path) -> None:
+    rows: list[Json] = [{"id": "one", "question": "q"}, TURNS, {"id": "shop", "user": USER}]
+    await inspected(tmp_path, rows, targets=["echo"])
+    report = await check_evaluation(RunOptions(path=tmp_path / "eval.yaml"), read_settings({}))
+    assert report.problems == []
+    assert report.estimate is not None
+    assert (report.estimate.calls.answers, report.estimate.calls.most) == (1 + 5 + 8, 14)
+    assert report.estimate.left_out == [SIMULATED_USER]

@@ -12,7 +12,7 @@ from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.money import CostTerms, CostTier, picodollars
 from quintain.contracts.session import CostUsage, Info
 from quintain.errors import BudgetUnavailable
-from quintain.graders import Case
+from quintain.graders import Case, SimulatedUser
 from quintain_runner.engine import cost_gate
 from quintain_runner.engine.cost_gate import BYTES_PER_TOKEN, FIRST_ANSWER_BYTES, CostGate
 from quintain_runner.engine.trial_budget import TrialBudget
@@ -143,3 +143,23 @@ async def test_a_judge_is_shown_the_longest_answer_that_the_target_may_give() ->
     assert unlimited.most_cost(trial) == (request + FIRST_ANSWER_BYTES) * CENT
     unlimited.add_row(row_of(trial, "x" * 9_000))
     assert unlimited.most_cost(trial) == (request + 9_000) * CENT
+
+
+async def test_a_conversation_is_counted_with_its_next_turn_and_its_graders() -> None:
+    judge = JudgeGrader(name="kind", builtin="llm-judge", prompt="p", judge_target="configured-judge")
+    money = Money(2.5)
+    gate = await gate_of(money, JudgeGraderRunner(judge, "Was it kind?"))
+    user = SimulatedUser(target="configured-judge", goal="tea")
+    assert gate.most_cost(trial_of(Case(id="1", turns=["a", "b", "c"]))) == picodollars(1.25)
+    assert gate.most_cost(trial_of(Case(id="1", user=user))) == picodollars(1.5)
+    trial = trial_of(Case(id="1", turns=["a", "b", "c"]))
+    cost = gate.most_cost(trial)
+    assert await gate.enter(cost)
+    hold = gate.hold(cost)
+    money.spent = 1
+    assert await hold.may_go_on(trial, trial.request), "1.5 are left for a turn and its judge"
+    money.spent = 2
+    assert not await hold.may_go_on(trial, trial.request)
+    # What it was counted with is free for what costs less.
+    assert await gate.enter(picodollars(0.5))
+    hold.leave()
