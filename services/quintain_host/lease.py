@@ -14,6 +14,7 @@ from typing import Any
 
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.hosting import (
+    LEASE_TYPE,
     CancelRun,
     DescribeTarget,
     DriverItem,
@@ -160,7 +161,7 @@ class HostedLease:
         await self._queue.close()
 
     async def _on_delivery(self, delivery: Delivery) -> None:
-        if delivery.correlation_id == self._stream.lease_id:
+        if delivery.type == LEASE_TYPE and delivery.correlation_id == self._stream.lease_id:
             self._receive(delivery)
         await delivery.ack()
 
@@ -189,7 +190,7 @@ class HostedLease:
                     self._cancel_requests()
                 task = asyncio.get_running_loop().create_task(self._carry_out(number, item))
                 self._requests.add(task)
-                task.add_done_callback(self._requests.discard)
+                task.add_done_callback(partial(self._on_carried_out, number))
         if replies and self._run is not None:
             self._run.on_replies(replies)
 
@@ -202,8 +203,6 @@ class HostedLease:
             with span_in_trace(lease_request_span(request.type), request.traceparent):
                 async with self._request_lock:
                     body = await self._result(number, request)
-        except asyncio.CancelledError:
-            body = _failed(number, RuntimeError("The request was ended: its instance is torn down"))
         except Exception as error:
             # A target's exception is sent with its class, so that the driver can raise the same.
             body = _failed(number, error)
@@ -211,6 +210,12 @@ class HostedLease:
             self._stream.send(body)
         if isinstance(request, Teardown):
             self._end()
+
+    def _on_carried_out(self, number: int, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        if task.cancelled():
+            # Perhaps before it began.
+            self._stream.send(_failed(number, RuntimeError("The request was ended: its instance is torn down")))
 
     async def _result(self, number: int, request: LeaseRequest) -> bytes:
         """Carry a request out, and return its result; that of a run comes when it ends."""

@@ -166,14 +166,16 @@ class LeaseStream:
         self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
 
     async def close(self, seconds: float = 0) -> None:
-        """Send nothing new, after waiting so long for what was sent already."""
+        """Send nothing new, after waiting so long for what was to be sent."""
         self._flush()
+        ends = self._loop.time() + seconds
+        while self._publishing and (left := ends - self._loop.time()) > 0:
+            # Each publish that ends begins the next one.
+            await asyncio.wait(self._publishing, timeout=left)
         self._is_closed = True
         if self._tell_timer is not None:
             self._tell_timer.cancel()
         tasks = [*self._publishing, *([] if self._beating is None else [self._beating])]
-        if self._publishing and seconds:
-            await asyncio.wait(self._publishing, timeout=seconds)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
