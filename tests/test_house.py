@@ -66,6 +66,7 @@ RUN_BY = {
     "make fuzz": "Makefile",
     "make pythons": "Makefile",
     "make clients": "Makefile",
+    ".venv/bin/pytest tests/conformance/hosts": "tests/clients/test_node_host.py",
     "make browser": "Makefile",
     "make bench-view": "Makefile",
     "make screenshots": "Makefile",
@@ -299,8 +300,8 @@ def test_the_documents_that_sources_name_exist() -> None:
     assert [name for name in sorted(documents) if not (REPOSITORY / name).is_file()] == []
 
 
-def test_the_page_of_the_clients_names_the_versions_that_are_run() -> None:
-    page = (REPOSITORY / "docs" / "clients.md").read_text()
+def test_the_pages_of_the_tools_name_the_versions_that_are_run() -> None:
+    page = "".join((REPOSITORY / "docs" / name).read_text() for name in ("clients.md", "hosts.md"))
     assert [tool.name for tool in TOOLS.values() if f" {tool.version}" not in page] == []
 
 

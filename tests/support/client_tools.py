@@ -99,6 +99,7 @@ TOOLS: Mapping[str, ClientTool] = {
         ClientTool(name="agentv-core", version="4.42.4", npm="@agentv/core"),
         ClientTool(name="openai-node", version="6.49.0", npm="openai"),
         ClientTool(name="anthropic-node", version="1.12.0", npm="@anthropic-ai/sdk"),
+        ClientTool(name="amqplib", version="2.3.1", npm="amqplib"),
         ClientTool(
             name="claude-code",
             version="2.1.332",
