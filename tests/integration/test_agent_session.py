@@ -94,6 +94,10 @@ async def test_the_fourth_opinion_is_refused_by_name_and_by_a_controller(fleet: 
             await assert_session_closed(fleet, token)
             left_behind = remote.create()._session.token
         await assert_session_closed(fleet, left_behind)
+        async with quintain.lease(name, url=fleet.broker_url, child_session=terms) as leased:
+            await leased.run()
+            assert await leased.query("verdict") == "2 of 3 opinions: budget_exhausted"
+        assert (await target.get_info()).call_count == 8
     written = "".join(process.read_output() for process in fleet.processes)
     assert not SECRET.search(written)
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import quintain
+from quintain.contracts.credentials import SessionToken
 from quintain.errors import ConfigError, NoAnswer
+from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.connection_thread import open_connection_thread
 from quintain.remote.lease import TargetTimeouts
 from quintain.target import (
@@ -149,6 +151,13 @@ async def test_a_tag_that_the_target_does_not_have_is_refused_and_the_slot_is_fr
                 pass
     async with quintain.lease(host.name, read_only="user"):
         pass
+
+
+async def test_a_target_without_a_slot_for_a_session_is_given_none(host: ThreadHost) -> None:
+    terms = ChildSessionPolicy(targets=["model"], token=SessionToken.mint().text)
+    with pytest.raises(ConfigError, match="declares no configuration slot 'quintain_session'"):
+        async with quintain.lease(host.name, child_session=terms):
+            pass
 
 
 async def test_a_receiver_answers_over_several_runs(host: ThreadHost) -> None:
