@@ -13,6 +13,7 @@ from quintain.client.client import Client
 from quintain.contracts.agents import Turn
 from quintain.contracts.invoke import InvokeRequest
 from support.memory_fleet import MemoryFleet, memory_fleet
+from support.sandbox import sandbox_refusal
 
 CONFIG = """
 targets:
@@ -114,3 +115,12 @@ async def test_a_url_is_its_programs_own_and_stands_for_nothing_between_its_call
         root, key, _ = url.rsplit("/", 2)
         assert await call_url(f"{root}/v1", key) == 401
         assert (await client.get_info()).call_count == before
+
+
+async def test_in_a_sandbox_a_program_reaches_its_gateway(tmp_path: Path) -> None:
+    if (refusal := sandbox_refusal()) is not None:
+        pytest.skip(refusal)
+    (tmp_path / "agent.py").write_text(AGENT)
+    config = CONFIG.replace("protocol: jsonl", "protocol: jsonl\n    sandbox: bwrap")
+    async with memory_fleet(tmp_path, config, {"PATH": "/usr/bin:/bin"}) as fleet, fleet.client("agent") as client:
+        assert (await ask(client, 9))[0] == [200] * 8 + [402]
