@@ -16,7 +16,7 @@ CASES: list[Json] = [{"id": "talk", "turns": ["one", "two", "three", "four", "fi
 GRADERS: list[Json] = [{"name": "all", "builtin": "regex", "pattern": "^one two three four five$"}]
 
 
-class Desk:
+class DeskEndpoint:
     """Answers with all that was said in a session; ``failures`` are the statuses of the next answers to a text."""
 
     def __init__(self, server: ModelServer) -> None:
@@ -41,7 +41,7 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(shell: CommandLine) -> AsyncIterator[Desk]:
+async def desk(shell: CommandLine) -> AsyncIterator[DeskEndpoint]:
     async with model_server() as server:
         single = {"provider": "http", "url": server.url, "body": {"said": "{{ prompt }}"}, "answer": "/text"}
         desk = {
@@ -51,14 +51,14 @@ async def desk(shell: CommandLine) -> AsyncIterator[Desk]:
         }
         (shell.folder / "quintain.yaml").write_text(yaml.safe_dump({"targets": {"desk": desk, "single": single}}))
         write_evaluation(shell.folder, CASES, GRADERS)
-        yield Desk(server)
+        yield DeskEndpoint(server)
 
 
 async def run(shell: CommandLine, *words: str, code: int = 0) -> CommandResult:
     return await asyncio.to_thread(shell.run, "run", "eval.yaml", *words, code=code)
 
 
-async def test_after_a_failure_it_goes_on_at_the_turn_without_an_answer(desk: Desk, shell: CommandLine) -> None:
+async def test_after_a_failure_it_goes_on_at_the_turn_without_an_answer(desk: DeskEndpoint, shell: CommandLine) -> None:
     desk.failures = {"three": [500]}
     await run(shell, "--target", "desk", code=1)
     assert desk.asked == ["one", "two", "three"]
@@ -70,7 +70,7 @@ async def test_after_a_failure_it_goes_on_at_the_turn_without_an_answer(desk: De
 
 
 async def test_a_session_that_the_endpoint_has_forgotten_begins_again_and_is_counted(
-    desk: Desk, shell: CommandLine
+    desk: DeskEndpoint, shell: CommandLine
 ) -> None:
     desk.failures = {"three": [404]}
     await run(shell, "--target", "desk")
@@ -81,7 +81,7 @@ async def test_a_session_that_the_endpoint_has_forgotten_begins_again_and_is_cou
 
 
 async def test_an_endpoint_that_keeps_no_conversation_is_refused_before_the_first_call(
-    desk: Desk, shell: CommandLine
+    desk: DeskEndpoint, shell: CommandLine
 ) -> None:
     refused = await run(shell, "--target", "single", code=2)
     assert "single" in refused.stderr
