@@ -211,29 +211,6 @@ async def delete_queues(bus: Bus, topology: Topology) -> None:
         log.info("Queues could not be deleted and will expire: %s", error.message)
 
 
-class AckBatcher:
-    """Acknowledges deliveries in batches, for a consumer that tolerates redelivery.
-
-    The consumer's prefetch must be larger than ``batch_size``.
-    """
-
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
-        self._deliveries: list[Delivery] = []
-
-    async def add(self, delivery: Delivery) -> None:
-        """Add a processed delivery; acknowledges all when the batch is full."""
-        self._deliveries.append(delivery)
-        if len(self._deliveries) >= self._batch_size:
-            await self.flush()
-
-    async def flush(self) -> None:
-        """Acknowledge all deliveries that were added."""
-        deliveries, self._deliveries = self._deliveries, []
-        for delivery in deliveries:
-            await delivery.ack()
-
-
 def log_defect(error: Exception, action: str) -> Fault:
     """Log an unexpected exception, and return the fault to reply with, which has no details; its charge is unknown."""
     log.error("A defect while %s", action, exc_info=error)
