@@ -40,7 +40,7 @@ def test_each_item_is_read_with_all_its_fields(text: str) -> None:
     event = next(block for block in BLOCKS if "eventId" in block)
     response = next(block for block in BLOCKS if "ControllableInjection" in block)
     item = text.replace('"event": {…}', f'"event": {event}').replace('"response": {…}', f'"response": {response}')
-    is_host = json.loads(item)["type"] in {"offered", "result", "emit", "send", "log"}
+    is_host = json.loads(item)["type"] in {"offered", "result", "emit", "send", "log", "ended"}
     message = (HostMessage if is_host else DriverMessage).from_wire(
         f'{{"number": 1, "processed": 0, "items": [{item}]}}'
     )
@@ -50,7 +50,7 @@ def test_each_item_is_read_with_all_its_fields(text: str) -> None:
 def test_all_items_are_on_the_page() -> None:
     assert {json.loads(item.replace("{…}", "{}"))["type"] for item in ITEMS} == {
         *("open", "set_config", "describe", "query", "run", "cancel", "reset", "teardown", "reply"),
-        *("offered", "result", "emit", "send", "log"),
+        *("offered", "result", "emit", "send", "log", "ended"),
     }
 
 
