@@ -91,6 +91,14 @@ def test_the_example_with_a_thread_is_hosted_and_driven(shell: CommandLine, name
     ]
 
 
+def test_a_function_is_hosted_as_an_agent(shell: CommandLine, name: str) -> None:
+    shutil.copy(EXAMPLES.parent / "agents" / "plain_function.py", shell.folder)
+    serve(shell, name, "--isolation", "process", factory="plain_function:answer")
+    asked = "[user] prompt <- ControllableInjection: When is high tide in Ostend?"
+    said = drive(shell, name, "When is high tide in Ostend?")
+    assert {asked, "[user] answer: 12:40", "answer? 12:40", "steps? []"} <= set(said)
+
+
 def test_more_than_one_slot_is_a_process_each_unless_the_factory_says_otherwise(shell: CommandLine, name: str) -> None:
     (shell.folder / "shared.py").write_text("from desk import Desk\n\nclass Shared(Desk):\n    isolation = 'thread'\n")
     apart = shell.start("serve", "host", "desk:Desk", "--name", name, "--slots", "2", "--json")
