@@ -72,8 +72,9 @@ class LineProgram:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it runs, and has printed nothing that was not read."""
-        return self._process.returncode is None and not self._lines.has_unread
+        """Whether it runs and can print, and has printed nothing that was not read."""
+        is_open = self._process.returncode is None and not self._lines.ended.done()
+        return is_open and not self._lines.has_unread
 
     @property
     def stderr(self) -> str:

@@ -158,7 +158,7 @@ async def test_a_conversation_that_is_not_here_is_lost(tmp_path: Path) -> None:
         assert isinstance(await failure(provider, "a", 3), ConversationLost)
         ended, _ = await ask(provider, "b", 1, question="end")
         await wait_until(lambda: not Path(f"/proc/{ended.text}").exists())
-        await asyncio.sleep(0.2)  # the loop hears of it from a thread
+        await asyncio.sleep(0.05)  # the loop sees the end of its pipe
         assert isinstance(await failure(provider, "b", 2), ConversationLost)
         again, _ = await ask(provider, "b", 1)
         assert again.text != ended.text
