@@ -179,6 +179,11 @@ class RawDriver:
         return self._said
 
     @property
+    def unprocessed(self) -> int:
+        """How many items the host has not said to be processed."""
+        return len(self._kept)
+
+    @property
     def _processed(self) -> int:
         return len(self.items) if self.processed_limit is None else min(len(self.items), self.processed_limit)
 
