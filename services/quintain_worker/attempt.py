@@ -19,7 +19,7 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.quota import TryOutcome, TryReport
-from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut
+from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut, WorkerLost
 from quintain.runtime.concurrency import TimeLimit, TimeLimits
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.target import PauseState, WorkerTarget
@@ -65,7 +65,8 @@ class RetryPolicy(NamedTuple):
     ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the
     target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
     unbilled. ``is_one_try``: the attempt is one try, after which the call asks again if it may; ``max_tries`` are those
-    that are left. ``has_quota``: a throttled try does not count. ``is_probe``: nor does a failing one.
+    that are left. ``has_quota``: a throttled try does not count. ``is_probe``: nor does a failing one. ``asks_once``:
+    the target is not asked where an earlier attempt may have reached it.
     """
 
     max_tries: int
@@ -75,6 +76,7 @@ class RetryPolicy(NamedTuple):
     has_quota: bool = False
     is_one_try: bool = False
     is_probe: bool = False
+    asks_once: bool = False
 
 
 class _CallReturned(Exception):
@@ -109,10 +111,9 @@ class Attempt:
         """
         now = asyncio.get_running_loop().time()
         self._timeout_ends_at = now + self.policy.timeout_seconds
-        if (remaining_seconds := min(self.policy.ends_at, self._timeout_ends_at) - now) <= 0:
-            # The grant came too late: the provider was not called, and nothing is charged.
-            fault = Expired("The deadline passed before the provider was called")
-            return self._result(fault=fault, outcome=AttemptOutcome.REFUND, taken=TryOutcome.NOT_SENT)
+        remaining_seconds = min(self.policy.ends_at, self._timeout_ends_at) - now
+        if (refusal := self._refusal(remaining_seconds)) is not None:
+            return self._result(fault=refusal, outcome=AttemptOutcome.REFUND, taken=TryOutcome.NOT_SENT)
         try:
             answer = await self._try_until_answered(remaining_seconds)
         except _CallReturned:
@@ -127,6 +128,15 @@ class Attempt:
             defect = InternalFault(charged=True)
             return self._result(fault=defect, outcome=AttemptOutcome.IN_DOUBT, taken=TryOutcome.UNKNOWN)
         return self._result(answer=answer, taken=TryOutcome.ANSWERED)
+
+    def _refusal(self, remaining_seconds: float) -> Fault | None:
+        """Return why the provider is not called at all, so that this attempt is not charged."""
+        if remaining_seconds <= 0:
+            # The grant came too late.
+            return Expired("The deadline passed before the provider was called")
+        if self.policy.asks_once and self.policy.unproven:
+            return WorkerLost("The worker that asked this target was lost; it may have acted, and is not asked again")
+        return None
 
     async def _try_until_answered(self, remaining_seconds: float) -> ProviderAnswer:
         """Return the answer of the first try that has one. Raises the last `ProviderFailure`, or `_CallReturned`."""
@@ -296,6 +306,7 @@ class CallTries:
             has_quota=target.has_quota,
             is_one_try=target.has_quota or bool(grant.is_one_try),
             is_probe=bool(grant.is_probe),
+            asks_once=target.asks_once,
         )
 
     def add(self, result: AttemptResult, seconds: float, *, is_probe: bool) -> float:

@@ -58,7 +58,8 @@ class WorkerTarget:
     ``price`` is the price of its tokens, or None where it is not known, and ``cost_rule`` is how the cost of a call is
     bounded. ``api_provider`` is the provider, if it takes
     requests in the words of vendors' APIs as they are. ``has_quota``: the ledger decides when each of its tries begins.
-    ``for_call`` returns the provider of one call, where each has one of its own.
+    ``for_call`` returns the provider of one call, where each has one of its own. ``asks_once``: it may act, and is not
+    asked for a call that a lost worker may have asked it for.
     """
 
     name: str
@@ -76,6 +77,7 @@ class WorkerTarget:
     api_provider: ApiProvider | None = None
     has_quota: bool = False
     for_call: Callable[[CallHolder], Provider] | None = None
+    asks_once: bool = False
 
     def check(self, request: ApiRequest) -> None:
         """Check what a caller asks of it. Raises `BadRequest`, which names the field."""

@@ -259,6 +259,7 @@ def with_instrumentation(
         hosts=provider if isinstance(provider, HostedProvider) else None,
         api_provider=provider if isinstance(provider, ApiProvider) else None,
         has_quota=card.quota is not None,
+        asks_once=card.provider == "http",
     )
 
 

@@ -80,6 +80,20 @@ def attempt_with(
 YES = ProviderAnswer(text="yes")
 
 
+@pytest.mark.parametrize("unproven", [False, True])
+async def test_what_may_act_is_not_asked_where_a_lost_worker_may_have_asked_it(unproven: bool) -> None:
+    provider = ScriptedProvider(YES)
+    attempt = attempt_with(provider, unproven=unproven)
+    attempt.policy = attempt.policy._replace(asks_once=True)
+    ending = await attempt.run()
+    if not unproven:
+        assert ending.answer == YES
+        return
+    assert (ending.tries, provider.timeouts) == (0, [])
+    # This attempt is refunded, and the call stays in doubt for the earlier one.
+    assert (ending.outcome, ending.fault and ending.fault.code) == (AttemptOutcome.REFUND, "worker_lost")
+
+
 async def test_an_answer_is_a_result_at_the_first_try() -> None:
     provider = ScriptedProvider(YES)
     ending = await run_attempt(provider, seconds=5)
