@@ -13,7 +13,7 @@ from quintain.config.targets import TARGET_MODELS
 from quintain.programs.sandbox import Sandbox
 from quintain_runner.spec.activity_graders import ExpectedToolCall
 from quintain_runner.spec.evaluation import DatasetSpec, EvaluationSpec
-from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls
+from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls, RubricCriterion
 from quintain_runner.spec.prompts import PromptMessage, PromptSpec
 
 Fields = dict[str, dict[str, Any]]
@@ -35,6 +35,7 @@ def evaluation_page() -> str:
         + _kinds("grader", kinds, dict(GRADER_KINDS))
         + _section("graders: target", GraderCalls)
         + _section("graders: each of called", ExpectedToolCall)
+        + _section("graders: each of rubric", RubricCriterion)
         + _section("graders and dataset: sandbox", Sandbox)
     )
 

@@ -29,7 +29,7 @@ def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
     """The instructions of the judges by grader name."""
     prompts: dict[str, str] = {}
     for grader in evaluation.spec.graders:
-        if isinstance(grader, JudgeGrader):
+        if isinstance(grader, JudgeGrader) and grader.prompt is not None:
             # A prompt that cannot be read is already among the problems.
             with contextlib.suppress(ConfigError):
                 prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)

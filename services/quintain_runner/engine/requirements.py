@@ -15,7 +15,7 @@ from quintain.graders import Case
 from quintain_runner.files import suggestion
 from quintain_runner.graders.activity import is_tool_call_list
 from quintain_runner.graders.builtin import parse_number
-from quintain_runner.graders.judge import OWN_SECTIONS, section_text
+from quintain_runner.graders.judge_request import OWN_SECTIONS, section_text
 from quintain_runner.plan.cases import expected_text, input_length, token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
@@ -89,7 +89,7 @@ def token_limits(config: Config, targets: Iterable[str]) -> dict[str, float]:
 def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
     """The fields of a case that the evaluation file names: in prompts, ``where``, ``by`` and what graders read."""
     spec = evaluation.spec
-    shown = (field for grader in spec.graders if isinstance(grader, JudgeGrader) for field in grader.show)
+    shown = (field for each in spec.graders if isinstance(each, JudgeGrader) for field in each.show or ())
     prompted = (field for prompt in evaluation.prompts for field in prompt.fields)
     called = (field for each in spec.graders if isinstance(each, ToolCallsGrader) and (field := each.called_field))
     return frozenset(field.partition(".")[0] for field in (*shown, *called, *prompted, *spec.dataset.where, *spec.by))
@@ -128,10 +128,10 @@ def _tool_call_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
 def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
     """Each section that a judge is to be shown and that not every case has."""
     judges = [grader for grader in evaluation.spec.graders if isinstance(grader, JudgeGrader)]
-    for name in dict.fromkeys(name for judge in judges for name in judge.show):
+    for name in dict.fromkeys(name for judge in judges for name in judge.show or ()):
         if name in {"question", "expected", "output"}:
             continue
-        showing = _grader_names(judge for judge in judges if name in judge.show)
+        showing = _grader_names(judge for judge in judges if name in (judge.show or ()))
         yield CaseRequirement(
             is_met=lambda case, name=name: any(  # type: ignore[misc]
                 section_text(name, prompt.apply(case), "") is not None for prompt in evaluation.prompts
@@ -160,7 +160,7 @@ def _token_requirements(evaluation: Evaluation, token_limits: Mapping[str, float
 def _needs_expected(grader: GraderSpec) -> bool:
     """Whether a grader fails without ``expected``. A judge does only if the file lists it in ``show``."""
     if isinstance(grader, JudgeGrader):
-        return "show" in grader.model_fields_set and "expected" in grader.show
+        return grader.show is not None and "expected" in grader.show
     return isinstance(grader, ExactGrader | ContainsGrader | NumericGrader)
 
 

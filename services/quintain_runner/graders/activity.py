@@ -54,11 +54,12 @@ def check_tool_calls(spec: ToolCallsGrader, case: Case, result: Result) -> Grade
 
     Raises `GraderError` where the row has no usable expectation, or where steps were cut, so that calls may be missing.
     """
-    if result.steps_cut is not None and result.steps_cut.steps:
-        raise GraderError(
-            f"{result.steps_cut.steps} steps of the answer were too many to keep; calls may be among them"
-        )
+    cut = result.steps_cut
+    if cut is not None and cut.steps:
+        raise GraderError(f"{cut.steps} steps of the answer were too many to keep; calls may be among them")
     expected = spec.called if spec.called_field is None else _expected_of(case, spec.called_field)
+    if cut is not None and any(call.args or call.matching for call in expected):
+        raise GraderError("The steps of the answer were too long to keep as they are; arguments may be cut")
     actual = tool_calls_of(result)
     checks = [*_called_checks(expected, actual, spec.order), *_other_checks(spec, actual)]
     missed = [check for check in checks if not check.passed]

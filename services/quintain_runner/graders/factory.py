@@ -134,8 +134,8 @@ def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> 
         case FunctionGrader():
             digest, imports = module_digests(spec.function, folder)
             values["function"] = [spec.function.partition(":")[2], digest, *import_digests(imports.files)]
-        case JudgeGrader():
-            values["prompt"] = file_digest(folder / spec.prompt)
+        case JudgeGrader(prompt=str() as path):
+            values["prompt"] = file_digest(folder / path)
         case JsonSchemaGrader(json_schema=str() as path):
             values["schema"] = file_digest(folder / path)
     return fingerprint_of(values)
@@ -257,7 +257,9 @@ class _GraderFactory:
         return replace(command, confinement=confinement, files_folder=files_folder)
 
     def _read_prompt(self, spec: JudgeGrader) -> str:
-        """Read the instructions of a judge."""
+        """Read the instructions of a judge; none where its rubric is all."""
+        if spec.prompt is None:
+            return ""
         prompt = read_text_file(self.folder, spec.prompt)
         if not prompt.strip():
             raise ConfigError(f"{self.folder / spec.prompt}: it is empty; write instructions for the judge")

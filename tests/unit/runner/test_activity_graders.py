@@ -107,6 +107,10 @@ def test_calls_that_were_cut_out_are_no_verdict() -> None:
     cut = result_of(SEARCH).with_fields(steps_cut=StepsCut(kept=1, steps=4))
     with pytest.raises(GraderError, match="4 steps"):
         verdict(cut, builtin="tool-calls", not_called=["pay"])
+    shortened = result_of(SEARCH).with_fields(steps_cut=StepsCut(kept=1, characters=9))
+    assert verdict(shortened, builtin="tool-calls", called=["search"]).passed
+    with pytest.raises(GraderError, match="arguments"):
+        verdict(shortened, builtin="tool-calls", called=[{"tool": "search", "args": {"q": "tides"}}])
 
 
 @pytest.mark.parametrize(

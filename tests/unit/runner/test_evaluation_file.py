@@ -127,7 +127,10 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
         ("dataset: c\ngraders: [{name: a, builtin: numeric, take: any}]", "graders[0].take: it must be 'first',"),
         ("dataset: c\ngraders: [{name: a, builtin: json-schema}]", "graders[0]: missing key 'schema'"),
         ("dataset: c\ngraders: [{name: a, builtin: json-schema, schema: {}, schem: 1}]", "did you mean 'schema'?"),
-        ("dataset: c\ngraders: [{name: a, builtin: llm-judge}]", "graders[0]: missing key 'prompt'"),
+        (
+            "dataset: c\ngraders: [{name: a, builtin: llm-judge}]",
+            "graders[0]: give prompt, a file with the judge's instructions, or rubric",
+        ),
         ("dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p, show: [question]}]", "it leaves out output"),
         ("dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p, show: [outptu]}]", "mean it by 'outptu'"),
         ("dataset: c\ngraders: [{name: a, function: judges.polite}]", "graders[0].function: write it as module:name"),

@@ -133,8 +133,8 @@ def judge_that_shows(folder: Path, *show: str) -> dict[str, object]:
     [
         ("outptu", "did you mean 'output'?"),
         ("rubrik", "did you mean 'rubric'?"),
-        ("messages", "known: question, system_prompt"),
-        ("customer.name", "known: question, messages"),
+        ("messages", "known: question, conversation, system_prompt"),
+        ("customer.name", "known: question, conversation, messages"),
     ],
 )
 async def test_a_section_that_no_case_has_is_refused_with_the_nearest_name(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.errors import Expired, Fault, ProviderFailed, Rejected, Throttled, TimedOut
 from quintain.graders import Case
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders import base as retry
-from quintain_runner.graders.judge import JudgeGraderRunner, build_judge_request, parse_judgement
+from quintain_runner.graders.judge import JudgeGraderRunner
+from quintain_runner.graders.judge_request import build_judge_request, parse_judgement
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.results.row import RowStatus
+from quintain_runner.results.row import GraderRow, RowStatus
 from quintain_runner.spec.graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
@@ -29,7 +32,7 @@ JUDGE = JudgeGraderRunner(
 
 def judge_request_for(answer: str = "Rome", **options: object) -> InvokeRequest:
     spec = JudgeGrader.model_validate({"name": "j", "builtin": "llm-judge", "prompt": "p.md", **options})
-    return build_judge_request("Is it right?", spec.show, CASE, answer, target="sage", structured=spec.structured)
+    return build_judge_request(spec, "Is it right?", CASE, answer, target="sage")
 
 
 def sections(request: InvokeRequest) -> dict[str, str]:
@@ -75,7 +78,8 @@ def test_the_judge_is_shown_the_conversation_and_a_field_of_an_object() -> None:
     asked = [ChatMessage(role="user", content="Hello"), ChatMessage(role="assistant", content="Yes?")]
     case = Case(id="c1", messages=asked, metadata={"customer": {"name": "Ada"}})
     show = ["messages", "customer.name", "output"]
-    request = build_judge_request("Is it right?", show, case, "Rome", target="sage", structured=False)
+    spec = JudgeGrader(name="j", builtin="llm-judge", prompt="p.md", show=show)
+    request = build_judge_request(spec, "Is it right?", case, "Rome", target="sage")
     assert request.question is not None
     said = re.findall(r"<(data-\w+) ([\w.]+)>\n(.*?)\n</\1 \2>", request.question, re.DOTALL)
     texts = {name: text for _, name, text in said}
@@ -153,6 +157,92 @@ def test_what_is_no_verdict_is_an_error_and_never_a_score(reply: str, sentence: 
     with pytest.raises(GraderError, match=re.escape(sentence)) as error:
         parse_judgement(reply)
     assert len(error.value.message) < 400
+
+
+def test_the_history_of_a_case_with_messages_is_shown_word_for_word() -> None:
+    asked = [
+        ChatMessage(role="system", content="You are terse."),
+        ChatMessage(role="user", content="Shall I delete the account?"),
+        ChatMessage(role="assistant", content="Which one?"),
+        ChatMessage(role="user", content="Yes"),
+    ]
+    spec = JudgeGrader(name="j", builtin="llm-judge", prompt="p.md")
+    case = Case(id="c1", messages=asked)
+    seen = sections(build_judge_request(spec, "Is it right?", case, "Done", target="sage"))
+    assert list(seen) == ["conversation", "output"]
+    told = [(message["role"], message["content"]) for message in json.loads(seen["conversation"])]
+    # The system prompt is shown where show names it.
+    assert told == [(message.role, message.content) for message in asked[1:]]
+
+
+RUBRIC = [
+    {"id": "right", "text": "It names Rome.", "weight": 3, "required": True},
+    {"id": "short", "text": "It is one word."},
+]
+
+
+def rubric_verdict(reply: object) -> GraderRow:
+    spec = JudgeGrader.model_validate({"name": "j", "builtin": "llm-judge", "rubric": RUBRIC})
+    return parse_judgement(json.dumps(reply), spec.rubric)
+
+
+@pytest.mark.parametrize(
+    ("right", "short", "score", "passed"),
+    [
+        ({"score": 1}, {"score": 0.5}, 0.875, True),
+        ({"pass": True}, {"pass": False, "reason": "three words"}, 0.75, True),
+        ({"score": 0.4, "reason": "Roma"}, {"score": 1}, 0.55, False),
+        ({"score": 0}, {"score": 1}, 0.25, False),
+    ],
+)
+def test_a_rubric_is_a_score_for_each_criterion_in_one_call(
+    right: object, short: object, score: float, *, passed: bool
+) -> None:
+    verdict = rubric_verdict({"criteria": {"right": right, "short": short}})
+    assert (verdict.score, verdict.passed) == (pytest.approx(score), passed)
+    assert [check.id for check in verdict.checks] == ["right", "short"]
+
+
+@pytest.mark.parametrize(
+    "criteria",
+    [
+        {"right": {"score": 1}},
+        {"right": {"score": 1}, "short": {"score": 1}, "polite": {"score": 1}},
+        {"right": {"score": 1}, "short": {"score": 2}},
+        {"right": {"score": 1}, "short": {"reason": "long"}},
+        {"right": {"score": 1}, "short": 1},
+        [{"id": "right", "score": 1}],
+        None,
+    ],
+)
+def test_a_criterion_that_is_left_out_or_unusable_is_an_error_and_not_0(criteria: object) -> None:
+    with pytest.raises(GraderError):
+        rubric_verdict({"criteria": criteria})
+
+
+def test_a_judge_with_a_rubric_needs_no_other_instructions() -> None:
+    spec = JudgeGrader.model_validate({"name": "j", "builtin": "llm-judge", "rubric": RUBRIC, "structured": True})
+    request = build_judge_request(spec, "", CASE, "Rome", target="sage")
+    assert all(f"- {criterion['id']}: {criterion['text']}" in (request.system_prompt or "") for criterion in RUBRIC)
+    assert request.settings is not None
+    schema: Any = request.settings.response_format
+    assert schema["json_schema"]["schema"]["properties"]["criteria"]["required"] == ["right", "short"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rubric": [RUBRIC[0], RUBRIC[0]]},
+        {"rubric": [{"id": "a", "text": "x", "weight": 0}]},
+        {"rubric": [{"id": "a b", "text": "x"}]},
+        {"rubric": [{"id": "a", "text": ""}]},
+        {"prompt": "p.md", "show": ["question"]},
+    ],
+)
+def test_a_judge_that_could_not_judge_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        JudgeGrader.model_validate({"name": "j", "builtin": "llm-judge", **options})
 
 
 async def test_a_judgement_is_one_call_of_the_run_and_counted() -> None:
