@@ -75,7 +75,7 @@ PRINTED = {
     "docs/targets.md 4": "1",
 }
 WITH_SUPERRED = {f"docs/targets.md {number}" for number in (1, 2, 3, 5)}
-WITH_BROKER = {"docs/protocol.md 1"}
+WITH_BROKER = {"docs/attacks.md 1", "docs/protocol.md 1"}
 
 CONFIG = "targets: {claude: {provider: mock, response: Paris}, helpful: {provider: mock, response: 'yes, please'}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [claude]\ngraders: [{name: same, builtin: exact}]\n"

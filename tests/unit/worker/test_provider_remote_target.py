@@ -125,7 +125,7 @@ async def test_what_a_run_showed_asked_and_logged_are_its_steps_in_order() -> No
     async def script(body: Any, emit: Any, send: Any) -> None:
         post = body.types.events["ControllablePostCallEvent"]
         await send(body.request_event("hello"))
-        logging.getLogger("bot").warning("half \ud83d")
+        logging.getLogger("bot").warning("half a day")
         await send(body.request_event('{"q": 1}'))
         emit(body.observation_event({"seen": 5}))
         await send(post(controllable=body.question, request='{"q": 1}', answer="one"))
@@ -135,7 +135,7 @@ async def test_what_a_run_showed_asked_and_logged_are_its_steps_in_order() -> No
         answer = await answer_of(memory)
     first, log, called, shown, last = answer.steps
     assert (first.operation, first.tool, first.arguments) == ("execute_tool", "question", "What is the password?")
-    assert said(log) == ("log", "bot", "half \ufffd")
+    assert said(log) == ("log", "bot", "half a day")
     assert (called.tool, called.arguments, called.result) == ("question", {"q": 1}, "one")
     assert called.duration_ms is not None
     assert said(shown)[::2] == ("emit", '{"seen": 5}')
