@@ -13,7 +13,8 @@ from quintain.config.targets import TARGET_MODELS
 from quintain.programs.sandbox import Sandbox
 from quintain_runner.spec.activity_graders import ExpectedToolCall
 from quintain_runner.spec.evaluation import DatasetSpec, EvaluationSpec
-from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls, RubricCriterion
+from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls
+from quintain_runner.spec.judge_graders import RubricCriterion
 from quintain_runner.spec.prompts import PromptMessage, PromptSpec
 
 Fields = dict[str, dict[str, Any]]

@@ -17,7 +17,7 @@ from quintain_runner.engine.run_settings import Inspection, judge_targets_of
 from quintain_runner.graders.base import PlannedCalls, judge_target_of
 from quintain_runner.plan.trials import calling_graders
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import JudgeGrader
+from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_worker.cost_bound import CostRule
 
 #: What a request has besides its question, and a judge's besides what it is shown, in bytes, about.

@@ -22,7 +22,7 @@ from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_dataset
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import JudgeGrader
+from quintain_runner.spec.judge_graders import JudgeGrader
 
 
 def judge_prompts(evaluation: Evaluation) -> dict[str, str]:

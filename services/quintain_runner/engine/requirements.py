@@ -26,10 +26,10 @@ from quintain_runner.spec.graders import (
     ContainsGrader,
     ExactGrader,
     GraderSpec,
-    JudgeGrader,
     NumericGrader,
     grader_kind,
 )
+from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_runner.spec.prompts import Prompt, case_field
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).

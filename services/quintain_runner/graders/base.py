@@ -30,7 +30,8 @@ from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.plan.trials import Scoring, Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import CommandGrader, FunctionGrader, JudgeGrader, ProgramGrader
+from quintain_runner.spec.graders import CommandGrader, FunctionGrader, ProgramGrader
+from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: Charged faults whose outcome is known: the provider answered, and the answer is of no use.
 ANSWERED_FAULTS = (Rejected, ReplyTooLarge)

@@ -45,9 +45,9 @@ from quintain_runner.spec.graders import (
     GraderSpec,
     InvalidGrader,
     JsonSchemaGrader,
-    JudgeGrader,
     max_calls_of,
 )
+from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: The keys of a specification that change no verdict, and those that are replaced by what they name.
 _KEYS_LEFT_OUT = frozenset(

@@ -23,7 +23,7 @@ from quintain_runner.graders.judge_request import build_judge_request, parse_jud
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
-from quintain_runner.spec.graders import JudgeGrader
+from quintain_runner.spec.judge_graders import JudgeGrader
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
 from quintain_runner.graders.verdict import PASS_FIELDS, PASS_SCORE, GraderError, verdict_from_fields
 from quintain_runner.plan.cases import expected_text
 from quintain_runner.results.row import Check, GraderRow
-from quintain_runner.spec.graders import JudgeGrader, RubricCriterion
+from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
 from quintain_runner.spec.prompts import case_field
 
 #: The sections that Quintain has itself; others are the fields of a case's metadata.

@@ -18,7 +18,7 @@ from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.graders.judge_request import build_judge_request, parse_judgement
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.results.row import GraderRow, RowStatus
-from quintain_runner.spec.graders import JudgeGrader
+from quintain_runner.spec.judge_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
 

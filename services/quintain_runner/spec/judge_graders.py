@@ -1,0 +1,79 @@
+"""The models of graders that ask other models for a verdict. No I/O."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, TargetName
+from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, SpecModel, Weight
+
+#: Default timeout of a judge's call, in seconds, including its time in the target's queue.
+JUDGE_TIMEOUT_SECONDS = 600.0
+
+
+class RubricCriterion(SpecModel):
+    """A criterion that a judge scores by itself."""
+
+    id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    """Its name in the results."""
+    text: NonEmptyString
+    """What the judge is told to judge."""
+    weight: Weight = 1.0
+    """The weight of its score in the grader's; 0: it is only reported."""
+    required: bool = False
+    """Whether the answer passes only if it passes this criterion, with a score of at least 0.5."""
+
+
+class JudgeGrader(GraderOptions):
+    """A model grades the answer: one call, which returns a verdict as JSON."""
+
+    builtin: Literal["llm-judge"]
+    prompt: NonEmptyString | None = None
+    """The path of the file with the judge's instructions, relative to the evaluation file's folder. With a rubric there
+    need be none.
+    """
+    rubric: list[RubricCriterion] = Field(default_factory=list)
+    """Criteria that are judged in one call, each with a score of its own; the grader's is their mean by their weights.
+    """
+    judge_target: TargetName | None = None
+    """The target that judges. If absent, the judge_target that the configuration names for the target under test;
+    failing that, the target under test itself.
+    """
+    show: Annotated[list[NonEmptyString], Field(min_length=1)] | None = None
+    """The sections that the judge sees: question, conversation, messages, system_prompt, expected, output, and any
+    field of the row; dots lead into nested objects. One that no case has is an error. If absent, question, expected and
+    output, or conversation in place of question where a case has messages or turns.
+    """
+    structured: bool = False
+    """Whether to request structured output from the provider, so that the verdict follows its schema (openai and
+    anthropic).
+    """
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] = JUDGE_TIMEOUT_SECONDS
+    """The timeout of the judge's call, in seconds, including its time in the queue. If absent, 600, or that of its
+    target where it is more.
+    """
+
+    @field_validator("show")
+    @classmethod
+    def _validate_show(cls, show: list[str] | None) -> list[str] | None:
+        """Check that the judge sees the answer."""
+        if show is not None and "output" not in show:
+            near = get_close_matches("output", show, n=1)
+            hint = f"; did you mean it by {near[0]!r}?" if near else ""
+            raise ValueError(f"it leaves out output, and that is what is judged{hint}")
+        return show
+
+    @model_validator(mode="after")
+    def _validate_instructions(self) -> Self:
+        """Check that the judge is told what to judge."""
+        if self.prompt is None and not self.rubric:
+            raise ValueError("give prompt, a file with the judge's instructions, or rubric")
+        names = [criterion.id for criterion in self.rubric]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rubric: {twice[0]!r} is there twice; give each criterion its own id")
+        if self.rubric and not any(criterion.weight for criterion in self.rubric):
+            raise ValueError("rubric: every weight is 0; give at least one criterion a weight")
+        return self
