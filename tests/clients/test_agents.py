@@ -17,7 +17,7 @@ from clients.tool_session import ToolSession
 from quintain.config.loader import load_config
 from quintain.config.program_targets import AgentTarget
 from quintain.settings import environment
-from quintain_worker.providers.agent import SENDS_NOTHING
+from quintain_worker.providers.agents.framework import SENDS_NOTHING
 from support.client_tools import TOOLS, ClientTool, cache_folder
 from support.installed_wheel import REPOSITORY, build_wheel, run
 from support.tide_model import answer_tides

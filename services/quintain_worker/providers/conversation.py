@@ -8,12 +8,18 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from pydantic import JsonValue
+
+from quintain.apis.streams import parse_json
 from quintain.apis.translation import Json, Translation
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import Billing, ProviderFailure
+
+#: The longest session of an endpoint, in characters of its JSON: it is a part of each later request.
+MAX_SESSION_LENGTH = 64 * 1024
 
 
 class TextMessage(NamedTuple):
@@ -167,3 +173,27 @@ def prompts_of(request: InvokeRequest, *, separate_system: bool = False) -> tupl
     if len(prompt_turns) == 1:
         return prompt_turns[0].text, system
     return "\n\n".join(f"{turn.role}: {turn.text}" for turn in prompt_turns), system
+
+
+def state_of(request: InvokeRequest) -> str | None:
+    """Return what an earlier answer said of the conversation."""
+    continuation = None if request.turn is None else request.turn.continuation
+    return None if continuation is None else continuation.state
+
+
+def session_of(state: str) -> JsonValue:
+    """Return the session that a state is. Raises `ProviderFailure` for what no endpoint has said."""
+    try:
+        if len(state) <= MAX_SESSION_LENGTH:
+            return parse_json(state)  # type: ignore[return-value]
+    except ValueError:
+        pass
+    raise refusal("turn.continuation.state", "not what an answer of this target has")
+
+
+def last_question(request: InvokeRequest) -> str:
+    """Return the text of the last message, which is the user's. Raises `ProviderFailure`."""
+    last = text_message(*named_messages(request)[-1])
+    if last.role != "user":
+        raise refusal(f"{last.field}.role", "the last message of a turn is the user's")
+    return last.text

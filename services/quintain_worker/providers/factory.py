@@ -23,8 +23,8 @@ from quintain.programs.program import (
     start_problem,
     withheld_variables,
 )
-from quintain_worker.providers.agent import check_agent
-from quintain_worker.providers.agent_program import program_confinement
+from quintain_worker.providers.agents.framework import check_agent
+from quintain_worker.providers.agents.program import program_confinement
 from quintain_worker.providers.provider import Provider, ProviderContext
 from quintain_worker.providers.python_callable import GIVEN
 
@@ -32,15 +32,15 @@ ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 
 #: Provider kind → its factory as ``module:function``. Imported on demand, because a kind's extra may not be installed.
 _FACTORIES = {
-    "agent": "quintain_worker.providers.agent:agent_provider",
+    "agent": "quintain_worker.providers.agents.framework:agent_provider",
     "anthropic": "quintain_worker.providers.model_api:model_provider",
-    "command": "quintain_worker.providers.command:command_provider",
-    "http": "quintain_worker.providers.http_endpoint:http_provider",
+    "command": "quintain_worker.providers.agents.command:command_provider",
+    "http": "quintain_worker.providers.agents.http_endpoint:http_provider",
     "mock": "quintain_worker.providers.mock:mock_provider",
     "openai": "quintain_worker.providers.model_api:model_provider",
     "pydantic-ai": "quintain_worker.providers.pydantic_ai:pydantic_ai_provider",
     "python": "quintain_worker.providers.python_callable:python_provider",
-    "target": "quintain_worker.providers.remote_target:remote_target_provider",
+    "target": "quintain_worker.providers.agents.remote_target:remote_target_provider",
 }
 
 #: The kinds that need an extra of the same name.

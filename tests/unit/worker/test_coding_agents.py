@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from quintain.config.program_targets import CommandTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.errors import ProviderFailed
-from quintain_worker.providers.agent_lines import TurnReading
-from quintain_worker.providers.coding_agents import PRESET_READERS
+from quintain_worker.providers.agents.coding_agents import PRESET_READERS
+from quintain_worker.providers.agents.lines import TurnReading
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 

@@ -12,7 +12,7 @@ from quintain.config.http_targets import HttpTarget
 from quintain.contracts.agents import Continuation, Turn
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.errors import BadRequest
-from quintain_worker.providers import a2a
+from quintain_worker.providers.agents import a2a
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
 from support.model_server import ModelServer, ReceivedRequest, ScriptedResponse

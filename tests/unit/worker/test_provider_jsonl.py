@@ -15,7 +15,7 @@ import pytest
 from quintain.config.program_targets import CommandTarget
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, TokenUsage
 from quintain.errors import BadRequest, ConversationLost, Fault, Overloaded, ProviderFailed, ReplyTooLarge, TimedOut
-from quintain_worker.providers import conversation_pool
+from quintain_worker.providers.agents import conversation_pool
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import (
     Billing,

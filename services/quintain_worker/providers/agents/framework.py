@@ -12,14 +12,14 @@ from quintain.errors import ConfigError
 from quintain.programs.agent_urls import AgentUrls
 from quintain.programs.processes import run_to_file
 from quintain.programs.program import CannotStart
-from quintain_worker.providers.agent_program import (
+from quintain_worker.providers.agents.program import (
     AgentCommand,
     AgentProgramProvider,
     agent_of,
     check_confinement,
     quoted_end,
 )
-from quintain_worker.providers.agent_session import AgentModels
+from quintain_worker.providers.agents.session import AgentModels
 from quintain_worker.providers.provider import ProviderContext
 
 #: What frameworks send to their vendors, the conversations and the key among it, unless this or the target says no.

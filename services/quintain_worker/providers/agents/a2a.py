@@ -11,16 +11,16 @@ import contextlib
 import dataclasses
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quintain.apis.streams import parse_json
-from quintain.apis.translation import Json
-from quintain.contracts.agents import Continuation
+from quintain.apis.translation import Json, objects
+from quintain.contracts.agents import AgentStep, Continuation
 from quintain.contracts.invoke import InvokeRequest
 from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
-from quintain_worker.providers.a2a_reply import INPUT_REQUIRED, A2AReply, read_reply
-from quintain_worker.providers.agent_failures import (
+from quintain_worker.providers.agents.failures import (
     FAILED,
     GAVE_UP,
     LOST_CONVERSATION,
@@ -28,8 +28,14 @@ from quintain_worker.providers.agent_failures import (
     UNREADABLE,
     AgentFailures,
 )
-from quintain_worker.providers.conversation import ignored_settings, refusal
-from quintain_worker.providers.http_request import MAX_SESSION_LENGTH, last_question, session_of, state_of
+from quintain_worker.providers.conversation import (
+    MAX_SESSION_LENGTH,
+    ignored_settings,
+    last_question,
+    refusal,
+    session_of,
+    state_of,
+)
 from quintain_worker.providers.model_api import read_body
 from quintain_worker.providers.provider import OnText, ProviderAnswer, ProviderFailure
 
@@ -91,6 +97,9 @@ VERSIONS: Final = (
     ),
 )
 
+
+#: The state of a task that waits for the next message.
+INPUT_REQUIRED: Final = "input-required"
 
 #: The HTTP statuses, besides 5xx, of a server that may say later what became of a task.
 _TRY_LATER = frozenset({408, 429})
@@ -248,3 +257,92 @@ def _message_of(request: InvokeRequest) -> tuple[Json, dict[str, str]]:
     known: dict[str, str] = {name: str(value) for name, value in session.items()}
     ids: Json = {name: known[name] for name in ("contextId", "taskId") if name in known}
     return {"messageId": str(uuid.uuid4()), "parts": [{"text": last_question(request)}], **ids}, known
+
+
+@dataclass(frozen=True, slots=True)
+class A2AReply:
+    """A task, or a message that an agent answered with at once. ``came`` is the response that it was in."""
+
+    values: Json
+    came: bytes
+    is_task: bool
+
+    @property
+    def state(self) -> str:
+        """The state of the task, as version 0.3 writes it; of a message ``completed``."""
+        if not self.is_task:
+            return "completed"
+        state = str(self.values["status"].get("state"))
+        return state.removeprefix("TASK_STATE_").lower().replace("_", "-")
+
+    @property
+    def text(self) -> str:
+        """The text of the task's artifacts, or else of the message about its state, or else of its last message."""
+        if not self.is_task:
+            return _text_of(self.values)
+        said = [_text_of(self.values["status"].get("message"))]
+        said += [_text_of(message) for message in reversed(objects(self.values.get("history"))) if _is_agents(message)]
+        made = [_text_of(artifact) for artifact in objects(self.values.get("artifacts"))]
+        made = ["\n\n".join(filter(None, made))]
+        # What asks for input is in its message, whatever the task has made so far.
+        texts = [*said[:1], *made, *said[1:2]] if self.state == INPUT_REQUIRED else [*made, *said[:2]]
+        return next(filter(None, texts), "")
+
+    @property
+    def conversation(self) -> Json:
+        """What the next message names: the context, and where the task waits for it that task, and what it asked."""
+        names = {"contextId": self.values.get("contextId")}
+        if self.is_task and self.state == INPUT_REQUIRED:
+            asked = self.values["status"].get("message")
+            names |= {"taskId": self.values["id"], "asked": asked.get("messageId") if isinstance(asked, dict) else None}
+        return {name: value for name, value in names.items() if isinstance(value, str) and value}
+
+    def steps_since(self, message_id: str, asked: str | None) -> tuple[AgentStep, ...]:
+        """Return what the agent has said in the task's history since the message of this id, each as a step.
+
+        ``asked`` is the id of what it asked before, which servers put there once it is answered.
+        """
+        history = objects(self.values.get("history")) if self.is_task else []
+        ours = [index for index, message in enumerate(history) if message.get("messageId") == message_id]
+        since = history[ours[-1] + 1 :] if ours else history
+        return tuple(
+            AgentStep.model_validate({"operation": "invoke_agent", "messages": [_output_of(message)]})
+            for message in since
+            if _is_agents(message) and (asked is None or message.get("messageId") != asked)
+        )
+
+
+def read_reply(result: Json, came: bytes) -> A2AReply | None:
+    """Return the task or the message in a result; None where there is neither."""
+    task = result.get("task", result)
+    if isinstance(task, dict) and isinstance(task.get("id"), str) and isinstance(task.get("status"), dict):
+        return A2AReply(task, came, is_task=True)
+    message = result.get("message", result)
+    if isinstance(message, dict) and isinstance(message.get("parts"), list):
+        return A2AReply(message, came, is_task=False)
+    return None
+
+
+def _output_of(message: Json) -> Json:
+    return {"role": "assistant", "parts": [{"type": "text", "content": _text_of(message)}]}
+
+
+def _is_agents(message: Json) -> bool:
+    return message.get("role") in ("agent", "ROLE_AGENT")
+
+
+def _text_of(holder: object) -> str:
+    return "".join(_texts_of(holder.get("parts"))) if isinstance(holder, dict) else ""
+
+
+def _texts_of(parts: object) -> Iterator[str]:
+    for part in objects(parts):
+        if isinstance(text := part.get("text"), str):
+            yield text
+        elif "data" in part:
+            yield json.dumps(part["data"], ensure_ascii=False)
+        else:
+            inner = part.get("file")
+            file = inner if isinstance(inner, dict) else part
+            named = (file.get(name) for name in ("filename", "name", "url", "uri"))
+            yield f"[file {next((name for name in named if isinstance(name, str) and name), 'without a name')}]"

@@ -9,8 +9,7 @@ from typing import Any
 
 from quintain.config.program_targets import PresetName
 from quintain.contracts.invoke import TokenUsage
-from quintain_worker.providers.agent_lines import Line, ReadLine, TurnReading
-from quintain_worker.providers.printed_answer import PrintedAnswer
+from quintain_worker.providers.agents.lines import Line, PrintedAnswer, ReadLine, TurnReading
 
 #: How much of the error of a tool is the class of its step.
 _FAILED = "error"

@@ -23,17 +23,17 @@ from quintain.programs.program import (
     program_environment,
 )
 from quintain.programs.sandbox import Confinement
-from quintain_worker.providers.agent_program import (
+from quintain_worker.providers.agents.coding_agents import PRESET_READERS
+from quintain_worker.providers.agents.lines import parse_output
+from quintain_worker.providers.agents.program import (
     AgentProgramProvider,
     agent_of,
     check_confinement,
     program_confinement,
     start_failure,
 )
-from quintain_worker.providers.agent_session import AgentModels
-from quintain_worker.providers.coding_agents import PRESET_READERS
+from quintain_worker.providers.agents.session import AgentModels
 from quintain_worker.providers.conversation import ignored_settings, prompts_of
-from quintain_worker.providers.printed_answer import parse_output
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 #: The largest answer, in bytes.

@@ -39,7 +39,8 @@ from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import Timings
-from quintain_worker.providers.agent_session import AgentSession
+from quintain_worker.providers.agents.run_events import RunEventHandler
+from quintain_worker.providers.agents.session import AgentSession
 from quintain_worker.providers.conversation import ignored_settings, refusal, text_messages
 from quintain_worker.providers.provider import (
     Billing,
@@ -51,7 +52,6 @@ from quintain_worker.providers.provider import (
     ProviderContext,
     ProviderFailure,
 )
-from quintain_worker.providers.run_events import RunEventHandler
 
 log = logging.getLogger(__name__)
 

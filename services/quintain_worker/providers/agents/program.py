@@ -34,7 +34,8 @@ from quintain.programs.program import (
 )
 from quintain.programs.sandbox import Confinement
 from quintain.runtime.concurrency import IdleLimit
-from quintain_worker.providers.agent_lines import (
+from quintain_worker.providers.agents.conversation_pool import ConversationPool, PoolProcess, PoolTerms
+from quintain_worker.providers.agents.lines import (
     ReadLine,
     TurnReading,
     end_line,
@@ -42,9 +43,8 @@ from quintain_worker.providers.agent_lines import (
     read_agent_line,
     turn_line,
 )
-from quintain_worker.providers.agent_session import AgentModels
+from quintain_worker.providers.agents.session import AgentModels
 from quintain_worker.providers.conversation import ignored_settings, prompts_of, refusal
-from quintain_worker.providers.conversation_pool import ConversationPool, PoolProcess, PoolTerms
 from quintain_worker.providers.provider import (
     Billing,
     CallHolder,

@@ -1,0 +1,1 @@
+"""Providers of agents: programs, frameworks, HTTP endpoints and hosted targets."""
