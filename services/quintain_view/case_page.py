@@ -69,6 +69,7 @@ class ShownVerdict:
     calls: int
     judge_calls: list[JudgeCall]
     weight: float
+    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,7 @@ def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeC
         calls=grader.calls,
         judge_calls=named or list(_unread_calls(grader)),
         weight=grader.weight,
+        notes=[f"was not shown {count:,} characters of {visible(name)}" for name, count in grader.left_out.items()],
     )
 
 

@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from quintain.contracts.agents import MAX_STEPS_BYTES
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.money import CostTerms, picodollars
 from quintain.contracts.session import Info
@@ -36,6 +37,10 @@ def longest_answer(terms: CostTerms | None, max_tokens: int | None = None, known
     return known_bytes or FIRST_ANSWER_BYTES if limit is None else limit * BYTES_PER_TOKEN
 
 
+def _steps_bytes(row: Row) -> int:
+    return sum(len(step.to_wire()) for step in row.steps)
+
+
 class CostGate:
     """Counts the most that the trials in progress can cost, and lets one begin when that fits with its own.
 
@@ -49,6 +54,7 @@ class CostGate:
         #: What the trials in progress can cost, and those that have ended since the amounts were read.
         self._running = self._ended = 0
         self._answer_bytes: Counter[str] = Counter()
+        self._steps_bytes: dict[str, int] = {}
         self._queue = asyncio.Lock()
         self._changed = asyncio.Event()
         #: The most that the last trial can cost that did not begin for lack of money, in picodollars.
@@ -72,17 +78,21 @@ class CostGate:
             if trial.case.user is not None and (user_terms := costs.get(trial.case.user.target)) is not None:
                 cost += user_terms.bound(body_bytes + len(trial.case.user.goal)) or 0
             answer_bytes = longest_answer(terms, max_tokens, self._answer_bytes[trial.target])
+            unknown_steps = MAX_STEPS_BYTES if trial.target in self._budget.context.agents else 0
+            steps_bytes = self._steps_bytes.get(trial.target, unknown_steps)
         else:
-            answer_bytes = len((trial.kept.output or "").encode())
+            answer_bytes, steps_bytes = len((trial.kept.output or "").encode()), _steps_bytes(trial.kept)
         planned = self._budget.planned_calls(trial).values()
-        most = cost + sum(calls.most_cost(costs, body_bytes, answer_bytes) for calls in planned)
+        most = cost + sum(calls.most_cost(costs, body_bytes, answer_bytes, steps_bytes) for calls in planned)
         self.row_costs[trial.target] = max(most, self.row_costs.get(trial.target, 0))
         return most
 
     def add_row(self, row: Row) -> None:
-        """Note how long an answer was."""
-        size = len((row.output or "").encode())
-        self._answer_bytes[row.target] = max(self._answer_bytes[row.target], size)
+        """Note how long an answer was, and what its target told of its steps."""
+        if row.output is None:
+            return
+        self._answer_bytes[row.target] = max(self._answer_bytes[row.target], len(row.output.encode()))
+        self._steps_bytes[row.target] = max(self._steps_bytes.get(row.target, 0), _steps_bytes(row))
 
     async def enter(self, cost: int) -> bool:
         """Wait until so much is left beside the trials in progress, and count it; returns False if it never will be.

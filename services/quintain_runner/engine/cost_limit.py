@@ -8,20 +8,24 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field
 
 from quintain.config.prices import known_prices
+from quintain.contracts.agents import MAX_STEPS_BYTES
 from quintain.contracts.message import Message
 from quintain.contracts.money import NO_LIMIT, CostTerms, dollars_text, picodollars, to_dollars
 from quintain.contracts.session import OpenSession
 from quintain_runner.engine.cost_gate import longest_answer
 from quintain_runner.engine.estimate import judge_prompts
-from quintain_runner.engine.run_settings import Inspection, judge_targets_of
-from quintain_runner.graders.base import PlannedCalls, judge_target_of
+from quintain_runner.engine.judges import agents_of, judge_targets_of
+from quintain_runner.engine.run_settings import Inspection
+from quintain_runner.graders.base import PlannedCalls, judge_target_of, max_shown_bytes
+from quintain_runner.graders.judge_request import judge_instructions
+from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.trials import calling_graders
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_worker.cost_bound import CostRule
 
-#: What a request has besides its question, and a judge's besides what it is shown, in bytes, about.
-_REQUEST_BYTES, _JUDGE_BYTES = 50, 1_000
+#: What a request has besides its question, in bytes, about.
+_REQUEST_BYTES = 50
 
 
 class CostLimitCheck(Message):
@@ -116,11 +120,14 @@ class _RowCost:
         terms, body = costs[target], _REQUEST_BYTES + question
         answer = longest_answer(terms)
         parts: Counter[str] = Counter({_key(target, terms): terms.bound(body) or 0})
+        steps = MAX_STEPS_BYTES if target in agents_of(found.config) else 0
         for name, planned in _planned_calls(found, evaluation, target, body + expected):
-            most = planned.most_cost(costs, body, answer)
+            without_steps = planned.most_cost(costs, body, answer)
             without_answer = planned.most_cost(costs, body, 0)
             # What a judge reads of an answer is by the limit of the answer.
-            parts[_key(target, terms)] += most - without_answer
+            parts[_key(target, terms)] += without_steps - without_answer
+            shown = f"a lower max_show_characters of grader {name}"
+            parts[shown] += planned.most_cost(costs, body, answer, steps) - without_steps
             judge = costs.get(planned.target)
             limit = f"a target: {{max_cost_usd: …}} of grader {name}" if judge is None else _key(planned.target, judge)
             parts[limit] += without_answer
@@ -141,8 +148,16 @@ def _planned_calls(
     judges, prompts = judge_targets_of(found.config), judge_prompts(evaluation)
     for grader in evaluation.spec.graders:
         if isinstance(grader, JudgeGrader):
-            body_bytes = _JUDGE_BYTES + len(prompts.get(grader.name, "")) + shown_bytes
-            yield grader.name, PlannedCalls(target=judge_target_of(grader, target, judges), body_bytes=body_bytes)
+            body_bytes = len(judge_instructions(grader, prompts.get(grader.name, ""))) + MARKS_CHARACTERS + shown_bytes
+            yield (
+                grader.name,
+                PlannedCalls(
+                    target=judge_target_of(grader, target, judges),
+                    body_bytes=body_bytes,
+                    max_shown_bytes=max_shown_bytes(grader),
+                    shows_steps=grader.may_show_steps,
+                ),
+            )
     for program in calling_graders(evaluation):
         request = OpenSession(
             default_target=judge_target_of(program, target, judges),

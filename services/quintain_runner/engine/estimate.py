@@ -17,6 +17,8 @@ from quintain.contracts.session import Usage
 from quintain.errors import ConfigError
 from quintain_runner.files import read_text_file
 from quintain_runner.graders.base import judge_target_of
+from quintain_runner.graders.judge_request import judge_instructions
+from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.cases import token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_dataset
@@ -36,8 +38,8 @@ def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
     return prompts
 
 
-#: Approximate tokens of the rules that are added to a judge's prompt, and of its verdict.
-_JUDGE_RULES_TOKENS, _VERDICT_TOKENS = 150, 60
+#: Approximate tokens of a judge's verdict.
+_VERDICT_TOKENS = 60
 
 
 class TokensEstimate(Message):
@@ -84,6 +86,7 @@ class RunEstimate(Message):
 class EstimateInput:
     """The data that an estimate is computed from.
 
+    ``agents`` are the targets that tell their own steps, which judges are shown.
     ``judge_prompts`` are the judges' instructions by grader name, and ``probed_usage`` the tokens of one probe call by
     target. ``earlier_usage`` is what calls of earlier rows took, and ``max_tokens`` limits answers, by target.
     """
@@ -92,6 +95,7 @@ class EstimateInput:
     dataset: DatasetStats
     targets: Sequence[str]
     judge_targets: Mapping[str, str | None] = field(default_factory=dict)
+    agents: frozenset[str] = frozenset()
     judge_prompts: Mapping[str, str] = field(default_factory=dict)
     probed_usage: Mapping[str, TokenUsage] = field(default_factory=dict)
     prices: Mapping[str, Price] = field(default_factory=dict)
@@ -102,6 +106,10 @@ class EstimateInput:
     def count(self) -> int:
         """The number of trials of each target: each is judged once."""
         return self.evaluation.trials_of(self.dataset.cases, targets=1)
+
+    def judge_characters(self, grader: JudgeGrader) -> int:
+        """How many characters a judge's instructions have, and the marks of what it is shown."""
+        return len(judge_instructions(grader, self.judge_prompts.get(grader.name, ""))) + MARKS_CHARACTERS
 
     @property
     def answers(self) -> int:
@@ -168,7 +176,8 @@ def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_toke
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     count = inputs.count
     shown = token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
-    prompt_tokens = token_count(len(inputs.judge_prompts.get(grader.name, ""))) + _JUDGE_RULES_TOKENS
+    shown = min(shown, token_count(grader.max_show_characters * count))
+    prompt_tokens = token_count(inputs.judge_characters(grader))
     basis = [f"verdicts of {_VERDICT_TOKENS} tokens"]
     return TokensEstimate(input=shown + prompt_tokens * count, output=_VERDICT_TOKENS * count, basis=basis)
 
@@ -185,10 +194,6 @@ def _add_tokens(totals: dict[str, TokensEstimate], target: str, more: TokensEsti
         output=None if unknown else (previous.output or 0) + (more.output or 0),
         basis=list(dict.fromkeys([*previous.basis, *more.basis])),
     )
-
-
-#: The characters of the rules that are added to a judge's prompt, about.
-_JUDGE_RULES_CHARACTERS = 4 * _JUDGE_RULES_TOKENS
 
 
 @dataclass(slots=True)
@@ -266,8 +271,18 @@ def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
         for grader in inputs.evaluation.spec.graders:
             if isinstance(grader, JudgeGrader):
                 judge = judge_target_of(grader, target, inputs.judge_targets)
-                prompt = len(inputs.judge_prompts.get(grader.name, "")) + _JUDGE_RULES_CHARACTERS
+                prompt = inputs.judge_characters(grader)
                 limit = inputs.max_tokens.get(judge)
                 verdicts = (_VERDICT_TOKENS * count, None if limit is None else limit * count)
-                ranges[judge].add(count, asked + expected + prompt * count, answers, verdicts)
+                most_shown = grader.max_show_characters * count
+                known = min(asked + expected, most_shown)
+                shown = (min(answers[0], token_count(most_shown)), _most_shown(inputs, grader, target, answers[1]))
+                ranges[judge].add(count, known + prompt * count, shown, verdicts)
     return ranges
+
+
+def _most_shown(inputs: EstimateInput, grader: JudgeGrader, target: str, answers: int | None) -> int:
+    """The most tokens of the answers, and of the steps, that a judge is shown: one for each character."""
+    most = grader.max_show_characters * inputs.count
+    has_steps = grader.may_show_steps and target in inputs.agents
+    return most if answers is None or has_steps else min(answers, most)

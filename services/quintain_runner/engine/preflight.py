@@ -24,12 +24,12 @@ from quintain_metadata.store.base import IN_MEMORY_URL
 from quintain_runner.engine.backend import connect_backend
 from quintain_runner.engine.cost_limit import CostLimitCheck, configured_costs, has_cost_limit, inspect_cost_limit
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run, judge_prompts
+from quintain_runner.engine.judges import agents_of, judge_targets_of
 from quintain_runner.engine.run_settings import (
     Inspection,
     RunOptions,
     RunSettings,
     inspect_evaluation,
-    judge_targets_of,
 )
 from quintain_runner.plan.trials import max_grader_calls, request_of
 from quintain_runner.report.run_file import FILE_NAME, read_run
@@ -246,6 +246,7 @@ def _build_estimate(
             dataset=found.dataset,
             targets=found.targets,
             judge_targets=judge_targets_of(found.config),
+            agents=agents_of(found.config),
             judge_prompts=judge_prompts(evaluation),
             probed_usage={probe.target: probe.token_usage for probe in probes if probe.token_usage is not None},
             prices={} if found.config is None else known_prices(found.config.targets),

@@ -15,7 +15,7 @@ from quintain.graders import Case
 from quintain_runner.files import suggestion
 from quintain_runner.graders.activity import is_tool_call_list
 from quintain_runner.graders.builtin import parse_number
-from quintain_runner.graders.judge_request import OWN_SECTIONS, section_text
+from quintain_runner.graders.judge_sections import section_text
 from quintain_runner.plan.cases import expected_text, input_length, token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
@@ -29,7 +29,7 @@ from quintain_runner.spec.graders import (
     NumericGrader,
     grader_kind,
 )
-from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, OWN_SECTIONS, JudgeGrader
 from quintain_runner.spec.prompts import Prompt, case_field
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).
@@ -129,12 +129,12 @@ def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
     """Each section that a judge is to be shown and that not every case has."""
     judges = [grader for grader in evaluation.spec.graders if isinstance(grader, JudgeGrader)]
     for name in dict.fromkeys(name for judge in judges for name in judge.show or ()):
-        if name in {"question", "expected", "output"}:
+        if name in {"question", "expected", *ANSWER_SECTIONS}:
             continue
         showing = _grader_names(judge for judge in judges if name in (judge.show or ()))
         yield CaseRequirement(
             is_met=lambda case, name=name: any(  # type: ignore[misc]
-                section_text(name, prompt.apply(case), "") is not None for prompt in evaluation.prompts
+                section_text(name, prompt.apply(case), None) is not None for prompt in evaluation.prompts
             ),
             problem=f"no field {name!r}",
             reason=f"{showing} has it in show, and would not see it",

@@ -23,6 +23,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
+from quintain_runner.engine.judges import attachment_requirements, judge_problems, judge_targets_of, judge_warnings
 from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.requirements import case_requirements, conversation_problems, fields_in_use, token_limits
 from quintain_runner.graders.base import judge_references
@@ -116,11 +117,6 @@ def is_on_fleet(settings: Settings) -> bool:
     if settings.broker_url is None:
         return settings.gateway_url is not None
     return not settings.broker_url.startswith(MEMORY_URL)
-
-
-def judge_targets_of(config: Config | None) -> dict[str, str | None]:
-    """The configuration's ``judge_target`` by target."""
-    return {} if config is None else {name: target.judge_target for name, target in config.targets.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +340,8 @@ async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_fo
         with found.collect_errors():
             named = ((f"{evaluation.path}: graders[{index}].judge_target", to) for index, to in found.judge_references)
             check_targets_available(named, list(found.config.targets))
+        found.problems += judge_problems(evaluation, found.targets, found.config.targets)
+    found.warnings += judge_warnings(evaluation, found.targets, judge_targets_of(found.config))
 
 
 async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) -> Evaluation:
@@ -379,16 +377,18 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         # The command may take long, and its output would be stored: the other errors are to be fixed first.
         return
     # Of a running fleet they are not known.
-    limits = {} if found.config is None or found.is_on_fleet else token_limits(found.config, found.targets)
+    config = None if found.is_on_fleet else found.config
+    limits, configured = ({}, {}) if config is None else (token_limits(config, found.targets), config.targets)
     requirements = case_requirements(evaluation, found.targets, limits)
+    requirements += attachment_requirements(evaluation, found.targets, configured)
     with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder) if results_folder is None else results_folder
         found.dataset = open_dataset(evaluation, folder, found.env, requirements)
         found.warnings += found.dataset.warnings
         counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
         found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
-        if found.config is not None and not found.is_on_fleet:
-            found.problems += conversation_problems(found.dataset, found.targets, found.config.targets)
+        if configured:
+            found.problems += conversation_problems(found.dataset, found.targets, configured)
 
 
 @contextlib.contextmanager

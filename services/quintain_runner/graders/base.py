@@ -131,13 +131,16 @@ SESSION_LEAD_SECONDS = 1800.0
 class PlannedCalls:
     """The calls that a grader will make: the one of ``request_id``, or those of a session that is opened for it.
 
-    The one is a call of ``target``, whose request has ``body_bytes`` beside the answer.
+    The one is a call of ``target``, whose request has ``body_bytes`` beside the answer. Of the answer, and with
+    ``shows_steps`` of its steps, it has ``max_shown_bytes`` at most.
     """
 
     request_id: str | None = None
     session: OpenSession | None = None
     target: str = ""
     body_bytes: int = 0
+    max_shown_bytes: int | None = None
+    shows_steps: bool = False
 
     @property
     def reserved_calls(self) -> int:
@@ -147,13 +150,18 @@ class PlannedCalls:
         reserve = self.session.reserve
         return (self.session.max_calls if reserve is True else reserve) or 0
 
-    def most_cost(self, costs: Mapping[str, CostTerms], body_bytes: int, answer_bytes: int) -> int:
-        """Return the most that the calls cost, in picodollars, for a question and an answer of so many bytes.
+    def most_cost(
+        self, costs: Mapping[str, CostTerms], body_bytes: int, answer_bytes: int, steps_bytes: int = 0
+    ) -> int:
+        """Return the most that the calls cost, in picodollars, for a question, an answer and steps of so many bytes.
 
         What a program shows its judge is not known: the question and the answer, as a rule.
         """
         if self.session is None:
-            terms, shown_bytes, calls = costs.get(self.target), self.body_bytes + answer_bytes, 1
+            shown_bytes = answer_bytes + (steps_bytes if self.shows_steps else 0)
+            if self.max_shown_bytes is not None:
+                shown_bytes = min(shown_bytes, self.max_shown_bytes)
+            terms, shown_bytes, calls = costs.get(self.target), self.body_bytes + shown_bytes, 1
         elif self.session.max_cost_usd is not None:
             return picodollars(self.session.max_cost_usd)
         else:
@@ -186,6 +194,7 @@ class GradingContext:
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
+    ``agents`` are the targets that tell their own steps.
     ``scoring`` makes rows of verdicts. ``waits`` is how calls wait for quotas. ``sessions`` are those that were opened
     for this trial's graders before it began, by the grader's name. ``timeouts`` are the time limits of the targets that
     have one, in seconds. ``costs`` are what calls of the targets can cost at most, and ``max_cost_usd`` is the run's
@@ -209,6 +218,7 @@ class GradingContext:
     timeouts: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[str, CostTerms] = field(default_factory=dict)
     max_cost_usd: float | None = None
+    agents: frozenset[str] = frozenset()
 
     def deadline_seconds(self, target: str) -> float:
         """How long a call of this target may take from now, its time in queues included: a limit of less than the
@@ -256,6 +266,15 @@ class GraderRunner(Protocol):
 
         A failure of the grader is returned in the row. Raises a `Fault` if its session cannot be opened.
         """
+
+
+#: How many bytes of a judge's request a character of what it is shown takes: JSON escapes some, and others have more.
+BYTES_PER_CHARACTER = 2
+
+
+def max_shown_bytes(judge: JudgeGrader) -> int:
+    """How many bytes of a judge's request its sections take at most, about."""
+    return judge.max_show_characters * BYTES_PER_CHARACTER
 
 
 def judge_target_of(grader: ProgramGrader | JudgeGrader, target: str, judge_targets: Mapping[str, str | None]) -> str:

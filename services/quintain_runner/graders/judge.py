@@ -18,8 +18,10 @@ from quintain_runner.graders.base import (
     call_with_retry,
     is_in_doubt,
     judge_target_of,
+    max_shown_bytes,
 )
 from quintain_runner.graders.judge_request import build_judge_request, parse_judgement
+from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
@@ -40,16 +42,18 @@ class JudgeGraderRunner:
 
     def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls:
         """Implements `GraderRunner.planned_calls`: one, under its own request id."""
-        request = self._request(trial, "", context)
+        request = self._request(trial, None, context)
         return PlannedCalls(
             request_id=self._request_id(trial, context),
             target=request.target or trial.target,
             body_bytes=len(request.to_wire()),
+            max_shown_bytes=max_shown_bytes(self.spec),
+            shows_steps=self.spec.may_show_steps,
         )
 
-    def _request(self, trial: Trial, answer: str, context: GradingContext) -> InvokeRequest:
+    def _request(self, trial: Trial, result: Result | None, context: GradingContext) -> InvokeRequest:
         judge = judge_target_of(self.spec, trial.target, context.judge_targets)
-        return build_judge_request(self.spec, self.prompt, trial.graded_case, answer, target=judge).with_fields(
+        return build_judge_request(self.spec, self.prompt, trial.graded_case, result, target=judge).with_fields(
             grader=self.name
         )
 
@@ -69,19 +73,21 @@ class JudgeGraderRunner:
             # One that was begun again has other answers.
             answer += f"/{trial.conversation.attempt}" if trial.conversation.attempt > 1 else ""
             trial = replace(trial, conversation=None)
-        request = hashlib.sha256(self._request(trial, "", context).to_wire()).hexdigest()
+        request = hashlib.sha256(self._request(trial, None, context).to_wire()).hexdigest()
         version = (context.fingerprints.graders_of(trial.target).get(self.name), context.fingerprints.generation)
         name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, request, answer, *version])
         return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Ask the judge about an answer. A fault of the call is returned in the row, with its cost."""
-        return await self._ask(trial, result.raw_text, context, spent_calls=0)
+        grading = await self._ask(trial, result, context, spent_calls=0)
+        left_out = left_out_of(shown_sections(self.spec, trial.graded_case, result))
+        return replace(grading, row=grading.row.with_fields(left_out=left_out))
 
-    async def _ask(self, trial: Trial, answer: str, context: GradingContext, *, spent_calls: int) -> GradingResult:
+    async def _ask(self, trial: Trial, result: Result, context: GradingContext, *, spent_calls: int) -> GradingResult:
         """Ask under an id that contains the calls that this trial has spent; ``spent_calls`` of them had a verdict that
         is deleted."""
-        request, request_id = self._request(trial, answer, context), self._request_id(trial, context, spent_calls)
+        request, request_id = self._request(trial, result, context), self._request_id(trial, context, spent_calls)
         judge, waits = request.target or trial.target, context.waits
         is_limited = "timeout_seconds" in self.spec.model_fields_set
         timeout_seconds = (
@@ -93,7 +99,7 @@ class JudgeGraderRunner:
                 goes_on=lambda error: waits.goes_on(judge, error),
             )
         except ReplyExpired:
-            return await self._ask(trial, answer, context, spent_calls=spent_calls + 1)
+            return await self._ask(trial, result, context, spent_calls=spent_calls + 1)
         except Fault as fault:
             row = GraderRow(error=fault.message, calls=spent_calls + int(fault.charged is not False))
             return GradingResult(

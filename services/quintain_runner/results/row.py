@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -136,7 +137,8 @@ class GraderRow(Message):
     ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``weight`` is that of its score in the
     row's mean; a grader of weight 0 is reported, and counts neither in the score nor in the pass. ``generation`` counts
     the times that the run was graded again on purpose. ``request_id`` is that of a judge's call, and ``session_id`` the
-    session of a program's calls.
+    session of a program's calls. ``left_out`` are the characters that a judge was not shown, by the section that was
+    too long.
     """
 
     score: float | None = None
@@ -149,6 +151,7 @@ class GraderRow(Message):
     fingerprint: str | None = Field(default=None, exclude_if=is_none)
     generation: int = Field(default=0, exclude_if=is_zero)
     request_id: str | None = Field(default=None, exclude_if=is_none)
+    left_out: dict[str, int] = Field(default_factory=dict, exclude_if=operator.not_)
     session_id: str | None = Field(default=None, exclude_if=is_none)
     weight: float = Field(default=1.0, exclude_if=lambda weight: weight == 1.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -12,6 +12,17 @@ from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, S
 
 #: Default timeout of a judge's call, in seconds, including its time in the target's queue.
 JUDGE_TIMEOUT_SECONDS = 600.0
+
+
+#: How many characters a judge is shown at most, if its grader does not say.
+DEFAULT_SHOW_CHARACTERS = 100_000
+
+#: The sections of what a target did, and those of its answer: one of them is what is judged.
+ACTIVITY_SECTIONS: Final = ("tool_calls", "steps")
+ANSWER_SECTIONS: Final = ("output", *ACTIVITY_SECTIONS)
+
+#: The sections that Quintain has itself; others are the fields of a case's metadata.
+OWN_SECTIONS: Final = ("question", "conversation", "system_prompt", "expected", *ANSWER_SECTIONS)
 
 
 class RubricCriterion(SpecModel):
@@ -43,10 +54,13 @@ class JudgeGrader(GraderOptions):
     failing that, the target under test itself.
     """
     show: Annotated[list[NonEmptyString], Field(min_length=1)] | None = None
-    """The sections that the judge sees: question, conversation, messages, system_prompt, expected, output, and any
-    field of the row; dots lead into nested objects. One that no case has is an error. If absent, question, expected and
-    output, or conversation in place of question where a case has messages or turns.
+    """The sections that the judge sees: question, conversation, system_prompt, expected, output, tool_calls, steps, and
+    any field of the row; dots lead into nested objects. One that no case has is an error. If absent, question, expected
+    and output; conversation in place of question where a case has messages or turns; and steps of an answer that has
+    any.
     """
+    max_show_characters: Annotated[int, Field(ge=1)] = DEFAULT_SHOW_CHARACTERS
+    """The most characters of all sections together. Of more, the longest lose their middles, and the judge is told."""
     structured: bool = False
     """Whether to request structured output from the provider, so that the verdict follows its schema (openai and
     anthropic).
@@ -56,11 +70,18 @@ class JudgeGrader(GraderOptions):
     target where it is more.
     """
 
+    @property
+    def may_show_steps(self) -> bool:
+        """Whether the judge is shown what the target did, if it did something."""
+        return self.show is None or not set(ACTIVITY_SECTIONS).isdisjoint(self.show)
+
     @field_validator("show")
     @classmethod
     def _validate_show(cls, show: list[str] | None) -> list[str] | None:
-        """Check that the judge sees the answer."""
-        if show is not None and "output" not in show:
+        """Check that the judge sees the answer, or what the target did."""
+        if show is not None and "messages" in show:
+            raise ValueError("messages: what was said before the answer is named conversation")
+        if show is not None and set(ANSWER_SECTIONS).isdisjoint(show):
             near = get_close_matches("output", show, n=1)
             hint = f"; did you mean it by {near[0]!r}?" if near else ""
             raise ValueError(f"it leaves out output, and that is what is judged{hint}")

@@ -60,6 +60,16 @@ class HttpTarget(TargetFields, WatchedTarget):
         return self.preset is not None or not self.placeholders.isdisjoint({"messages", "session", "conversation_id"})
 
     @property
+    def tells_steps(self) -> bool:
+        """Whether it is known where its steps are."""
+        return self.preset is not None or self.steps is not None
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether its requests have the messages as they are."""
+        return "messages" in self.placeholders
+
+    @property
     def placeholders(self) -> frozenset[str]:
         """The values of a call that its requests have."""
         return frozenset(placeholders_of([self.url, self.body]))

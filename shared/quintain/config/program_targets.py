@@ -103,6 +103,16 @@ class CommandTarget(ProgramTarget):
         return self.protocol is not None or self.preset is not None
 
     @property
+    def tells_steps(self) -> bool:
+        """Whether what it prints has a place for steps."""
+        return self.is_agent or self.output_format == "json"
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it is told the messages as they are, and not their text."""
+        return self.protocol is not None
+
+    @property
     def command_line(self) -> list[str]:
         """The program with all its arguments."""
         if self.preset is None:

@@ -103,6 +103,16 @@ class TargetFields(StrictModel):
         """Whether it is told what was said before, or remembers it: cases with turns need that."""
         return True
 
+    @property
+    def tells_steps(self) -> bool:
+        """Whether its answers can say what it did for them."""
+        return True
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it is given the images of its requests; others refuse requests that have any."""
+        return True
+
     def __repr_args__(self) -> list[tuple[str | None, object]]:
         return list(super().__repr_args__() if self._raw is None else self._raw.items())
 

@@ -188,6 +188,11 @@ class MockTarget(TargetFields):
     token_usage: MockUsage | None = None
     """The tokens that it reports."""
 
+    @property
+    def tells_steps(self) -> bool:
+        """It does nothing but to answer."""
+        return False
+
 
 class TargetTarget(TargetFields, WatchedTarget):
     """A target under test that `quintain serve host` leases out."""
@@ -205,6 +210,11 @@ class TargetTarget(TargetFields, WatchedTarget):
     @property
     def keeps_conversation(self) -> bool:
         """Each call is a lease of its own, which takes one question."""
+        return False
+
+    @property
+    def takes_images(self) -> bool:
+        """Its question is a text."""
         return False
 
 

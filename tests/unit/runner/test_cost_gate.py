@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.money import CostTerms, CostTier, picodollars
 from quintain.contracts.session import CostUsage, Info
@@ -19,10 +20,12 @@ from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.plan.trials import Trial
+from quintain_runner.results.answer import Answer
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.judge_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, script_grader, trial_of
+from support.judged import result_of
 
 CENT = picodollars(0.01)
 
@@ -51,9 +54,14 @@ class Money:
         return info.with_fields(cost=CostUsage(left_usd=left, free_usd=left - self.reserved))
 
 
-async def gate_of(money: Money | None, *graders: GraderRunner, costs: dict[str, CostTerms] | None = None) -> CostGate:
+async def gate_of(
+    money: Money | None,
+    *graders: GraderRunner,
+    costs: dict[str, CostTerms] | None = None,
+    agents: frozenset[str] = frozenset(),
+) -> CostGate:
     client = FakeClient(lambda request: "")
-    context = replace(grading_context(client, *graders), costs=FLAT if costs is None else costs)
+    context = replace(grading_context(client, *graders), costs=FLAT if costs is None else costs, agents=agents)
     info = await client.get_info() if money is None else await money.read()
     return CostGate(TrialBudget(context, is_scarce=False), info, client.get_info if money is None else money.read)
 
@@ -143,6 +151,32 @@ async def test_a_judge_is_shown_the_longest_answer_that_the_target_may_give() ->
     assert unlimited.most_cost(trial) == (request + FIRST_ANSWER_BYTES) * CENT
     unlimited.add_row(row_of(trial, "x" * 9_000))
     assert unlimited.most_cost(trial) == (request + 9_000) * CENT
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "known"),
+    [
+        ({}, 200_000 - FIRST_ANSWER_BYTES, 3_000),
+        ({"max_show_characters": 1_000_000}, MAX_STEPS_BYTES, 3_000),
+        ({"max_show_characters": 6_000}, 12_000 - FIRST_ANSWER_BYTES, 3_000),
+        ({"show": ["question", "output"]}, 0, 0),
+    ],
+)
+async def test_a_judge_of_an_agent_is_shown_its_steps_as_far_as_it_may_be_shown_any(
+    options: dict[str, object], told: int, known: int
+) -> None:
+    fields = {"name": "j", "builtin": "llm-judge", "prompt": "judge.md", **options}
+    judge = JudgeGraderRunner(JudgeGrader.model_validate(fields), "Is it right?")
+    a_cent_a_byte = CostTerms(tiers=[CostTier(input_usd=10_000, output_usd=0)], max_tokens=1)
+    model = await gate_of(Money(1), judge, costs={"configured-judge": a_cent_a_byte})
+    agent = await gate_of(Money(1), judge, costs={"configured-judge": a_cent_a_byte}, agents=frozenset({"bot"}))
+    trial = trial_of(Case(id="1", question="?"))
+    assert agent.most_cost(trial) - model.most_cost(trial) == told * CENT
+    step = AgentStep(operation="execute_tool", tool="x", result="")
+    step = step.with_fields(result="x" * (3_000 - len(step.to_wire())))
+    model.add_row(row_of(trial, "x"))
+    agent.add_row(row_of(trial, "x").with_fields(answer=Answer.of(result_of("x", steps=[step]), "id")))
+    assert agent.most_cost(trial) - model.most_cost(trial) == known * CENT
 
 
 async def test_a_conversation_is_counted_with_its_next_turn_and_its_graders() -> None:

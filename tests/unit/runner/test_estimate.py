@@ -9,10 +9,14 @@ from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import Usage
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, TokensEstimate, estimate_run
+from quintain_runner.graders.judge_request import judge_instructions
+from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
+from quintain_runner.plan.cases import token_count
 from quintain_runner.plan.dataset import CaseSource, DatasetStats
 from quintain_runner.plan.trials import estimate_calls, grader_limits
 from quintain_runner.results.counts import CallsLeft, GraderCallSamples, NeededCalls
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
+from quintain_runner.spec.judge_graders import JudgeGrader
 
 FACTS = DatasetStats(
     source=CaseSource(path=Path("c")), cases=100, sha256="", input_characters=8000, expected_characters=800
@@ -20,6 +24,9 @@ FACTS = DatasetStats(
 PRICE = Price(input_per_million=Decimal(1), output_per_million=Decimal(10))
 EXACT = {"name": "same", "builtin": "exact"}
 JUDGE = {"name": "judge", "builtin": "llm-judge", "prompt": "p.md"}
+
+#: How many characters a judge is told beside its prompt and what it is shown, with two between them and the prompt.
+INSTRUCTED = len(judge_instructions(JudgeGrader.model_validate(JUDGE), "")) + MARKS_CHARACTERS
 
 
 def estimate_for(
@@ -90,8 +97,8 @@ def test_without_anything_expected_nobody_knows_how_long_answers_are_until_one_i
 
 def test_a_judge_reads_its_prompt_the_question_what_is_expected_and_the_answer() -> None:
     tokens = estimate_for(JUDGE, judge_targets={"a": "sage", "b": "a"}, judge_prompts={"judge": "x" * 400}).tokens
-    # For each of 100 cases: the prompt, the rules, the question, what is expected and an answer as long as that.
-    read = 100 * (100 + 150) + 2000 + 200 + 200
+    # For each of 100 cases: the instructions, the question, what is expected and an answer as long as that.
+    read = 100 * token_count(INSTRUCTED + 402) + 2000 + 200 + 200
     assert tokens["sage"] == TokensEstimate(input=read, output=6000, basis=["verdicts of 60 tokens"])
     assert tokens["a"].input == 2000 + read
     assert tokens["a"].output == 200 + 6000
@@ -128,5 +135,23 @@ def test_a_judge_reads_at_most_the_longest_answers() -> None:
     limits, judges = {"a": 50, "b": 10, "sage": 5}, {"a": "sage", "b": "sage"}
     found = estimate_for(JUDGE, prices={"sage": PRICE}, max_tokens=limits, judge_targets=judges).usd_range
     assert found is not None
-    read = 2 * (8000 + 800 + 600 * 100) + 100 * (50 + 10)
+    read = 2 * (8000 + 800 + INSTRUCTED * 100) + 100 * (50 + 10)
     assert found.most_usd == (read + 10 * 200 * 5) / 10**6
+
+
+def test_a_judge_reads_at_most_what_it_may_be_shown_also_of_steps_and_of_answers_without_a_limit() -> None:
+    priced: dict[str, object] = {"prices": {"sage": PRICE}, "judge_targets": {"a": "sage", "b": "sage"}}
+    told = INSTRUCTED * 100 + 8000 + 800
+    for judge, plan, shown in (
+        (JUDGE, {"max_tokens": {"sage": 5}}, 2 * 100_000),
+        (JUDGE, {"max_tokens": {"a": 50, "b": 10, "sage": 5}, "agents": frozenset({"a"})}, 100_000 + 10),
+        ({**JUDGE, "max_show_characters": 300}, {"max_tokens": {"sage": 5}}, 2 * 300),
+        (
+            {**JUDGE, "show": ["question", "expected", "output"]},
+            {"max_tokens": {"a": 50, "b": 10, "sage": 5}, "agents": frozenset({"a"})},
+            50 + 10,
+        ),
+    ):
+        found = estimate_for(judge, **priced, **plan).usd_range  # type: ignore[arg-type]
+        assert found is not None
+        assert found.most_usd == (2 * told + 100 * shown + 10 * 200 * 5) / 10**6

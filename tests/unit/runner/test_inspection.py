@@ -133,8 +133,7 @@ def judge_that_shows(folder: Path, *show: str) -> dict[str, object]:
     [
         ("outptu", "did you mean 'output'?"),
         ("rubrik", "did you mean 'rubric'?"),
-        ("messages", "known: question, conversation, system_prompt"),
-        ("customer.name", "known: question, conversation, messages"),
+        ("customer.name", "known: question, conversation, system_prompt"),
     ],
 )
 async def test_a_section_that_no_case_has_is_refused_with_the_nearest_name(
@@ -150,13 +149,57 @@ async def test_a_section_that_some_cases_lack_is_a_warning_with_their_number(tmp
     cases: list[dict[str, object]] = [
         {"id": "a", "question": "q", "rubric": "short"},
         {"id": "b", "question": "q"},
-        {"id": "c", "messages": [{"role": "user", "content": "q"}], "customer": {"name": "x"}},
+        {"id": "c", "question": "q", "system_prompt": "s", "customer": {"name": "x"}},
     ]
-    shown = judge_that_shows(tmp_path, "rubric", "messages", "customer.name", "question")
-    found = await inspect(write_evaluation(tmp_path, shown, cases=cases))
+    shown = judge_that_shows(tmp_path, "rubric", "system_prompt", "customer.name", "question")
+    targets = {"bot": {"provider": "mock"}, "sage": {"provider": "mock"}}
+    path = write_evaluation(tmp_path, {**shown, "judge_target": "sage"}, cases=cases, targets=targets)
+    found = await inspect(path)
     assert found.problems == []
     said = [warning.partition(": ")[2].partition(" (ids")[0] for warning in found.warnings]
-    assert said == [f"no field {name!r} in 2 of 3 cases" for name in ("rubric", "messages", "customer.name")]
+    assert said == [f"no field {name!r} in 2 of 3 cases" for name in ("rubric", "system_prompt", "customer.name")]
+
+
+TEXT_ONLY: dict[str, object] = {"provider": "command", "command": ["true"]}
+PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
+
+
+@pytest.mark.parametrize("section", ["steps", "tool_calls"])
+async def test_a_judge_that_is_to_be_shown_the_steps_of_a_target_without_any_is_refused(
+    tmp_path: Path, section: str
+) -> None:
+    shown = {**judge_that_shows(tmp_path, section), "judge_target": "sage"}
+    targets = {"bot": TEXT_ONLY, "sage": {"provider": "mock"}}
+    assert f"show: {section}: target bot" in await problem_of(write_evaluation(tmp_path, shown, targets=targets))
+    targets["bot"] = {**TEXT_ONLY, "output_format": "json"}
+    assert (await inspect(write_evaluation(tmp_path, shown, targets=targets))).problems == []
+
+
+async def test_a_judge_without_images_is_refused_for_cases_with_images_that_it_would_be_shown(tmp_path: Path) -> None:
+    judge = {**judge_that_shows(tmp_path, "conversation"), "judge_target": "sage"}
+    targets = {"bot": {"provider": "mock"}, "sage": TEXT_ONLY}
+    cases: list[dict[str, object]] = [{"id": "1", "messages": [PICTURE]}, {"id": "2", "question": "q"}]
+    problem = await problem_of(write_evaluation(tmp_path, judge, targets=targets, cases=cases))
+    assert "images or files in 1 of 2 cases (ids '1')" in problem
+    assert "sage" in problem
+    for fine in ({**judge, "show": ["output"]}, {**judge, "judge_target": "bot"}):
+        assert (await inspect(write_evaluation(tmp_path, fine, targets=targets, cases=cases))).problems == []
+
+
+@pytest.mark.parametrize(
+    ("judge_target", "configured", "own"),
+    [(None, None, True), ("bot", None, True), ("sage", None, False), (None, "sage", False)],
+)
+async def test_a_judge_that_judges_its_own_answers_is_a_warning(
+    tmp_path: Path, judge_target: str | None, configured: str | None, *, own: bool
+) -> None:
+    (tmp_path / "judge.md").write_text("Is it right?")
+    judge = {"name": "judged", "builtin": "llm-judge", "prompt": "judge.md"}
+    judge |= {} if judge_target is None else {"judge_target": judge_target}
+    bot = {"provider": "mock", **({} if configured is None else {"judge_target": configured})}
+    found = await inspect(write_evaluation(tmp_path, judge, targets={"bot": bot, "sage": {"provider": "mock"}}))
+    assert found.problems == []
+    assert ["(judged): bot " in warning for warning in found.warnings] == ([True] if own else [])
 
 
 @pytest.mark.parametrize(

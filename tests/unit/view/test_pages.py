@@ -219,3 +219,13 @@ def test_the_latest_note_of_a_trial_counts_and_a_torn_line_is_passed_over(tmp_pa
     assert (tmp_path / "notes.jsonl").stat().st_mode & 0o777 == 0o600
     notes = read_notes(tmp_path)
     assert {key: (note.passed, note.text) for key, note in notes.items()} == {NoteKey("1", "bot", 1): (None, HOSTILE)}
+
+
+def test_what_a_judge_was_not_shown_is_beside_its_verdict(tmp_path: Path) -> None:
+    row = graded_row("1", 1.0)
+    graders = {name: one.with_fields(left_out={"output": 12_345}) for name, one in row.graders.items()}
+    (verdict,) = case_page("1", [row.with_fields(graders=graders)], evaluation="e", folder="f").answers[0].verdicts
+    assert ["12,345 characters of output" in note for note in verdict.notes] == [True]
+    write_results(tmp_path / "run", [row.with_fields(graders=graders)])
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    assert "12,345 characters of output" in (tmp_path / "report.html").read_text()

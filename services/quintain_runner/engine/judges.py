@@ -1,0 +1,85 @@
+"""What the configuration says of an evaluation's judges: what they cannot be shown, and who judges itself. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from quintain.config.loader import Config
+from quintain.config.targets import ModelTarget, TargetConfig
+from quintain_runner.graders.base import judge_target_of
+from quintain_runner.graders.judge_sections import attachments
+from quintain_runner.plan.selection import CaseRequirement
+from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
+
+
+def judge_targets_of(config: Config | None) -> dict[str, str | None]:
+    """The configuration's ``judge_target`` by target."""
+    return {} if config is None else {name: target.judge_target for name, target in config.targets.items()}
+
+
+def agents_of(config: Config | None) -> frozenset[str]:
+    """The configured targets that tell their own steps, and not only what a model said."""
+    targets = {} if config is None else config.targets
+    return frozenset(
+        name for name, target in targets.items() if target.tells_steps and not isinstance(target, ModelTarget)
+    )
+
+
+def judge_problems(
+    evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
+) -> Iterator[str]:
+    """A line for each judge that is to be shown what a target did, of a target that cannot tell it."""
+    for index, judge in _judges(evaluation):
+        section = next((name for name in ACTIVITY_SECTIONS if name in (judge.show or ())), None)
+        for name in targets:
+            if section is not None and name in configured and not configured[name].tells_steps:
+                yield (
+                    f"{evaluation.path}: graders[{index}].show: {section}: target {name} (provider "
+                    f"{configured[name].provider}), as it is configured, has no steps; take {section} out of show, or "
+                    "let the target tell them (docs/protocol/steps.md)"
+                )
+
+
+def judge_warnings(
+    evaluation: Evaluation, targets: Sequence[str], judge_targets: Mapping[str, str | None]
+) -> Iterator[str]:
+    """A line for each judge that judges its own answers."""
+    for index, judge in _judges(evaluation):
+        own = [name for name in targets if judge_target_of(judge, name, judge_targets) == name]
+        if own:
+            yield (
+                f"{evaluation.path}: graders[{index}] ({judge.name}): {', '.join(own)} would judge its own answers, "
+                "and models favour their own; name another target as judge_target"
+            )
+
+
+def attachment_requirements(
+    evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
+) -> tuple[CaseRequirement, ...]:
+    """The requirements on every case of judges whose targets take no images: that they are to be shown none."""
+    return tuple(_attachment_requirements(evaluation, targets, configured))
+
+
+def _attachment_requirements(
+    evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
+) -> Iterator[CaseRequirement]:
+    for _, judge in _judges(evaluation):
+        judge_targets = {name: target.judge_target for name, target in configured.items()}
+        asked = dict.fromkeys(judge_target_of(judge, name, judge_targets) for name in targets)
+        if blind := [name for name in asked if name in configured and not configured[name].takes_images]:
+            yield CaseRequirement(
+                is_met=lambda case, judge=judge: (
+                    not any(  # type: ignore[misc]
+                        attachments(judge.show, prompt.apply(case)) for prompt in evaluation.prompts
+                    )
+                ),
+                problem="images or files",
+                reason=f"{judge.name} shows them to {', '.join(blind)}, which takes text only",
+                fix="take another judge_target, leave them out with where, or write a show without them",
+            )
+
+
+def _judges(evaluation: Evaluation) -> Iterator[tuple[int, JudgeGrader]]:
+    graders = evaluation.spec.graders
+    return ((index, grader) for index, grader in enumerate(graders) if isinstance(grader, JudgeGrader))
