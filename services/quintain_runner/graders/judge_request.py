@@ -144,6 +144,7 @@ def _criterion_check(criterion: RubricCriterion, given: object) -> Check:
         passed=bool(verdict.passed),
         score=verdict.score,
         reason=verdict.reason,
+        weight=criterion.weight,
     )
 
 

@@ -63,10 +63,13 @@ def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:
     """The cells of one row after its names, in the order of the columns; ``graders`` are the graders' names."""
     passed = None if row.score is None else int(row.passed)
     cells: list[Cell] = [row.repeat, row.status.value, row.score, passed]
+    verdicts = row.verdicts
     for name in graders:
-        grader = row.graders.get(name)
+        verdict = verdicts.get(name)
         cells += (
-            [None, None] if grader is None else [grader.score, None if grader.passed is None else int(grader.passed)]
+            [None, None]
+            if verdict is None
+            else [verdict.score, None if verdict.passed is None else int(verdict.passed)]
         )
     usage, error = row.token_usage, row.error
     cells += [row.calls, usage.input, usage.output, row.duration_ms]

@@ -101,6 +101,11 @@ def column_name(target: str, prompt: str | None) -> str:
     return target if prompt is None else f"{target}{_SEPARATOR}{prompt}"
 
 
+def criterion_name(grader: str, criterion: str) -> str:
+    """The name of a rubric's criterion in every table: ``quality · right``."""
+    return f"{grader}{_SEPARATOR}{criterion}"
+
+
 def split_column(name: str) -> tuple[str, str | None]:
     """The target and the prompt of a column."""
     target, separator, prompt = name.partition(_SEPARATOR)
@@ -119,7 +124,7 @@ _PASS = AliasChoices("pass", "passed")
 
 class Check(Message):
     """One criterion that a grader checked: its description, whether it passed, and optionally a score, reason and
-    evidence.
+    evidence. ``weight`` is that of a rubric's criterion, whose score is a column of every table.
     """
 
     id: str | None = Field(default=None, exclude_if=is_none)
@@ -128,6 +133,7 @@ class Check(Message):
     score: float | None = Field(default=None, exclude_if=is_none)
     reason: str | None = Field(default=None, exclude_if=is_none)
     evidence: str | None = Field(default=None, exclude_if=is_none)
+    weight: float | None = Field(default=None, exclude_if=is_none)
 
 
 class GraderRow(Message):
@@ -154,6 +160,11 @@ class GraderRow(Message):
     left_out: dict[str, int] = Field(default_factory=dict, exclude_if=operator.not_)
     session_id: str | None = Field(default=None, exclude_if=is_none)
     weight: float = Field(default=1.0, exclude_if=lambda weight: weight == 1.0)
+
+    @property
+    def criteria(self) -> dict[str, Check]:
+        """The checks that are criteria of a rubric, by their ids."""
+        return {check.id: check for check in self.checks if check.id is not None and check.weight is not None}
 
 
 class RowError(Message):
@@ -216,8 +227,14 @@ class Row(Message):
 
     def without_content(self) -> Row:
         """The row without what was asked, answered and said of the answer."""
-        empty: dict[str, object] = {"reason": None, "checks": [], "details": None}
-        graders = {name: grader.model_copy(update=empty) for name, grader in self.graders.items()}
+        empty: dict[str, object] = {"reason": None, "details": None}
+        bare = {"reason": None, "evidence": None}
+        graders = {
+            name: grader.model_copy(
+                update={**empty, "checks": [check.model_copy(update=bare) for check in grader.criteria.values()]}
+            )
+            for name, grader in self.graders.items()
+        }
         answer = None if self.answer is None else self.answer.without_content()
         left: dict[str, object] = {"case": None, "output": None, "graders": graders, "answer": answer}
         if self.conversation is not None:
@@ -247,6 +264,15 @@ class Row(Message):
     def column(self) -> str:
         """The column of every table that it is in."""
         return column_name(self.target, self.prompt)
+
+    @property
+    def verdicts(self) -> dict[str, GraderRow | Check]:
+        """The results of the graders, each before those of its rubric's criteria, by the names of their columns."""
+        found: dict[str, GraderRow | Check] = {}
+        for name, grader in self.graders.items():
+            found[name] = grader
+            found |= {criterion_name(name, criterion): check for criterion, check in grader.criteria.items()}
+        return found
 
     @property
     def counts(self) -> bool:

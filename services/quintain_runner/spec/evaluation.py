@@ -18,7 +18,7 @@ from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.files import ModelsByPlace, config_error, validation_messages
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
-from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec
+from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
 
 #: A value that ``where`` can compare a field with.
@@ -138,7 +138,7 @@ class EvaluationSpec(SpecModel):
         for what, names in (
             ("targets", self.targets or []),
             ("prompts", [prompt.named(number) for number, prompt in enumerate(self.prompts or [], start=1)]),
-            ("graders", [grader.name for grader in self.graders]),
+            ("graders", [name for grader in self.graders for name in column_names_of(grader)]),
         ):
             duplicates = sorted({name for name in names if names.count(name) > 1})
             if duplicates:

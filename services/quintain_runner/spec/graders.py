@@ -21,6 +21,7 @@ from quintain.contracts.session import DEFAULT_MAX_CALLS
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.files import ModelsByPlace, kind_tag
+from quintain_runner.results.row import criterion_name
 from quintain_runner.spec.activity_graders import (
     CostGrader,
     ExpectedToolCall,
@@ -268,6 +269,12 @@ GraderSpec = Annotated[
 def grader_kind(grader: GraderSpec) -> str:
     """The name of a grader's kind: ``command``, ``function``, or the name of the built-in grader."""
     return next((name for name, kind in GRADER_KINDS.items() if isinstance(grader, kind)), _INVALID_KIND)
+
+
+def column_names_of(grader: GraderSpec) -> list[str]:
+    """The names of a grader's columns in every table: its own, and those of the criteria of its rubric."""
+    rubric = grader.rubric if isinstance(grader, JudgeGrader) else []
+    return [grader.name, *(criterion_name(grader.name, criterion.id) for criterion in rubric)]
 
 
 def max_calls_of(grader: GraderSpec) -> int:

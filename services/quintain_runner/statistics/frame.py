@@ -32,7 +32,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Measure(NamedTuple):
-    """A measured quantity: the score or the pass of a grader, or of the whole row if ``grader`` is None."""
+    """A measured quantity: the score or the pass of a grader or a criterion, or of the whole row if it is None."""
 
     kind: Literal["score", "pass"]
     grader: str | None = None
@@ -72,7 +72,8 @@ class TargetFrame:
         return _clusters_by_case(self.case_hashes[has_value], values[has_value])
 
     def grader_names(self) -> list[str]:
-        """The names of the graders with a result on any row of this target, in the order of their first row."""
+        """The names of the graders with a result on any row of this target, and of the criteria of their rubrics, in
+        the order of their first row."""
         return list(dict.fromkeys(measure.grader for measure in self.values_by_measure if measure.grader is not None))
 
 
@@ -197,7 +198,8 @@ class _FrameBuilder:
 
     def add(self, row: Row) -> None:
         """Append the values of one row."""
-        for name in row.graders:
+        verdicts = row.verdicts
+        for name in verdicts:
             if name not in self._grader_measures:
                 self._grader_measures[name] = _MeasureBuilder(len(self._trials))
         case = _case_hash(row.case_id)
@@ -206,8 +208,10 @@ class _FrameBuilder:
         graded = row.status is RowStatus.GRADED
         self._row_measures.add(row.score if graded else None, passed=row.passed)
         for name, measures in self._grader_measures.items():
-            grader = row.graders.get(name) if graded else None
-            measures.add(None if grader is None else grader.score, passed=grader is not None and bool(grader.passed))
+            verdict = verdicts.get(name) if graded else None
+            measures.add(
+                None if verdict is None else verdict.score, passed=verdict is not None and bool(verdict.passed)
+            )
 
     def build(self) -> TargetFrame:
         """The frame of the collected rows, one entry per trial: the first graded row of a trial, or else its last."""

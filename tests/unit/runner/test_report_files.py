@@ -16,7 +16,7 @@ from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, rich_table
 from quintain_runner.results.bill import Bill
-from quintain_runner.results.row import GraderRow, Row, RowStatus
+from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
 from support.junit_schema import validate_junit
 from support.results_folder import errored_row, graded_row, write_results
 
@@ -78,6 +78,35 @@ def test_what_models_wrote_spoils_no_file(tmp_path: Path) -> None:
         text = (tmp_path / name).read_text(encoding="utf-8-sig")
         assert not any(char in text for char in "\x1b\x00\x0b\x9b"), name
         assert "<b>" in text or "&lt;b&gt;" in text
+
+
+def test_each_criterion_of_a_rubric_has_columns_of_its_own(tmp_path: Path) -> None:
+    checks = [
+        Check(id="right", text="It is Rome.", passed=True, score=0.75, weight=3),
+        Check(id="short", text="It is short.", passed=False, score=0.25, weight=1),
+        Check(id="other", text="A check of no rubric.", passed=True, score=1),
+    ]
+    judged = GraderRow(score=0.625, passed=True, reason="said", checks=checks)
+    rows = [graded_row(str(n), 1.0).with_fields(graders={"quality": judged}) for n in (1, 2)]
+    report = write_results(tmp_path / "run", [*rows, errored_row("3")])
+    write_csv(tmp_path / "rows.csv", report)
+    with (tmp_path / "rows.csv").open(encoding="utf-8-sig", newline="") as file:
+        first, _, last = csv.DictReader(file)
+    columns = {name: value for name, value in first.items() if name.startswith("quality")}
+    assert columns == {
+        "quality score": "0.625", "quality pass": "1",
+        "quality · right score": "0.75", "quality · right pass": "1",
+        "quality · short score": "0.25", "quality · short pass": "0",
+    }  # fmt: skip
+    assert last["quality · right score"] == ""
+    (by_grader,) = [table for table in run_tables(report) if table.title == "by grader"]
+    assert [(row[0], row[2], row[4]) for row in by_grader.rows] == [
+        ("quality", "100 %", "0.625"),
+        ("quality · right", "100 %", "0.750"),
+        ("quality · short", "0 %", "0.250"),
+    ]
+    bare = rows[0].without_content()
+    assert bare.verdicts.keys() == {"quality", "quality · right", "quality · short"}
 
 
 def test_csv_has_a_line_per_row_and_two_columns_per_grader(tmp_path: Path) -> None:
