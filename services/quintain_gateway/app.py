@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quintain.errors import Unauthorized
 from quintain_gateway import fleet_page
 from quintain_gateway.access_log import AccessLog
 from quintain_gateway.apis import agentv, health, model_apis, quotas, sessions
@@ -58,37 +56,6 @@ def build_router(gateway: FleetGateway, access: FleetAccess) -> Router:
     )
     routes = [route for group in endpoint_groups for route in group.routes]
     return Router([*agentv_endpoints.routes_without_prefix, *routes], redirect_slashes=False)
-
-
-class AgentUrlApp:
-    """Passes requests on with the token for which an agent's secret stands: the beginning of the path, or the key.
-
-    Others are answered with 401.
-    """
-
-    def __init__(self, app: ASGIApp, token_of: Callable[[str], str | None]) -> None:
-        self._app, self._token_of = app, token_of
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            return
-        key, slash, rest = scope["path"].removeprefix("/").partition("/")
-        inside = {**scope, "path": slash + rest, "raw_path": (slash + rest).encode()}
-        if (token := self._token_of(key)) is None:
-            inside = dict(scope)
-            bearer = (header_in_scope(scope, b"authorization") or "").removeprefix("Bearer ")
-            token = self._token_of(header_in_scope(scope, b"x-api-key") or bearer)
-        if token is None:
-            refused = Unauthorized("This URL stands for no session now: no call of its agent runs")
-            await error_response_of(inside, refused)(scope, receive, send)
-            return
-        kept = [(name, value) for name, value in scope["headers"] if name not in _TOKEN_HEADERS]
-        inside["headers"] = [*kept, (b"authorization", b"Bearer " + token.encode())]
-        await self._app(inside, receive, send)
-
-
-_TOKEN_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
 
 #: An IPv6 address in brackets, or a name, and perhaps a port.

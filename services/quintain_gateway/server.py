@@ -27,15 +27,16 @@ from quintain.contracts.invoke import FaultReply
 from quintain.errors import BadRequest, Fault
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
+from quintain.programs.agent_gateway import AgentUrlApp
 from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.broker_probe import report_ready
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.http_server import serve_uvicorn
 from quintain.timings import Clock
 from quintain_gateway.apis.health import MetadataHealthCheck
-from quintain_gateway.app import AgentUrlApp, build_app
+from quintain_gateway.app import build_app
 from quintain_gateway.auth import FleetGateway
-from quintain_gateway.endpoint import context_in_scope, valid_or_new_id
+from quintain_gateway.endpoint import context_in_scope, error_response_of, valid_or_new_id
 from quintain_gateway.errors import JSON_MEDIA_TYPE, HeadersTooLarge, RequestTimeout, TooManyConnections
 from quintain_gateway.fleet_page import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
@@ -87,7 +88,7 @@ async def run_agent_gateway(bus: Bus, urls: AgentUrls) -> AsyncIterator[None]:
     async with RpcClient(bus) as rpc_client:
         fleet_gateway = FleetGateway(rpc_client, Clock(), limits, metrics)
         try:
-            app = AgentUrlApp(build_app(fleet_gateway, access, address.host_names()), urls.token_of)
+            app = AgentUrlApp(build_app(fleet_gateway, access, address.host_names()), urls, error_response_of)
             async with serve_app(app, address, limits, metrics) as urls.base_url, access.running():
                 yield
         finally:

@@ -19,6 +19,7 @@ from quintain.agents.hosted_agent import target_factory
 from quintain.config.fingerprint import dependency_digests, fingerprint_of, import_digests, module_digests
 from quintain.config.python_imports import load_object
 from quintain.errors import ConfigError
+from quintain.programs.agent_urls import AgentUrl
 from quintain.target.codec import Codec
 from quintain.target.type_registry import types_of_target
 
@@ -177,12 +178,15 @@ _TARGET_INTERFACE = (
 )
 
 
-def load_factory(path: str, folder: Path) -> InstanceFactory:
-    """Import the factory or agent that ``module:name`` names; ``folder`` is searched first. Raises `ConfigError`."""
+def load_factory(path: str, folder: Path, agent_url: AgentUrl | None = None) -> InstanceFactory:
+    """Import the factory or agent that ``module:name`` names; ``folder`` is searched first. Raises `ConfigError`.
+
+    ``agent_url`` is that of the calls which its instances make, where there is one.
+    """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{path!r} names no factory: write it as module:factory, such as bots:SupportBot")
-    return target_factory(load_object(path, folder, kind="factory"), path)
+    return target_factory(load_object(path, folder, kind="factory"), path, agent_url)
 
 
 def factory_fingerprint(path: str, folder: Path, depends_on: Iterable[str] = ()) -> str:

@@ -156,6 +156,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def add_variables(variables: Mapping[str, str]) -> None:
+    """Set variables of this process, for the code that it imports and the programs that this starts."""
+    os.environ.update(variables)
+
+
 def read_settings(env: Mapping[str, str]) -> Settings:
     """Read the settings; secrets may be in files (`read_secret`). Raises `ConfigError` for an invalid value."""
     admin_token = read_secret(env, "QUINTAIN_ADMIN_TOKEN")

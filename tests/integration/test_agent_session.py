@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import secrets
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 import quintain
@@ -31,6 +33,10 @@ targets:
     query: verdict
     config: {{members: "4"}}
     child_session: {{targets: [model], max_calls: 3}}
+  clerk:
+    provider: target
+    host: {name}-clerk
+    child_session: {{targets: [model], max_calls: 8}}
   program:
     provider: command
     protocol: jsonl
@@ -56,10 +62,29 @@ for line in sys.stdin:
     print(json.dumps({"type": "answer", "text": f"{ask()} {ask()}"}), flush=True)
 """
 
-#: A session's whole token; its id alone may be shown.
+#: A hosted agent, whose client is made when it is imported. It says where it calls, and what came of each call.
+CLERK = """
+import json, os, urllib.error, urllib.request
+
+URL, KEY = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+
+def ask():
+    body = json.dumps({"model": "model", "messages": [{"role": "user", "content": "Well?"}]}).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer " + KEY}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(URL, body, headers)) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+def agent(prompt: str) -> str:
+    return json.dumps([URL, [ask() for _ in range(int(prompt))]])
+"""
+
 #: The tags of `panel.py`.
 PANEL_TAGS = [SecurityDomainTag("user"), SecurityDomainTag("agent")]
 
+#: A session's whole token; its id alone may be shown.
 SECRET = re.compile(r"qtn_ses_\w{12}_\w{43}")
 
 
@@ -70,7 +95,7 @@ def name() -> str:
 
 @pytest.fixture
 def fleet(broker_url: str, name: str) -> Iterator[ProcessFleet]:
-    with process_fleet(broker_url, CONFIG.format(name=name), targets=["model", "panel", "program"]) as fleet:
+    with process_fleet(broker_url, CONFIG.format(name=name), targets=["model", "panel", "clerk", "program"]) as fleet:
         shutil.copy(EXAMPLES / "panel.py", fleet.folder)
         (fleet.folder / "asking.py").write_text(ASKING)
         fleet.start("serve", "host", "panel:Panel", "--name", name, "-v").wait_for_output("ready  host")
@@ -112,6 +137,28 @@ async def test_a_program_of_a_worker_calls_models_by_its_url(fleet: ProcessFleet
         again = await target.send(InvokeRequest(question="And now?", turn=going_on))
         assert [said.raw_text, again.raw_text] == ["I agree. 402"] * 2
         assert (await target.get_info()).call_count == 4
+    assert not SECRET.search("".join(process.read_output() for process in fleet.processes))
+
+
+async def test_a_hosted_agent_calls_models_by_the_url_of_its_slot_within_the_limits_of_its_call(
+    fleet: ProcessFleet, name: str
+) -> None:
+    (fleet.folder / "clerk.py").write_text(CLERK)
+    gateway = fleet.start("serve", "gateway", "--port", "0", "--json")
+    gateway.wait_for_output('"url"')
+    (url,) = re.findall(r'"url": ?"([^"]+)"', gateway.read_output())
+    options = ("--name", f"{name}-clerk", "--slots", "2", "--gateway", url)
+    fleet.start("serve", "host", "clerk:agent", *options).wait_for_output("ready  host")
+    session = await asyncio.to_thread(fleet.open_session, "clerk", 50)
+    async with quintain.connect(fleet.broker_url, session.token) as target:
+        # In both slots at once, and then again in one of them.
+        both = await asyncio.gather(target.invoke("20"), target.invoke("20"))
+        said = [json.loads(answer.raw_text) for answer in [*both, await target.invoke("9")]]
+        assert [statuses for _, statuses in said] == [[200] * 8 + [402] * 12] * 2 + [[200] * 8 + [402]]
+        assert (await target.get_info()).call_count == 3 * 9
+    assert len({where for where, _ in said}) == 2
+    async with aiohttp.ClientSession() as http, http.post(said[0][0], json={}) as between:
+        assert between.status == 401
     assert not SECRET.search("".join(process.read_output() for process in fleet.processes))
 
 

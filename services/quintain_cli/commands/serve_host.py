@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,15 +16,18 @@ from typing import Annotated, Any
 
 import typer
 
+from quintain.client.http_transport import check_gateway_url
 from quintain.config.fingerprint import module_digests, unseen_warnings
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.values import TARGET_NAME_PATTERN
 from quintain.errors import ConfigError
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.observe.health import OpsEndpoints
+from quintain.programs.agent_gateway import forward_agent_urls
+from quintain.programs.agent_urls import NO_GATEWAY, AgentUrl, AgentUrls
 from quintain.programs.processes import ProcessMark, adopt_orphans, reap_orphans
 from quintain.rpc.broker_probe import report_ready
-from quintain.settings import Settings, environment, read_settings
+from quintain.settings import Settings, add_variables, environment, read_settings
 from quintain_cli.console import StopSignal, handle_stop_signals, run_command, set_up_logging
 from quintain_cli.service_process import (
     AsJson,
@@ -79,10 +82,16 @@ class HostOptions:
     env_from: tuple[str, ...]
     env: tuple[str, ...]
     depends_on: tuple[str, ...]
+    gateway: str | None
 
-    def load_factory(self) -> tuple[InstanceFactory, str]:
-        """Import the factory, and read its fingerprint. Raises `ConfigError`."""
-        factory = load_factory(self.factory_reference, Path.cwd())
+    def load_factory(self, agent_url: AgentUrl | None) -> tuple[InstanceFactory, str]:
+        """Import the factory, and read its fingerprint. Raises `ConfigError`.
+
+        ``agent_url`` is that of the agent's calls; clients that are made at import find it in the environment.
+        """
+        if agent_url is not None:
+            add_variables(agent_url.variables(environment()))
+        factory = load_factory(self.factory_reference, Path.cwd(), agent_url)
         return factory, factory_fingerprint(self.factory_reference, Path.cwd(), self.depends_on)
 
     def unseen_imports(self) -> list[str]:
@@ -92,11 +101,10 @@ class HostOptions:
 
     def choose_isolation(self, factory: InstanceFactory) -> Isolation:
         """Return where instances run; variables and a use are for processes. Raises `ConfigError`."""
-        needs_process = bool(self.env_from or self.env) or self.process is ProcessUse.PER_LEASE
+        needs_process = bool(self.env_from or self.env or self.gateway) or self.process is ProcessUse.PER_LEASE
         if self.isolation is Isolation.THREAD and needs_process:
-            raise ConfigError(
-                "--env, --env-from and --process per-lease are for --isolation process: a thread is in this process"
-            )
+            options = "--env, --env-from, --gateway and --process per-lease"
+            raise ConfigError(f"{options} are for --isolation process: a thread is in this process")
         if needs_process:
             return Isolation.PROCESS
         return self.isolation or default_isolation(factory, self.slots)
@@ -131,6 +139,10 @@ def parse_target_name(text: str) -> str:
 Process = Annotated[
     ProcessUse, typer.Option(help="How long a slot's process is used; per-lease starts each lease in a new one.")
 ]
+Gateway = Annotated[
+    str | None,
+    typer.Option(help="The gateway of the model calls of a hosted agent, which then takes a child_session."),
+]
 DependsOn = Annotated[
     list[str] | None,
     typer.Option(help="A file that the factory imports or reads; its bytes are a part of the target's version."),
@@ -161,6 +173,7 @@ def serve_host(
         typer.Option(help="A variable of the slots' processes, as NAME=VALUE; --isolation process."),
     ] = None,
     depends_on: DependsOn = None,
+    gateway: Gateway = None,
     ops_port: OpsPort = None,
     ops_host: OpsHost = None,
     as_json: AsJson = False,
@@ -183,6 +196,7 @@ def serve_host(
         env_from=tuple(env_from or ()),
         env=tuple(env or ()),
         depends_on=tuple(depends_on or ()),
+        gateway=gateway,
     )
     if parent_fd is not None:
         must_end = run_command(_run_slot(host_options, parent_fd), service="host")
@@ -199,7 +213,11 @@ async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_js
     """Serve until SIGTERM. Returns whether a target's thread does not end, so that the process must be killed."""
     settings = read_settings(environment())
     settings.require_broker_url()
-    factory, fingerprint = host_options.load_factory()
+    if host_options.gateway is not None:
+        check_gateway_url(host_options.gateway, "--gateway")
+    # Here it is only imported, and probed.
+    url = None if host_options.gateway is None else AgentUrls(NO_GATEWAY).add()
+    factory, fingerprint = host_options.load_factory(url)
     for unseen in host_options.unseen_imports():
         log.warning("%s", unseen)
     isolation = host_options.choose_isolation(factory)
@@ -286,6 +304,7 @@ def _child_command(host_options: HostOptions) -> list[str]:
         "--boot-timeout-seconds",
         str(host_options.boot_seconds),
         *(word for file in host_options.depends_on for word in ("--depends-on", file)),
+        *(() if host_options.gateway is None else ("--gateway", host_options.gateway)),
     )
     return [sys.executable, "-m", "quintain_cli", *arguments]
 
@@ -297,15 +316,25 @@ async def _run_slot(host_options: HostOptions, parent_fd: int) -> bool:
     or to be replaced; the parent then starts another process.
     """
     ipc_writer = IpcWriter(parent_fd)
-    factory, fingerprint = host_options.load_factory()
     try:
-        async with handle_stop_signals() as stop:
+        async with _agent_url(host_options.gateway) as url, handle_stop_signals() as stop:
+            factory, fingerprint = host_options.load_factory(url)
             ends = [asyncio.ensure_future(end) for end in (stop.wait(), ipc_writer.wait_parent_exit())]
             warming = asyncio.ensure_future(_warm_up(factory, host_options))
             await asyncio.wait([warming, *ends], return_when=asyncio.FIRST_COMPLETED)
             return not warming.done() or await _serve_slot(host_options, factory, fingerprint, ipc_writer, ends)
     finally:
         ProcessMark(environment(), inherited=True).kill()
+
+
+@contextlib.asynccontextmanager
+async def _agent_url(gateway: str | None) -> AsyncIterator[AgentUrl | None]:
+    """Serve the URL of the calls of this process's agent, which go to the gateway; None if there is no gateway."""
+    if gateway is None:
+        yield None
+        return
+    async with forward_agent_urls(gateway, environment()) as urls:
+        yield urls.add()
 
 
 async def _serve_slot(

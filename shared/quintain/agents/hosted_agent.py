@@ -12,7 +12,9 @@ from quintain.agents.conversation import Conversation, TurnInput, TurnReport
 from quintain.agents.recognition import conversation_factory
 from quintain.contracts.agents import AgentStep
 from quintain.errors import ConfigError
+from quintain.programs.agent_urls import AgentUrl
 from quintain.target import (
+    SESSION_SLOT,
     ConfigSpec,
     Controllable,
     ControllableInjection,
@@ -30,6 +32,9 @@ from quintain.target import (
 
 USER = SecurityDomainTag("user")
 
+#: Whoever answers for the agent, and not its user.
+AGENT = SecurityDomainTag("agent")
+
 #: The one point of an agent where a value is injected, and what is observed of it.
 PROMPT = Controllable("prompt", USER, "What the user says to the agent")
 STEP = Observable("step", USER, "One thing that the agent did, with OpenTelemetry's names", observable_type="json")
@@ -37,10 +42,13 @@ ANSWER = Observable("answer", USER, "What the agent answers")
 
 
 class HostedAgent(Target):
-    """An agent as a target: each run is a turn of its conversation, which `reset_ephemeral_state` begins again."""
+    """An agent as a target: each run is a turn of its conversation, which `reset_ephemeral_state` begins again.
 
-    def __init__(self, begin: Callable[[], Conversation]) -> None:
-        self._begin, self._conversation = begin, begin()
+    With a ``url`` it takes the session of its model calls, for which the URL stands until its teardown.
+    """
+
+    def __init__(self, begin: Callable[[], Conversation], url: AgentUrl | None = None) -> None:
+        self._begin, self._conversation, self._url = begin, begin(), url
         self._prompt, self._answer = "", ""
         self._messages: list[dict[str, str]] = []
         self._steps: list[dict[str, Any]] = []
@@ -48,14 +56,19 @@ class HostedAgent(Target):
 
     @property
     def config_specs(self) -> list[ConfigSpec]:
-        """The prompt."""
-        return [ConfigSpec("prompt", USER, "What the user says if nothing is injected, as plain text")]
+        """The prompt, and the session of its model calls."""
+        prompt = ConfigSpec("prompt", USER, "What the user says if nothing is injected, as plain text")
+        session = ConfigSpec(SESSION_SLOT, AGENT, "The session that its model calls are charged to")
+        return [prompt] if self._url is None else [prompt, session]
 
     def set_config(self, name: str, value: str) -> None:
-        """Set the prompt."""
-        if name != "prompt":
+        """Set the prompt, or the session."""
+        if name == SESSION_SLOT and self._url is not None:
+            self._url.stand_for(value)
+        elif name == "prompt":
+            self._prompt = value
+        else:
             raise ValueError(f"an agent has no {name!r} to configure; it has 'prompt'")
-        self._prompt = value
 
     @property
     def query_specs(self) -> list[QuerySpec]:
@@ -73,8 +86,8 @@ class HostedAgent(Target):
 
     @property
     def security_domain(self) -> SecurityDomain:
-        """One tag: an agent does not say who may see what of it."""
-        return SecurityDomain([USER])
+        """The user's tag for all but the session: an agent does not say who may see what of it."""
+        return SecurityDomain([USER] if self._url is None else [USER, AGENT])
 
     def get_controllables(self) -> list[Controllable]:
         """The prompt."""
@@ -108,35 +121,37 @@ class HostedAgent(Target):
         self._steps, self._answer = [], ""
 
     async def teardown(self) -> None:
-        """Do nothing: an agent has no end."""
+        """End the right to call models: an agent itself has no end."""
+        if self._url is not None:
+            self._url.stand_for(None)
 
 
-def target_factory(found: object, path: str) -> Callable[[], Any]:
+def target_factory(found: object, path: str, url: AgentUrl | None = None) -> Callable[[], Any]:
     """Return what makes instances of what ``module:name`` names: a factory of targets or agents, or an agent.
 
-    Raises `ConfigError` if it is neither.
+    ``url`` is that of an agent's model calls. Raises `ConfigError` if it is neither.
     """
     if inspect.isclass(found) and hasattr(found, "set_config"):
         return found
     if inspect.isclass(found) or (callable(found) and _needs_nothing(found)):
 
         def make() -> Any:
-            return _as_target(found(), path)
+            return _as_target(found(), path, url)
 
         # By it, a factory may choose where its targets run.
         vars(make).update({key: getattr(found, key) for key in ("isolation",) if hasattr(found, key)})
         return make
     begin = conversation_factory(found, path)
     begin()
-    return lambda: HostedAgent(begin)
+    return lambda: HostedAgent(begin, url)
 
 
-def _as_target(made: Any, path: str) -> Any:
+def _as_target(made: Any, path: str, url: AgentUrl | None) -> Any:
     """What a factory made, hosted if it is an agent; a target has a method to configure it, and no agent has."""
     if hasattr(type(made), "set_config"):
         return made
     try:
-        return HostedAgent(conversation_factory(made, path))
+        return HostedAgent(conversation_factory(made, path), url)
     except ConfigError:
         # Whoever hosts it says what it lacks.
         return made

@@ -192,23 +192,28 @@ async def open_http_transport(url: str, token: str, *, traceparent: str | None =
         yield HttpTransport(connection, token, traceparent=traceparent)
 
 
-@contextlib.asynccontextmanager
-async def open_http_connection(url: str) -> AsyncIterator[HttpConnection]:
-    """Open a connection pool to the gateway at this base URL; TLS certificates are always verified.
-
-    Raises `ConfigError` if the URL is not a gateway's base URL.
-    """
+def check_gateway_url(url: str, setting: str = "QUINTAIN_GATEWAY_URL") -> None:
+    """Raise `ConfigError`, which names the setting, if a URL is not the base URL of a gateway."""
     try:
         base = urlsplit(url)
         is_address = base.scheme in {"http", "https"} and bool(base.hostname) and base.port != 0
     except ValueError:
         is_address = False
     if not is_address:
-        raise ConfigError("QUINTAIN_GATEWAY_URL is no address of a gateway: give one such as http://127.0.0.1:8787")
+        raise ConfigError(f"{setting} is no address of a gateway: give one such as http://127.0.0.1:8787")
     if base.query or base.fragment:
-        raise ConfigError("QUINTAIN_GATEWAY_URL has more than an address and a path: give it without ? and #")
+        raise ConfigError(f"{setting} has more than an address and a path: give it without ? and #")
     if base.username is not None:
-        raise ConfigError("QUINTAIN_GATEWAY_URL has a user name: a gateway reads only the token, give it without")
+        raise ConfigError(f"{setting} has a user name: a gateway reads only the token, give it without")
+
+
+@contextlib.asynccontextmanager
+async def open_http_connection(url: str) -> AsyncIterator[HttpConnection]:
+    """Open a connection pool to the gateway at this base URL; TLS certificates are always verified.
+
+    Raises `ConfigError` if the URL is not a gateway's base URL.
+    """
+    check_gateway_url(url)
     http = HttpClient(
         url,
         {"content-type": "application/json"},

@@ -28,8 +28,8 @@ from quintain.contracts.hosting import (
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.controller.scope import GivenScope, OnEvent, answer_in_scope, as_list, find_scope
 from quintain.controller.trajectory import Trajectory
-from quintain.errors import BusError, ConfigError, HostLost, NoAnswer, Unroutable
-from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, open_with_token
+from quintain.errors import BusError, HostLost, NoAnswer, Unroutable
+from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, check_takes_session, open_with_token
 from quintain.remote.connection_thread import ConnectionThread, Executor, InlineExecutor, open_connection_thread
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.remote.run_driver import RunDriver
@@ -209,11 +209,7 @@ class LeasedTarget:
 
         Raises `ConfigError` if the target has no slot for a session, and the `Fault` that refused the session.
         """
-        if all(spec.name != SESSION_SLOT for spec in self.config_specs):
-            raise ConfigError(
-                f"A session was to be given to target {self._lease.name!r}, which declares no configuration slot "
-                f"{SESSION_SLOT!r} to take it: declare one, or leave child_session out"
-            )
+        check_takes_session(self._lease.name, (spec.name for spec in self.config_specs))
         session = await self._connection.executor.run(sessions.open())
         await self.set_config(SESSION_SLOT, session.token)
 

@@ -8,7 +8,7 @@ secret is also what the program has for a key, because some clients take no URL 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,6 +18,9 @@ from quintain.programs.session_variables import session_variables, with_proxy_by
 
 #: What stands for the gateway's own URL in a program's arguments, which others can see.
 BASE_URL = "{agent_base_url}"
+
+#: What stands for the gateway of agents that are imported and asked nothing: nobody answers there.
+NO_GATEWAY = "http://127.0.0.1:9"
 
 
 class AgentUrls:
@@ -50,17 +53,27 @@ class AgentUrl:
     @contextmanager
     def standing_for(self, token: str) -> Iterator[None]:
         """Let requests have this token while the context is open."""
-        self._tokens[self._key] = token
+        self.stand_for(token)
         try:
             yield
         finally:
-            del self._tokens[self._key]
+            self.stand_for(None)
+
+    def stand_for(self, token: str | None) -> None:
+        """Let requests have this token from now on, or none."""
+        if token:
+            self._tokens[self._key] = token
+        else:
+            self._tokens.pop(self._key, None)
+
+    def variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment with the variables by which clients find this URL."""
+        return with_proxy_bypass({**env, **session_variables(self.url, self._key)}, self.url)
 
     def given_to(self, program: Program) -> Program:
         """Return the program with the variables by which its clients find this URL; in a sandbox it can reach it."""
-        env = {**program.env, **session_variables(self.url, self._key)}
         argv = [argument.replace(BASE_URL, self._urls.base_url) for argument in program.argv]
         confinement = program.confinement
         if confinement.sandbox is not None:
             confinement = replace(confinement, gateway=gateway_address(self._urls.base_url))
-        return replace(program, argv=argv, env=with_proxy_bypass(env, self.url), confinement=confinement)
+        return replace(program, argv=argv, env=self.variables(program.env), confinement=confinement)

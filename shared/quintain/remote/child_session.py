@@ -7,16 +7,17 @@ call counts in the parent too. Closing it rejects its calls that are still queue
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from quintain.contracts.credentials import mask_tokens
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.session import AGENT_MAX_CALLS, CloseSession, GetInfo, OpenSession, SessionOpened
-from quintain.errors import QuintainError
+from quintain.errors import ConfigError, QuintainError
 from quintain.routes import CLOSE, INFO, OPEN
 from quintain.rpc.requests import RpcClient
+from quintain.target import SESSION_SLOT
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,15 @@ async def _open_with_token(
         expires_in_seconds=expires_in_seconds,
     )
     return await rpc_client.call_route(OPEN, request, headers, timeout_seconds=OPEN_SECONDS)
+
+
+def check_takes_session(name: str, slots: Iterable[str]) -> None:
+    """Raise `ConfigError` if a target, which declares these configuration slots, has none for a session."""
+    if SESSION_SLOT not in slots:
+        raise ConfigError(
+            f"{name}: child_session is set, and the target declares no configuration slot {SESSION_SLOT!r} to take it: "
+            "declare one, host an agent of another framework with --gateway, or leave child_session out"
+        )
 
 
 class ChildSessions:

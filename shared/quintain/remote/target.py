@@ -21,8 +21,8 @@ from quintain.contracts.hosting import (
 )
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.contracts.values import replace_surrogates
-from quintain.errors import ConfigError, HostLost
-from quintain.remote.child_session import ChildSession, ChildSessions
+from quintain.errors import HostLost
+from quintain.remote.child_session import ChildSession, ChildSessions, check_takes_session
 from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import RemoteLease, TargetTimeouts
 from quintain.remote.run_driver import RunDriver
@@ -106,11 +106,7 @@ class RemoteTarget:
 
         Raises `ConfigError` if the target has no slot for a session, and the `Fault` that refused the session.
         """
-        if all(spec.name != SESSION_SLOT for spec in self.config_specs):
-            raise ConfigError(
-                f"A session was to be given to target {self._lease.name!r}, which declares no configuration slot "
-                f"{SESSION_SLOT!r} to take it: declare one, or leave child_session out"
-            )
+        check_takes_session(self._lease.name, (spec.name for spec in self.config_specs))
         self._session = self._connection.run_blocking(sessions.open())
         self.set_config(SESSION_SLOT, self._session.token)
 

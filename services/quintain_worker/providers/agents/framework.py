@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from quintain.config.program_targets import AgentTarget
 from quintain.errors import ConfigError
-from quintain.programs.agent_urls import AgentUrls
+from quintain.programs.agent_urls import NO_GATEWAY, AgentUrls
 from quintain.programs.processes import run_to_file
 from quintain.programs.program import CannotStart
 from quintain_worker.providers.agents.program import (
@@ -25,9 +25,6 @@ from quintain_worker.providers.provider import ProviderContext
 #: What frameworks send to their vendors, the conversations and the key among it, unless this or the target says no.
 SENDS_NOTHING = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "CREWAI_DISABLE_TELEMETRY": "true"}
 
-#: What stands for the gateway of the agent's calls where it makes none.
-_NO_GATEWAY = "http://127.0.0.1:9"
-
 
 def agent_provider(name: str, target: AgentTarget, context: ProviderContext) -> AgentProgramProvider:
     """Create the agent provider of this target. Raises `ConfigError` if this machine cannot confine its program."""
@@ -42,7 +39,7 @@ def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> Non
     program = agent.program
     if target.child_session is not None:
         # Clients are made at import, and take the URL then.
-        program = AgentUrls(_NO_GATEWAY).add().given_to(program)
+        program = AgentUrls(NO_GATEWAY).add().given_to(program)
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         try:
             exit_code = run_to_file(program, stdout=stdout, stderr=stderr)

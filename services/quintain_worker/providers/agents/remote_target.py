@@ -30,6 +30,7 @@ from quintain.errors import (
     RemoteTargetError,
     TimedOut,
 )
+from quintain.remote.child_session import check_takes_session
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.remote.run_driver import RunDriver
@@ -153,12 +154,10 @@ class RemoteTargetProvider(HostedProvider):
         return replace_surrogates(turns[0].text)
 
     def _check_takes_session(self, descriptor: TargetDescriptor) -> None:
-        if all(spec.name != SESSION_SLOT for spec in descriptor.config_specs):
-            reason = (
-                f"child_session is set, and the target declares no configuration slot {SESSION_SLOT!r} to take it: "
-                "declare one, or take child_session out"
-            )
-            raise ProviderFailure(ProviderFailed(f"{self._name}: {reason}", charged=False), Billing.UNBILLED)
+        try:
+            check_takes_session(self._name, (spec.name for spec in descriptor.config_specs))
+        except ConfigError as error:
+            raise ProviderFailure(ProviderFailed(error.message, charged=False), Billing.UNBILLED) from None
 
     async def _start(self) -> None:
         async with self._start_lock:
