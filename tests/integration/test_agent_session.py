@@ -147,7 +147,7 @@ async def test_a_hosted_agent_calls_models_by_the_url_of_its_slot_within_the_lim
     gateway = fleet.start("serve", "gateway", "--port", "0", "--json")
     gateway.wait_for_output('"url"')
     (url,) = re.findall(r'"url": ?"([^"]+)"', gateway.read_output())
-    options = ("--name", f"{name}-clerk", "--slots", "2", "--gateway", url)
+    options = ("--name", f"{name}-clerk", "--gateway", url, "--slots", "2")
     fleet.start("serve", "host", "clerk:agent", *options).wait_for_output("ready  host")
     session = await asyncio.to_thread(fleet.open_session, "clerk", 50)
     async with quintain.connect(fleet.broker_url, session.token) as target:

@@ -23,7 +23,7 @@ from quintain.errors import BadRequest
 from quintain.runtime.http_client import HttpClient
 from quintain_worker.providers.agents.a2a import A2AProvider
 from quintain_worker.providers.agents.failures import STREAM_INTERRUPTED, UNREADABLE, AgentFailures
-from quintain_worker.providers.agents.steps import read_steps
+from quintain_worker.providers.agents.reported_steps import read_steps
 from quintain_worker.providers.conversation import (
     MAX_SESSION_LENGTH,
     ignored_settings,

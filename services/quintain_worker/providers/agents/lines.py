@@ -14,7 +14,7 @@ from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest, JsonObject, OutputMessage, TokenUsage, content_text
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.step_log import StepLog
-from quintain_worker.providers.agents.steps import read_steps
+from quintain_worker.providers.agents.reported_steps import read_steps
 from quintain_worker.providers.conversation import named_messages, refusal
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 
