@@ -6,26 +6,20 @@ its ledger: the caller's fault and the session's counters say the same.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import json
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import yaml
 
 import quintain
 from quintain.contracts.agents import Continuation, Turn
 from quintain.contracts.invoke import ChatMessage
-from support.memory_fleet import memory_fleet
-from support.model_server import ScriptedResponse, StreamedResponse, model_server
+from support.billing_table import QUESTION, THROTTLED, BillingTable, FailingTargets, Script, refusal
+from support.model_server import ScriptedResponse, StreamedResponse
 
-PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+TABLE = BillingTable.of_page("agents.md", "| what happens | tried again |")
 
-Script = ScriptedResponse | StreamedResponse
 #: The answer of a failing endpoint, by whether it streams.
 Failure = Callable[[bool], Script]
 
@@ -33,8 +27,7 @@ EVENTS = [b'data: {"delta": "one "}\n\n', b'data: {"delta": "two"}\n\n']
 
 
 def status(code: int, **headers: str) -> Failure:
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda _: ScriptedResponse(status=code, body={"detail": "It says no"}, headers=sent)
+    return lambda _: refusal(code, {"detail": "It says no"}, **headers)
 
 
 def lost(streams: bool) -> Script:
@@ -91,34 +84,6 @@ ROWS: Mapping[str, Mapping[str, Failure | None]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a caller is told of a failed call, how often the endpoint was asked, and what the ledger counts."""
-
-    code: str
-    charged: bool | None
-    tries: int
-    committed: int
-    refunded: int
-    in_doubt: int
-
-
-def table_of_the_page() -> dict[str, tuple[str, str, str]]:
-    """By the failure: whether it is tried again, its fault, and whether it is charged."""
-    rows = PAGE.read_text().partition("| what happens | tried again |")[2].partition("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return {failure: (again, fault.strip("`"), charged) for failure, again, fault, charged in cells}
-
-
-TABLE = table_of_the_page()
-
-
-def outcome_of(row: str) -> Outcome:
-    """What the page says of a call to a target with two tries."""
-    again, code, charged = TABLE[row]
-    counted = [int(charged == each) for each in ("yes", "no", "yes, in doubt")]
-    return Outcome(code, charged != "no", 2 if again.startswith("yes") else 1, *counted)
-
-
 #: By the target: whether it streams, and whether it has a quota, as endpoints have.
 KINDS = {
     f"{'streamed' if streams else 'whole'}-{'quota' if has_quota else 'alone'}": (streams, has_quota)
@@ -145,39 +110,11 @@ SECOND_TURN = quintain.InvokeRequest(
 )
 
 
-async def outcomes(
-    folder: Path, fails: Failure | None, request: quintain.InvokeRequest, deadline_seconds: float
-) -> dict[str, Outcome]:
-    """Let each kind of endpoint fail so, each in a session of its own; None is one that nobody reaches."""
-    async with model_server() as endpoint:
-        if fails is not None:
-            endpoint.response_for = lambda received: fails(KINDS[str(received.body["kind"])][0])
-        url = endpoint.url if fails is not None else unused_url()
-        targets = {kind: described(kind, url) for kind in KINDS}
-        async with memory_fleet(folder, yaml.safe_dump({"targets": targets})) as fleet:
-
-            async def outcome(kind: str) -> Outcome:
-                session = await fleet.open_session(kind)
-                async with fleet.client_of(session) as client:
-                    with pytest.raises(quintain.Fault) as caught:
-                        await client.send(request, deadline_seconds=deadline_seconds)
-                    async with asyncio.timeout(20):
-                        while (info := await client.get_info()).running + info.reserved:
-                            await asyncio.sleep(0.02)
-                tries = sum(json.loads(received.raw)["kind"] == kind for received in endpoint.requests)
-                fault = caught.value
-                return Outcome(fault.code, fault.charged, tries, info.committed, info.refunded, info.in_doubt)
-
-            return dict(zip(KINDS, await asyncio.gather(*map(outcome, KINDS)), strict=True))
-
-
-def unused_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        return f"http://127.0.0.1:{closed.getsockname()[1]}"
+TARGETS = FailingTargets(described=lambda url: {kind: described(kind, url) for kind in KINDS}, field="kind")
 
 
 def test_every_row_of_the_page_has_its_failures() -> None:
-    assert list(TABLE) == list(ROWS)
+    assert list(TABLE.rows) == list(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +124,9 @@ def test_every_row_of_the_page_has_its_failures() -> None:
 async def test_a_failure_is_tried_again_and_charged_as_the_page_says(
     row: str, failure: Failure | None, tmp_path: Path
 ) -> None:
-    request = SECOND_TURN if row == FORGOTTEN else quintain.InvokeRequest(question="x")
-    ended = await outcomes(tmp_path, failure, request, 4 if row in {"429", DEADLINE} else 60)
+    request = SECOND_TURN if row == FORGOTTEN else QUESTION
+    fails = None if failure is None else lambda kind: failure(KINDS[kind][0])
+    seconds = 4 if row in {THROTTLED, DEADLINE} else 60
+    ended = await TARGETS.outcomes(tmp_path, fails, request=request, deadline_seconds=seconds)
     for kind, (_, has_quota) in KINDS.items():
-        wanted = outcome_of(row)
-        if failure is None:
-            wanted = wanted._replace(tries=0)  # none reached it
-        if row == "429" and has_quota:
-            # It waits until its deadline, uncounted, and its reservation ends: there is no charge to give back.
-            assert ended[kind].tries > 2
-            wanted = wanted._replace(tries=ended[kind].tries, refunded=0)
-        assert ended[kind] == wanted, kind
+        TABLE.check(row, ended[kind], is_reached=failure is not None, has_quota=has_quota, name=kind)

@@ -6,27 +6,21 @@ ledger: the caller's fault and the session's counters say the same.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import yaml
 
-import quintain
-from quintain.client.transport import OnChunk
-from support.memory_fleet import memory_fleet
-from support.model_server import ScriptedResponse, StreamedResponse, model_server
+from support.billing_table import THROTTLED, BillingTable, FailingTargets, Script, refusal
+from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_wires import ANTHROPIC, RESPONSES, WIRES, Wire
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+TABLE = BillingTable.of_page("configuration.md", "| failure of the provider |")
 
-Script = ScriptedResponse | StreamedResponse
 #: The answer of a failing provider, by the API and whether it streams.
 Failure = Callable[[Wire, bool], Script]
 
@@ -39,8 +33,7 @@ LAST = {"chat": b'"finish_reason": "stop"', "responses": b"response.completed", 
 
 def status(code: int, error: Mapping[str, object] | None = None, **headers: str) -> Failure:
     body = {"type": "error", "error": error or {"type": "some_error", "message": "It says no"}}
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda _wire, _stream: ScriptedResponse(status=code, body=body, headers=sent)
+    return lambda _wire, _stream: refusal(code, body, **headers)
 
 
 def lost(wire: Wire, stream: bool) -> Script:
@@ -127,34 +120,6 @@ KINDS = {
 SHORT_SECONDS, LONG_SECONDS = 6.0, 60.0
 
 
-class Outcome(NamedTuple):
-    """What a caller is told of a failed call, how often the provider was asked, and what the ledger counts."""
-
-    code: str
-    charged: bool | None
-    tries: int
-    committed: int
-    refunded: int
-    in_doubt: int
-
-
-def table_of_the_page() -> dict[str, tuple[str, str, str]]:
-    """By the failure: whether it is retried, its fault, and whether it is charged."""
-    rows = PAGE.read_text().partition("| failure of the provider |")[2].partition("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return {failure: (retried, fault.strip("`"), charged) for failure, retried, fault, charged in cells}
-
-
-TABLE = table_of_the_page()
-
-
-def outcome_of(row: str) -> Outcome:
-    """What the page says of a call to a target with two tries."""
-    retried, code, charged = TABLE[row]
-    counted = [int(charged == each) for each in ("yes", "no", "yes, in doubt")]
-    return Outcome(code, charged != "no", 2 if retried.startswith("yes") else 1, *counted)
-
-
 def described(kind: CallKind, url: str) -> dict[str, object]:
     """The target as it is configured: with a URL of its own, and so with a quota of its own."""
     base_url = f"{url}/{kind.target}"
@@ -168,41 +133,15 @@ def described(kind: CallKind, url: str) -> dict[str, object]:
     }
 
 
-async def outcomes(
-    folder: Path, fails: Callable[[CallKind], Script] | None, deadline_seconds: float = LONG_SECONDS
-) -> dict[str, Outcome]:
-    """Let each kind of call fail so, each in a session of its own; None is a provider that nobody reaches."""
-    async with model_server() as provider:
-        if fails is not None:
-            provider.response_for = lambda request: fails(KINDS[str(request.body["model"])])
-        url = provider.url if fails is not None else unused_url()
-        targets = {name: described(kind, url) for name, kind in KINDS.items()}
-        async with memory_fleet(folder, yaml.safe_dump({"targets": targets})) as fleet:
-
-            async def outcome(kind: str) -> Outcome:
-                session = await fleet.open_session(kind)
-                on_chunk: OnChunk | None = (lambda _: None) if KINDS[kind].is_streamed else None
-                async with fleet.client_of(session) as client:
-                    with pytest.raises(quintain.Fault) as caught:
-                        request = quintain.InvokeRequest(question="x")
-                        await client.send(request, deadline_seconds=deadline_seconds, on_chunk=on_chunk)
-                    async with asyncio.timeout(20):
-                        while (info := await client.get_info()).running + info.reserved:
-                            await asyncio.sleep(0.02)
-                tries = sum(request.body["model"] == kind for request in provider.requests)
-                fault = caught.value
-                return Outcome(fault.code, fault.charged, tries, info.committed, info.refunded, info.in_doubt)
-
-            return dict(zip(KINDS, await asyncio.gather(*map(outcome, KINDS)), strict=True))
-
-
-def unused_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        return f"http://127.0.0.1:{closed.getsockname()[1]}"
+TARGETS = FailingTargets(
+    described=lambda url: {name: described(kind, url) for name, kind in KINDS.items()},
+    field="model",
+    streamed=frozenset(name for name, kind in KINDS.items() if kind.is_streamed),
+)
 
 
 def test_every_row_of_the_page_has_its_failures() -> None:
-    assert list(TABLE) == list(ROWS)
+    assert list(TABLE.rows) == list(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -212,24 +151,16 @@ def test_every_row_of_the_page_has_its_failures() -> None:
 async def test_a_failure_is_retried_and_charged_as_the_page_says(
     row: str, failure: Failure | None, tmp_path: Path
 ) -> None:
-    wanted = dict.fromkeys(KINDS, outcome_of(row))
-    if failure is None:
-        ended = await outcomes(tmp_path, None)
-        wanted = {kind: outcome._replace(tries=0) for kind, outcome in wanted.items()}  # none reached it
-    else:
-        seconds = SHORT_SECONDS if row in {"429", DEADLINE} else LONG_SECONDS
-        ended = await outcomes(tmp_path, lambda kind: failure(kind.wire, kind.is_streamed), seconds)
+    fails = None if failure is None else lambda name: failure(KINDS[name].wire, KINDS[name].is_streamed)
+    seconds = SHORT_SECONDS if row in {THROTTLED, DEADLINE} else LONG_SECONDS
+    ended = await TARGETS.outcomes(tmp_path, fails, deadline_seconds=seconds)
     for name, kind in KINDS.items():
-        if row == "429" and kind.has_quota:
-            # It waits until its deadline, uncounted, and its reservation ends: there is no charge to give back.
-            assert ended[name].tries > 2
-            wanted[name] = wanted[name]._replace(tries=ended[name].tries, refunded=0)
-    assert ended == wanted
+        TABLE.check(row, ended[name], is_reached=failure is not None, has_quota=kind.has_quota, name=name)
 
 
 async def test_an_error_inside_an_answer_is_as_a_5xx_and_in_a_stream_as_an_incomplete_one(tmp_path: Path) -> None:
-    ended = await outcomes(tmp_path, lambda kind: error_inside(kind.wire, kind.is_streamed))
-    assert ended == {name: outcome_of(LOST if kind.is_streamed else "other 5xx") for name, kind in KINDS.items()}
+    ended = await TARGETS.outcomes(tmp_path, lambda name: error_inside(KINDS[name].wire, KINDS[name].is_streamed))
+    assert ended == {name: TABLE.outcome_of(LOST if kind.is_streamed else "other 5xx") for name, kind in KINDS.items()}
 
 
 @pytest.mark.parametrize(
@@ -240,12 +171,12 @@ async def test_an_error_inside_an_answer_is_as_a_5xx_and_in_a_stream_as_an_incom
 async def test_the_worst_try_decides_what_is_charged(first: Failure, then: Failure, row: str, tmp_path: Path) -> None:
     asked: Counter[str] = Counter()
 
-    def in_turn(kind: CallKind) -> Script:
-        asked[kind.target] += 1
-        return (first if asked[kind.target] == 1 else then)(kind.wire, kind.is_streamed)
+    def in_turn(name: str) -> Script:
+        asked[name] += 1
+        return (first if asked[name] == 1 else then)(KINDS[name].wire, KINDS[name].is_streamed)
 
-    for name, outcome in (await outcomes(tmp_path, in_turn, SHORT_SECONDS)).items():
+    for name, outcome in (await TARGETS.outcomes(tmp_path, in_turn, deadline_seconds=SHORT_SECONDS)).items():
         # With a quota each try is an attempt, and of an earlier one the ledger knows that it may have been billed.
-        wanted = outcome_of(LOST if KINDS[name].has_quota else row)
+        wanted = TABLE.outcome_of(LOST if KINDS[name].has_quota else row)
         assert outcome._replace(code="", tries=2) == wanted._replace(code=""), name
         assert outcome.tries >= 2, name
