@@ -12,6 +12,8 @@ from quintain_runner.spec.evaluation import DatasetSpec, Evaluation, load_evalua
 from quintain_runner.spec.graders import CommandGrader, ExactGrader
 from quintain_runner.untrusted import compile_pattern, pattern_problem
 
+RUBRIC = "{name: a, builtin: llm-judge, rubric: [{id: b, text: x}]}"
+
 WHOLE = """
 dataset: cases.jsonl
 targets: [gpt4o, local]
@@ -137,11 +139,7 @@ def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> Non
         ("dataset: c\ngraders: [{name: a, command: [x], batch: lines}]", "it must be 'stdin-lines'"),
         ("dataset: c\ngraders: [exact]", "graders[0]: it must be a map"),
         ("dataset: c\ngraders: [{name: a, builtin: exact}, {name: a, builtin: exact}]", "named twice: a"),
-        (
-            "dataset: c\ngraders:\n- {name: a, builtin: llm-judge, rubric: [{id: b, text: x}]}\n"
-            "- {name: a · b, builtin: exact}",
-            "named twice: a · b",
-        ),
+        (f"dataset: c\ngraders: [{RUBRIC}, {{name: a · b, builtin: exact}}]", "named twice: a · b"),
         ("dataset: c\ntargets: [b, b]\ngraders: [{name: a, builtin: exact}]", "targets: named twice: b"),
         ("dataset: c\nthreshold: 1.5\ngraders: [{name: a, builtin: exact}]", "less than or equal to 1"),
         ("dataset: c\nmax_calls: -1\ngraders: [{name: a, builtin: exact}]", "greater than or equal to 0"),
