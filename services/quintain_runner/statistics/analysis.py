@@ -88,6 +88,10 @@ class Difference(Message):
     significant: bool
     test: SignificanceTest = "sign_flip"
 
+    def with_adjusted_p(self, p: float) -> Difference:
+        """The difference with its adjusted p-value ``p``."""
+        return self.with_fields(adjusted_p=p, significant=p < SIGNIFICANCE_LEVEL)
+
 
 class TargetPair(Message):
     """The paired differences between two targets, on the cases that both answered."""
@@ -146,35 +150,29 @@ def paired_differences(pairs: Sequence[tuple[TargetFrame, TargetFrame]], measure
     present = [difference for difference in unadjusted if difference is not None]
     adjusted_p_values = iter(holm([difference.p for difference in present]))
     return [
-        None if difference is None else _with_adjusted_p(difference, next(adjusted_p_values))
-        for difference in unadjusted
+        None if difference is None else difference.with_adjusted_p(next(adjusted_p_values)) for difference in unadjusted
     ]
 
 
 def _paired_difference(first: TargetFrame, second: TargetFrame, measure: Measure) -> Difference | None:
     """The difference of one pair, its p-value not yet adjusted."""
     pair = pair_frames(first, second, measure)
-    clusters = pair.differences
-    if not len(clusters):
-        return None
+    return difference_of(pair.differences, base=pair.base.mean) if len(pair.differences) else None
+
+
+def difference_of(clusters: Clusters, *, base: float) -> Difference:
+    """The difference whose values by case these are, its p-value not adjusted. ``base`` is the second mean."""
     p, test = sign_flip_test(clusters.sums)
-    better, worse = int(np.count_nonzero(clusters.sums > 0)), int(np.count_nonzero(clusters.sums < 0))
-    estimate = _mean_estimate(clusters, mean_interval(clusters))
     return Difference(
-        estimate=estimate,
-        base=pair.base.mean,
-        better=better,
-        worse=worse,
+        estimate=_mean_estimate(clusters, mean_interval(clusters)),
+        base=base,
+        better=int(np.count_nonzero(clusters.sums > 0)),
+        worse=int(np.count_nonzero(clusters.sums < 0)),
         p=p,
         adjusted_p=p,
         significant=p < SIGNIFICANCE_LEVEL,
         test=test,
     )
-
-
-def _with_adjusted_p(difference: Difference, p: float) -> Difference:
-    """The difference with its adjusted p-value ``p``."""
-    return difference.model_copy(update={"adjusted_p": p, "significant": p < SIGNIFICANCE_LEVEL})
 
 
 def _graded(frames: Mapping[str, TargetFrame], reducers: Reducers) -> Iterator[tuple[str, PassAndScore]]:

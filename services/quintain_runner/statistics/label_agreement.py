@@ -1,0 +1,180 @@
+"""How far a judge agrees with people's labels: agreement, Cohen's kappa, precision and recall of "fail". No I/O."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from quintain.contracts.message import Message
+from quintain_runner.results.answer import is_none
+from quintain_runner.statistics.analysis import Difference, difference_of
+from quintain_runner.statistics.inference import (
+    CONFIDENCE,
+    MAX_RESAMPLES,
+    Clusters,
+    Floats,
+    Interval,
+    holm,
+)
+
+_SEED = 20_261_127
+
+
+class LabeledVerdict(NamedTuple):
+    """A person's label of one answer to a case, and a judge's verdict on it: whether each says that it passes."""
+
+    case_id: str
+    label: bool
+    verdict: bool
+
+
+class Rate(Message):
+    """A statistic of labels and verdicts, with its interval.
+
+    ``value`` is None where it is not defined, such as the precision of a judge that never said "fail". ``interval`` is
+    None where it has no value, or the same one whichever cases are drawn.
+    """
+
+    value: float | None = None
+    interval: Interval | None = Field(default=None, exclude_if=is_none)
+
+
+class LabelAgreement(Message):
+    """The agreement of one judge with labels.
+
+    ``labels`` answers of ``cases`` cases have a label and a verdict. ``kappa`` is 1 for full agreement and 0 for as
+    much as chance gives. ``fail_precision`` is the share of "fail" among the labels of answers that the judge failed,
+    ``fail_recall`` the share that the judge failed of the answers that are labeled "fail".
+    """
+
+    labels: int = 0
+    cases: int = 0
+    agreement: Rate = Rate()
+    kappa: Rate = Rate()
+    fail_precision: Rate = Rate()
+    fail_recall: Rate = Rate()
+
+
+def label_agreement(verdicts: Iterable[LabeledVerdict]) -> LabelAgreement:
+    """The agreement over labels and verdicts, with intervals by a bootstrap over cases.
+
+    Example::
+
+        label_agreement([LabeledVerdict("1", True, True), LabeledVerdict("2", False, True)]).agreement.value  # 0.5
+    """
+    counts = _counts_by_case(verdicts)
+    if not len(counts):
+        return LabelAgreement()
+    resampled = _resampled_totals(counts)
+    total = counts.sum(axis=0, keepdims=True)
+
+    def rate(statistic: _Statistic) -> Rate:
+        value = float(statistic(total)[0])
+        return Rate() if np.isnan(value) else Rate(value=value, interval=_interval(statistic(resampled)))
+
+    return LabelAgreement(
+        labels=int(total.sum()),
+        cases=len(counts),
+        agreement=rate(_agreement),
+        kappa=rate(_kappa),
+        fail_precision=rate(_fail_precision),
+        fail_recall=rate(_fail_recall),
+    )
+
+
+#: The columns of a table of counts: what the label says, and what the verdict says.
+_PASS_PASS, _PASS_FAIL, _FAIL_PASS, _FAIL_FAIL = range(4)
+
+#: Of tables of counts, one in each row, the value of each; NaN where it is not defined.
+_Statistic = Callable[[Floats], Floats]
+
+
+def _counts_by_case(verdicts: Iterable[LabeledVerdict]) -> Floats:
+    """A row of counts for each case."""
+    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for case_id, label, verdict in verdicts:
+        counts[case_id][2 * (not label) + (not verdict)] += 1
+    return np.array(list(counts.values()), dtype=np.float64).reshape(len(counts), 4)
+
+
+def _resampled_totals(counts: Floats) -> Floats:
+    """The sums of `MAX_RESAMPLES` samples of as many cases, drawn with replacement.
+
+    Source: B. Efron and R. J. Tibshirani, "An Introduction to the Bootstrap" (1993), §13.3.
+    """
+    kinds, weights = np.unique(counts, axis=0, return_counts=True)
+    drawn = np.random.default_rng(_SEED).multinomial(len(counts), weights / len(counts), size=MAX_RESAMPLES)
+    totals: Floats = drawn @ kinds
+    return totals
+
+
+def _interval(resampled: Floats) -> Interval | None:
+    """The percentile interval of the samples in which the statistic is defined; None if all have one value."""
+    defined = resampled[~np.isnan(resampled)]
+    if not len(defined) or defined.min() == defined.max():
+        return None
+    low, high = np.quantile(defined, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Interval(float(low), float(high), "bootstrap")
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    ratio: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole != 0)
+    return ratio
+
+
+def _agreement(tables: Floats) -> Floats:
+    return _ratio(tables[:, _PASS_PASS] + tables[:, _FAIL_FAIL], tables.sum(axis=1))
+
+
+def _kappa(tables: Floats) -> Floats:
+    """Cohen's kappa: (p_o - p_e) / (1 - p_e), not defined where chance alone gives full agreement.
+
+    Source: J. Cohen, "A coefficient of agreement for nominal scales", Educational and Psychological Measurement 20
+    (1960).
+    """
+    count = tables.sum(axis=1)
+    label = _ratio(tables[:, _PASS_PASS] + tables[:, _PASS_FAIL], count)
+    verdict = _ratio(tables[:, _PASS_PASS] + tables[:, _FAIL_PASS], count)
+    by_chance = label * verdict + (1 - label) * (1 - verdict)
+    return _ratio(_agreement(tables) - by_chance, 1 - by_chance)
+
+
+def _fail_precision(tables: Floats) -> Floats:
+    return _ratio(tables[:, _FAIL_FAIL], tables[:, _FAIL_FAIL] + tables[:, _PASS_FAIL])
+
+
+def _fail_recall(tables: Floats) -> Floats:
+    return _ratio(tables[:, _FAIL_FAIL], tables[:, _FAIL_FAIL] + tables[:, _FAIL_PASS])
+
+
+class JudgePair(NamedTuple):
+    """A label of an answer to a case, and the verdicts of two judges on that answer."""
+
+    case_id: str
+    label: bool
+    first: bool
+    second: bool
+
+
+def agreement_differences(comparisons: Sequence[Sequence[JudgePair]]) -> list[Difference | None]:
+    """How much more often the first judge of each pair agrees with the labels than the second; None without labels.
+
+    The p-values come from a sign-flip test over cases (see `sign_flip_test`), adjusted by Holm's method for the number
+    of pairs.
+    """
+    unadjusted = [_agreement_difference(pairs) if pairs else None for pairs in comparisons]
+    adjusted = iter(holm([one.p for one in unadjusted if one is not None]))
+    return [None if one is None else one.with_adjusted_p(next(adjusted)) for one in unadjusted]
+
+
+def _agreement_difference(pairs: Sequence[JudgePair]) -> Difference:
+    cases, index = np.unique([pair.case_id for pair in pairs], return_inverse=True)
+    first = np.array([pair.first == pair.label for pair in pairs], dtype=np.float64)
+    second = np.array([pair.second == pair.label for pair in pairs], dtype=np.float64)
+    rows = np.bincount(index, minlength=len(cases)).astype(np.float64)
+    sums: Floats = np.bincount(index, weights=first - second, minlength=len(cases)).astype(np.float64)
+    return difference_of(Clusters(sums, rows), base=float(second.mean()))
