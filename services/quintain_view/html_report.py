@@ -13,11 +13,13 @@ from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, visible
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.run_report import read_recorded_report
+from quintain_runner.report.text_table import TextTable
+from quintain_runner.results.labels import Note
 from quintain_view.case_page import CasePage
 from quintain_view.filters import SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import CaseEntry, IndexReader, RowMoved, open_index, rows_of_case
 from quintain_view.index_writer import IndexProgress, update_index
-from quintain_view.labels import Agreement, Note, read_agreements
+from quintain_view.labels import agreement_tables
 from quintain_view.reading import ContentMissing, build_case_page, column_counts
 from quintain_view.render import FileLinks, file_policy, render
 from quintain_view.run_page import RunPage, matrix, run_page
@@ -65,7 +67,7 @@ class RunPart:
     trajectories: ReportedTrajectories
     page: RunPage | None = None
     left_out: str = ""
-    agreements: list[Agreement] = field(default_factory=list)
+    agreements: list[TextTable] = field(default_factory=list)
     cases: list[CasePart] = field(default_factory=list)
 
 
@@ -142,7 +144,7 @@ def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, pl
         read_trajectories(folder, place),
         page_of_run,
         selection.note(str(folder)),
-        read_agreements(folder),
+        agreement_tables(folder),
         cases,
     )
 

@@ -90,7 +90,10 @@ class IndexReader:
         """How many cases pass the filter; at most `MAX_COUNTED_CASES` + 1."""
         if trial_filter.is_narrowed:
             return len(self._case_numbers(trial_filter, 0, MAX_COUNTED_CASES + 1))
-        # Cases are numbered without gaps.
+        return self.count_all_cases()
+
+    def count_all_cases(self) -> int:
+        """How many cases there are; they are numbered from 1, without gaps."""
         return int(all_rows(self._connection, "SELECT coalesce(max(case_no), 0) FROM case_text")[0][0])
 
     def list_page(self, trial_filter: TrialFilter, *, offset: int, limit: int) -> tuple[list[CaseEntry], int]:
@@ -114,13 +117,28 @@ class IndexReader:
 
     def trials_of(self, case_no: int) -> list[TrialEntry]:
         """The trials of a case, by column and repeat."""
+        return self._trials("WHERE case_no = ?", case_no)
+
+    def most_disputed(self, limit: int) -> list[TrialEntry]:
+        """The trials on which graders differ, the most first."""
+        return self._trials("WHERE disagreement > 0 ORDER BY disagreement DESC, case_no LIMIT ?", limit)
+
+    def nearest_scores(self, score: float, *, within: float, limit: int) -> list[TrialEntry]:
+        """The trials with a score at most so far from this one, the nearest first."""
+        above = self._trials("WHERE score_key BETWEEN ? AND ? ORDER BY score_key LIMIT ?", score, score + within, limit)
+        below = self._trials(
+            "WHERE score_key >= ? AND score_key < ? ORDER BY score_key DESC LIMIT ?", score - within, score, limit
+        )
+        return list(heapq.merge(above, below, key=lambda trial: abs((trial.score or 0.0) - score)))[:limit]
+
+    def _trials(self, condition: str, *values: float) -> list[TrialEntry]:
         sql = (
             "SELECT case_no, column_no, repeat, outcome, score, duration_ms, input_tokens, output_tokens, cost, "
-            "disagreement, stale, counts, offset, length FROM trial WHERE case_no = ?"
+            f"disagreement, stale, counts, offset, length FROM trial {condition}"
         )
         return [
-            TrialEntry(*values)._replace(outcome=Outcome(values[3]), stale=bool(values[10]), counts=bool(values[11]))
-            for values in all_rows(self._connection, sql, (case_no,))
+            TrialEntry(*found)._replace(outcome=Outcome(found[3]), stale=bool(found[10]), counts=bool(found[11]))
+            for found in all_rows(self._connection, sql, values)
         ]
 
     def column_counts(self) -> dict[str, ColumnCounts]:

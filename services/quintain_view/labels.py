@@ -1,148 +1,165 @@
-"""Labels: what people noted about answers, kept in ``notes.jsonl``, and how far graders agree with it."""
+"""The labels of a run: how far graders agree with them, and which answers a person is given to label next."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
-from pydantic import AliasChoices, Field, ValidationError
+import numpy as np
 
-from quintain.contracts.message import Message
-from quintain.errors import QuintainError
+from quintain_runner.report.label_tables import agreement_table
+from quintain_runner.report.text_table import TextTable
+from quintain_runner.results.labels import Chosen, Note, NoteKey, blind_labels, latest_notes, read_notes
 from quintain_runner.results.row import Row
-from quintain_view.index_reader import IndexReader, RowMoved, open_index, rows_of_case
+from quintain_runner.results.store import key_hash
+from quintain_runner.statistics.label_agreement import LabeledVerdict, label_agreement
+from quintain_view.index_reader import IndexReader, RowMoved, TrialEntry, open_index, read_rows, rows_of_case
+from quintain_view.index_schema import Outcome
 
-FILE_NAME = "notes.jsonl"
-
-MAX_NOTE_CHARACTERS = 10_000
-
-
-class Note(Message):
-    """What a person noted about one trial. ``passed`` is the person's own verdict; None takes it back."""
-
-    case_id: str
-    column: str
-    repeat: int
-    # The field is ``pass`` in JSON, which is a reserved word in Python.
-    passed: bool | None = Field(
-        default=None, validation_alias=AliasChoices("pass", "passed"), serialization_alias="pass"
-    )
-    text: str = Field(default="", max_length=MAX_NOTE_CHARACTERS)
-    noted_at: str = ""
-
-    @property
-    def key(self) -> NoteKey:
-        """The trial that it is about."""
-        return NoteKey(self.case_id, self.column, self.repeat)
-
-
-class NoteKey(NamedTuple):
-    """The trial that a note is about."""
-
-    case_id: str
-    column: str
-    repeat: int
-
-
-def read_notes(folder: Path) -> dict[NoteKey, Note]:
-    """The latest note of each trial; lines that are no notes are passed over."""
-    try:
-        lines = (folder / FILE_NAME).read_bytes().splitlines()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise QuintainError(f"{folder / FILE_NAME}: cannot be read ({error.strerror}); check its rights") from None
-    return {note.key: note for note in _notes(lines)}
-
-
-def append_note(folder: Path, note: Note) -> None:
-    """Write a note with the current time; returns when it is on the disk. Raises `QuintainError` where it cannot be.
-
-    One write appends the whole line, so that two pages that write at once do not mix.
-    """
-    noted = note.model_copy(update={"noted_at": datetime.now(UTC).isoformat(timespec="seconds")})
-    path = folder / FILE_NAME
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, noted.to_wire() + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise QuintainError(
-            f"{path}: the note cannot be written ({error.strerror}); make room, and save again"
-        ) from None
-
-
-def _notes(lines: Iterable[bytes]) -> Iterable[Note]:
-    for line in lines:
-        try:
-            yield Note.model_validate_json(line)
-        except ValidationError:
-            continue
-
-
-#: How many labeled answers an agreement is counted over.
+#: How many labels an agreement is counted over.
 _MAX_LABELED = 5_000
+
+HOW_CHOSEN = {
+    Chosen.RANDOM: "chosen at random, labeled after verdicts were shown",
+    Chosen.DISPUTED: "disputed",
+    Chosen.PICKED: "picked",
+}
+
+
+def agreement_tables(folder: Path) -> list[TextTable]:
+    """The agreement of each grader with the labels of this folder; empty without labels.
+
+    Only labels of the random queue, given before verdicts were shown, estimate how good a grader is. Others are
+    counted apart.
+    """
+    notes = read_notes(folder)
+    labels = {key: note for key, note in latest_notes(notes).items() if note.passed is not None}
+    if not labels:
+        return []
+    blind = blind_labels(notes)
+    apart = {key: note for key, note in labels.items() if key not in blind}
+    rows = _labeled_rows(folder, list(labels)[:_MAX_LABELED])
+    tables = []
+    if verdicts := _verdicts((rows[key], note) for key, note in blind.items() if key in rows):
+        graders = {name: label_agreement(pairs) for name, pairs in verdicts.items()}
+        tables.append(agreement_table("agreement with labels of answers chosen at random", graders))
+    if lines := list(_apart_lines(rows, apart)):
+        notes_below = ["these labels do not estimate how good a grader is: the answers were not chosen at random"]
+        columns = ("grader", "answers", "labels", "agrees with")
+        tables.append(TextTable("agreement with other labels", columns, lines, 2, notes=notes_below))
+    if gone := len(labels) - len(rows):
+        text = f"{gone} labels are of answers that this run does not have any more: they were asked again"
+        tables.append(TextTable("labels of earlier answers", ("labels",), [(f"{gone:,}",)], 0, notes=[text]))
+    return tables
+
+
+def _apart_lines(rows: dict[NoteKey, Row], notes: dict[NoteKey, Note]) -> Iterator[tuple[str, ...]]:
+    for chosen, how in HOW_CHOSEN.items():
+        found = ((rows[key], note) for key, note in notes.items() if key in rows and note.chosen is chosen)
+        for name, pairs in _verdicts(found).items():
+            yield name, how, f"{len(pairs):,}", f"{sum(one.label == one.verdict for one in pairs):,}"
+
+
+def _verdicts(labeled: Iterable[tuple[Row, Note]]) -> dict[str, list[LabeledVerdict]]:
+    """The labels with the verdicts of each grader that gave one."""
+    verdicts: dict[str, list[LabeledVerdict]] = {}
+    for row, note in labeled:
+        for name, grader in row.graders.items():
+            if grader.passed is not None and note.passed is not None:
+                verdicts.setdefault(name, []).append(LabeledVerdict(row.case_id, note.passed, grader.passed))
+    return verdicts
+
+
+def _labeled_rows(folder: Path, keys: Iterable[NoteKey]) -> dict[NoteKey, Row]:
+    """The rows of these answers; without those whose trial was asked again, or is not there."""
+    wanted = set(keys)
+    rows: dict[NoteKey, Row] = {}
+    with open_index(folder) as index:
+        if index is None:
+            return rows
+        for case_id in dict.fromkeys(key.case_id for key in wanted):
+            case = index.find_case(case_id)
+            try:
+                of_case = [] if case is None else rows_of_case(folder, index, case)
+            except RowMoved:
+                continue
+            rows.update((key, row) for row in of_case if (key := NoteKey.of(row)) in wanted)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """The agreement of a grader with labels: how many answers have both, on how many they agree, and kappa.
+class QueuedAnswer:
+    """An answer to label, without anything that graders said of it; ``labeled`` of its queue have a label."""
 
-    ``kappa`` is 1 for full agreement and 0 for as much as chance gives; None where both gave one
-    and the same verdict to all, so that chance alone explains the agreement.
-    """
-
-    grader: str
+    row: Row
     labeled: int
-    agreed: int
-    kappa: float | None
 
 
-def agreement(grader: str, verdicts: Iterable[tuple[bool, bool]]) -> Agreement:
-    """The agreement over pairs of a label and the grader's own pass.
+#: The seed of the random queue: its order depends on it and on the cases, and on nothing that graders said.
+_SEED = 20_261_127
 
-    Example::
+#: A score so far from the one from which a verdict passes is not disputed.
+_PASS_SCORE, _NEAR_SCORE = 0.5, 0.25
 
-        agreement("judge", [(True, True), (False, True)]).agreed  # 1
+#: So many answers of each kind are in the queue of disputed ones.
+_MAX_DISPUTED = 500
+
+
+def next_in_queue(folder: Path, chosen: Chosen) -> QueuedAnswer | None:
+    """The next answer of a queue that has no note yet; None where there is none. Raises `RowMoved`.
+
+    An answer at random comes also where it was labeled elsewhere: else those that are left would not be random. At
+    random come first one answer to each case, then a second, so that labels are of as many cases as they can be.
+    Disputed are first those on which graders differ most, then those with a score nearest to the one that passes.
     """
-    pairs = list(verdicts)
-    agreed = sum(label == verdict for label, verdict in pairs)
-    return Agreement(grader, len(pairs), agreed, _kappa(pairs, agreed))
-
-
-def _kappa(pairs: list[tuple[bool, bool]], agreed: int) -> float | None:
-    if not pairs:
-        return None
-    label_share = sum(label for label, _ in pairs) / len(pairs)
-    verdict_share = sum(verdict for _, verdict in pairs) / len(pairs)
-    by_chance = label_share * verdict_share + (1 - label_share) * (1 - verdict_share)
-    return None if by_chance == 1 else (agreed / len(pairs) - by_chance) / (1 - by_chance)
-
-
-def read_agreements(folder: Path) -> list[Agreement]:
-    """The agreement of each grader with the labels of this folder; empty without labels."""
-    labeled = [note for note in read_notes(folder).values() if note.passed is not None][:_MAX_LABELED]
-    verdicts: dict[str, list[tuple[bool, bool]]] = {}
+    notes = read_notes(folder)
+    done = {note.key for note in notes if chosen is Chosen.DISPUTED or note.chosen is chosen}
+    labeled = len({note.key for note in notes if note.chosen is chosen and note.passed is not None})
     with open_index(folder) as index:
-        for note in labeled if index is not None else ():
-            for row in _rows_or_none(folder, index, note.case_id):
-                if (row.column, row.repeat) == (note.column, note.repeat) and note.passed is not None:
-                    for name, grader in row.graders.items():
-                        if grader.passed is not None:
-                            verdicts.setdefault(name, []).append((note.passed, grader.passed))
-    return [agreement(name, pairs) for name, pairs in verdicts.items()]
+        if index is None:
+            return None
+        trials = _random_trials(index) if chosen is Chosen.RANDOM else _disputed_trials(index)
+        for trial in trials:
+            (row,) = read_rows(folder, [(trial.offset, trial.length)])
+            if row.output is not None and NoteKey.of(row) not in done:
+                return QueuedAnswer(without_verdicts(row), labeled)
+    return None
 
 
-def _rows_or_none(folder: Path, index: IndexReader | None, case_id: str) -> list[Row]:
-    case = None if index is None else index.find_case(case_id)
-    try:
-        return [] if case is None or index is None else rows_of_case(folder, index, case)
-    except RowMoved:
-        return []
+def without_verdicts(row: Row) -> Row:
+    """The row without all that graders said of the answer."""
+    return row.with_fields(graders={}, score=None, error=None)
+
+
+def _random_trials(index: IndexReader) -> Iterator[TrialEntry]:
+    count = index.count_all_cases()
+    order = [int(number) + 1 for number in np.random.default_rng(_SEED).permutation(count)]
+    turn = 0
+    while order:
+        left = []
+        for case_no in order:
+            trials = sorted(filter(_is_graded, index.trials_of(case_no)), key=_random_key)
+            if turn < len(trials):
+                left.append(case_no)
+                yield trials[turn]
+        order, turn = left, turn + 1
+
+
+def _random_key(trial: TrialEntry) -> int:
+    return key_hash(_SEED, trial.case_no, trial.column_no, trial.repeat)
+
+
+def _is_graded(trial: TrialEntry) -> bool:
+    return trial.counts and trial.outcome in (Outcome.PASSED, Outcome.FAILED)
+
+
+def _disputed_trials(index: IndexReader) -> Iterator[TrialEntry]:
+    seen = set[TrialEntry]()
+    for trial in (
+        *index.most_disputed(_MAX_DISPUTED),
+        *index.nearest_scores(_PASS_SCORE, within=_NEAR_SCORE, limit=_MAX_DISPUTED),
+    ):
+        if trial not in seen and _is_graded(trial):
+            seen.add(trial)
+            yield trial

@@ -10,6 +10,7 @@ from pathlib import Path
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.run_report import read_recorded_report
+from quintain_runner.results.labels import Note, NoteKey, latest_notes, read_notes
 from quintain_runner.results.row import Row
 from quintain_view.case_page import CasePage, JudgeCall, case_page
 from quintain_view.comparison import ComparePage, PairChange, PairReader, column_choices, compared_trial
@@ -17,7 +18,6 @@ from quintain_view.filters import TrialFilter
 from quintain_view.index_reader import IndexReader, open_index, read_rows, rows_of_case
 from quintain_view.index_schema import NO_COUNTS, ColumnCounts
 from quintain_view.index_writer import IndexProgress
-from quintain_view.labels import Note, NoteKey, read_notes
 from quintain_view.run_list import RunSource
 from quintain_view.run_page import CASES_PER_PAGE, RunPage, matrix, run_page
 from quintain_view.timeline import MAX_SHOWN_STEPS
@@ -107,8 +107,8 @@ def build_case_page(
         calls=_judge_calls(folder, rows),
         max_steps=max_steps,
     )
-    notes = read_notes(folder)
-    by_trial = {trial_id(row): notes.get(NoteKey(row.case_id, row.column, row.repeat)) for row in rows}
+    notes = latest_notes(read_notes(folder))
+    by_trial = {trial_id(row): notes.get(NoteKey.of(row)) for row in rows}
     return page, {trial: note for trial, note in by_trial.items() if note is not None}
 
 

@@ -29,6 +29,9 @@ class PageLinks(Protocol):
     def case(self, name: str, case_id: str, query: str = "") -> str | None:
         """A case of a run; ``query`` is the list in which it stands."""
 
+    def label(self, name: str, query: str = "") -> str | None:
+        """The answers of a run that are to be labeled; ``query`` names the queue."""
+
     def raw(self, name: str, case_id: str, trial: str) -> str | None:
         """The stored row of a trial."""
 
@@ -56,6 +59,10 @@ class ServedLinks:
         """See `PageLinks`."""
         case_query = urlencode({"id": case_id.encode(errors="replace").decode()})
         return _with_query(f"{self.run(name)}/case", "&".join(part for part in (case_query, query) if part))
+
+    def label(self, name: str, query: str = "") -> str:
+        """See `PageLinks`."""
+        return _with_query(f"{self.run(name)}/label", query)
 
     def raw(self, name: str, case_id: str, trial: str) -> str:
         """See `PageLinks`."""
@@ -97,6 +104,9 @@ class FileLinks:
         """The case's part of the file; None if the file leaves it out."""
         place = self._cases.get((name, case_id))
         return None if place is None else f"#{place}"
+
+    def label(self, name: str, query: str = "") -> None:
+        """Nothing is labeled in a file."""
 
     def raw(self, name: str, case_id: str, trial: str) -> None:
         """A file holds no rows beside those that it shows."""

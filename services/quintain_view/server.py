@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -28,7 +27,8 @@ from quintain_view.filters import TrialFilter
 from quintain_view.folders import UNRECORDED_TEXT, IndexKeeper, RunFolders, is_unrecorded, results_state
 from quintain_view.index_reader import RowMoved
 from quintain_view.index_writer import IndexProgress
-from quintain_view.labels import Note, append_note, read_agreements
+from quintain_view.label_pages import LabelPages, ShownVerdicts
+from quintain_view.labels import agreement_tables
 from quintain_view.reading import (
     ContentMissing,
     NotIndexed,
@@ -87,8 +87,6 @@ async def serve_view(paths: Sequence[Path], *, port: int = 0) -> AsyncIterator[s
         await keeper.close()
 
 
-_MAX_FORM_BYTES = 100_000
-
 #: The version of a run whose record cannot be read.
 _UNRECORDED_VERSION = version_of(None)
 
@@ -107,7 +105,7 @@ def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASG
             Route("/run/{name}/events", pages.run_events),
             Route("/run/{name}/case", pages.case),
             Route("/run/{name}/raw", pages.raw),
-            Route("/run/{name}/notes", pages.note, methods=["POST"]),
+            *LabelPages(folders, pages.read, pages.shown).routes,
             Route("/run/{name}/compare/{before}", pages.compare),
             *TrajectoryPages(folders).routes,
         ],
@@ -130,6 +128,7 @@ class _NotRecorded(Exception):
 class _Pages:
     def __init__(self, folders: RunFolders, keeper: IndexKeeper) -> None:
         self._folders, self._keeper = folders, keeper
+        self.shown = ShownVerdicts()
 
     async def runs(self, _: Request) -> Response:
         seen = await asyncio.to_thread(self._list_version)
@@ -147,7 +146,7 @@ class _Pages:
         page = await asyncio.to_thread(
             functools.partial(read_run_page, folder, trial_filter, progress, page=page_number(request))
         )
-        agreements = await asyncio.to_thread(read_agreements, folder)
+        agreements = await asyncio.to_thread(agreement_tables, folder)
         return await page_response(
             "run.html",
             page=page,
@@ -163,7 +162,8 @@ class _Pages:
         progress = await self._keeper.ensure(folder)
         seen = await asyncio.to_thread(_run_version, folder, progress)
         case_id = request.query_params.get("id", "")
-        page, notes = await self._read(folder, functools.partial(read_case_page, folder, case_id))
+        page, notes = await self.read(folder, functools.partial(read_case_page, folder, case_id))
+        self.shown.add(folder, [case_id])
         trial_filter = TrialFilter.from_query(request.query_params.multi_items())
         place = to_number(request.query_params.get("at", ""), -1)
         before, after = await asyncio.to_thread(neighbors, folder, trial_filter, place)
@@ -187,34 +187,14 @@ class _Pages:
     async def raw(self, request: Request) -> Response:
         _, folder = await requested_folder(self._folders, request)
         await self._keeper.ensure(folder)
-        rows = await self._read(folder, functools.partial(read_case_rows, folder, request.query_params.get("id", "")))
+        rows = await self.read(folder, functools.partial(read_case_rows, folder, request.query_params.get("id", "")))
         wanted = request.query_params.get("trial")
         for row in rows:
             if trial_id(row) == wanted:
+                self.shown.add(folder, [row.case_id])
                 # ASCII: nothing in it moves a terminal's cursor or turns the direction of text.
                 return PlainTextResponse(json.dumps(json.loads(row.to_line()), indent=2))
         raise ContentMissing("This case has no such row")
-
-    async def note(self, request: Request) -> Response:
-        name, folder = await requested_folder(self._folders, request)
-        form = await _form(request)
-        case_id, trial = form.get("id", ""), form.get("trial", "")
-        rows = await self._read(folder, functools.partial(read_case_rows, folder, case_id))
-        row = next((row for row in rows if trial_id(row) == trial), None)
-        if row is None:
-            raise ContentMissing("This case has no such row")
-        try:
-            note = Note(
-                case_id=case_id,
-                column=row.column,
-                repeat=row.repeat,
-                passed={"true": True, "false": False}.get(form.get("pass", "")),
-                text=form.get("text", ""),
-            )
-        except ValidationError:
-            raise HTTPException(413) from None
-        await asyncio.to_thread(append_note, folder, note)
-        return RedirectResponse(request.headers.get("referer") or LINKS.case(name, case_id), 303)
 
     async def compare(self, request: Request) -> Response:
         name, folder = await self._requested_run(request)
@@ -227,6 +207,8 @@ class _Pages:
             read_compare_page, (before, name), (earlier, folder), target, change, page=page_number(request)
         )
         page = await asyncio.to_thread(read)
+        for each in (earlier, folder):
+            self.shown.add(each, (trial.case_id for trial in page.trials))
 
         def page_query(*, page: int) -> str:
             return urlencode({"target": target, "change": change, "page": page})
@@ -265,7 +247,7 @@ class _Pages:
         folder = Path(source.folder)
         return (results_state(folder), self._keeper.progress_of(folder)) if source.is_open else None
 
-    async def _read(self, folder: Path, read: Callable[[], _ContentT]) -> _ContentT:
+    async def read(self, folder: Path, read: Callable[[], _ContentT]) -> _ContentT:
         """Read rows; if they are not where the index says, make the index anew first."""
         try:
             return await asyncio.to_thread(read)
@@ -281,16 +263,6 @@ def _run_version(folder: Path, progress: IndexProgress | None) -> str:
     except QuintainError:
         return _UNRECORDED_VERSION
     return version_of((results_state(folder), run.ended_at, progress))
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_FORM_BYTES:
-            raise HTTPException(413)
-    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 
 
 async def _static(request: Request) -> Response:

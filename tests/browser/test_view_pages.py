@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from quintain_runner.results.labels import read_notes
 from quintain_runner.results.row import Row, RowCase
 from quintain_view.html_report import write_html_report
-from quintain_view.labels import read_notes
 from support.browser import ViewPage, start_view, visit
 from support.command_line import CommandLine, command_line
 from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, sample_trajectory, write_results
@@ -139,9 +139,18 @@ def test_a_label_is_written_and_counted(visitor: ViewPage, shell: CommandLine) -
     answer.get_by_label("note").fill("right but short")
     answer.get_by_role("button", name="Save").click()
     expect(page.locator("article").first.locator("details.label summary")).to_have_text("Label: passes")
-    (note,) = read_notes(shell.folder / "runs" / "after").values()
+    (note,) = read_notes(shell.folder / "runs" / "after")
     assert (note.case_id, note.column, note.passed, note.text) == ("case-001", "bot", True, "right but short")
-    expect(visitor.go("/run/after").locator("text=Cohen's kappa")).to_be_visible()
+    expect(visitor.go("/run/after").get_by_text("agreement with other labels").first).to_be_visible()
+
+
+def test_an_answer_is_labeled_before_its_verdicts_are_shown(visitor: ViewPage, shell: CommandLine) -> None:
+    page = visitor.go("/run/before")
+    page.get_by_role("link", name="Label answers").click()
+    page.get_by_role("button", name="Fails").click()
+    expect(page.get_by_role("status").filter(has_text="Saved")).to_contain_text("fails")
+    (note,) = read_notes(shell.folder / "runs" / "before")
+    assert (note.passed, note.chosen, note.verdicts_shown) == (False, "random", False)
 
 
 def test_two_runs_are_compared_case_by_case(visitor: ViewPage) -> None:

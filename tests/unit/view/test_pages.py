@@ -11,10 +11,10 @@ import pytest
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import ChatMessage
 from quintain.web import visible
+from quintain_runner.results.labels import Note, NoteKey, append_note, latest_notes, read_notes
 from quintain_runner.results.row import Answer, RowCase, RowError
 from quintain_view.case_page import case_page
 from quintain_view.html_report import write_html_report
-from quintain_view.labels import Note, NoteKey, agreement, append_note, read_notes
 from quintain_view.run_page import difference_plot
 from quintain_view.text import shown, shown_message, word_difference
 from quintain_view.timeline import AnswerTimeline
@@ -75,7 +75,8 @@ def test_a_report_of_many_cases_has_those_that_matter_and_says_so(tmp_path: Path
 
 def test_a_report_of_a_few_cases_has_all_and_no_network(tmp_path: Path) -> None:
     write_results(tmp_path / "run", [graded_row("1", 1.0), graded_row("2", 0.0), errored_row("3")])
-    append_note(tmp_path / "run", Note(case_id="2", column="bot", repeat=1, passed=True, text="it is right"))
+    key = NoteKey.of(graded_row("2", 0.0))
+    append_note(tmp_path / "run", Note(**key._asdict(), passed=True, text="it is right"))
     write_html_report(tmp_path / "report.html", [tmp_path / "run", tmp_path / "run"])
     html = (tmp_path / "report.html").read_text()
     assert html.count('class="case-part"') == 6
@@ -196,29 +197,16 @@ def test_a_row_without_contents_and_one_in_error_have_pages() -> None:
     assert "--output runs/x --" in answer.ask_again
 
 
-@pytest.mark.parametrize(
-    ("pairs", "kappa"),
-    [
-        ([], None),
-        ([(True, True)] * 5, None),
-        ([(True, True), (False, False)], 1.0),
-        ([(True, False), (False, True)], -1.0),
-        # 20 both yes, 5 and 10 apart, 15 both no: Cohen's own kind of table.
-        ([(True, True)] * 20 + [(True, False)] * 5 + [(False, True)] * 10 + [(False, False)] * 15, 0.4),
-    ],
-)
-def test_kappa_is_the_agreement_beyond_chance(pairs: list[tuple[bool, bool]], kappa: float | None) -> None:
-    assert agreement("judge", pairs).kappa == (None if kappa is None else pytest.approx(kappa))
-
-
-def test_the_latest_note_of_a_trial_counts_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
+def test_the_latest_note_of_an_answer_counts_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     for passed in (True, False, None):
-        append_note(tmp_path, Note(case_id="1", column="bot", repeat=1, passed=passed, text=HOSTILE))
+        append_note(tmp_path, Note(case_id="1", column="bot", repeat=1, answer="a", passed=passed, text=HOSTILE))
     with (tmp_path / "notes.jsonl").open("a") as file:
         file.write('{"caseId": "2", "col')
     assert (tmp_path / "notes.jsonl").stat().st_mode & 0o777 == 0o600
-    notes = read_notes(tmp_path)
-    assert {key: (note.passed, note.text) for key, note in notes.items()} == {NoteKey("1", "bot", 1): (None, HOSTILE)}
+    latest = latest_notes(read_notes(tmp_path))
+    assert {key: (note.passed, note.text) for key, note in latest.items()} == {
+        NoteKey("1", "bot", 1, "a"): (None, HOSTILE)
+    }
 
 
 def test_what_a_judge_was_not_shown_is_beside_its_verdict(tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""Labels: of which answer one is, what the queues show and when, and from which labels the agreement is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+
+from quintain.contracts.agents import AgentStep
+from quintain_runner.results.answer import Answer
+from quintain_runner.results.labels import Chosen, Note, NoteKey, answer_sha256, append_note, read_notes
+from quintain_runner.results.row import GraderRow, Row, RowCase
+from quintain_view.folders import IndexKeeper, RunFolders
+from quintain_view.html_report import write_html_report
+from quintain_view.labels import agreement_tables, next_in_queue
+from quintain_view.responses import AccessKeys
+from quintain_view.server import build_app
+from support.results_folder import errored_row, graded_row, write_results
+
+REASON = "what the judge says"
+
+
+def judged_row(case_id: str, *scores: float, output: str | None = None) -> Row:
+    """An answer with a verdict of each of these scores."""
+    graders = {f"judge-{n}": GraderRow(score=one, passed=one >= 0.5, reason=REASON) for n, one in enumerate(scores)}
+    row = graded_row(case_id, sum(scores) / len(scores), output=output or f"the answer of {case_id}")
+    return row.with_fields(graders=graders, case=RowCase(question=f"the question of {case_id}"))
+
+
+def label(folder: Path, row: Row, passed: bool | None, chosen: Chosen = Chosen.RANDOM, *, shown: bool = False) -> None:
+    append_note(folder, Note(**NoteKey.of(row)._asdict(), passed=passed, chosen=chosen, verdicts_shown=shown))
+
+
+def indexed(folder: Path, rows: list[Row]) -> Path:
+    write_results(folder, rows)
+    write_html_report(folder.parent / "report.html", [folder])
+    return folder
+
+
+@asynccontextmanager
+async def client_of(runs: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the pages of these runs, who may read and write."""
+    keys, keeper = AccessKeys(), IndexKeeper()
+    app = build_app(RunFolders([runs]), keys, keeper)
+    origin = "http://127.0.0.1:80"
+    headers = {"cookie": f"quintain-view-80={keys.cookie}", "origin": "http://127.0.0.1", "host": "127.0.0.1"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=origin, headers=headers) as client:
+        yield client
+    await keeper.close()
+
+
+def fields_of(page: str) -> dict[str, str]:
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
+
+
+def test_a_label_is_of_what_was_said_and_done() -> None:
+    said = graded_row("1", 1.0, output="Done.")
+    called = [
+        said.with_fields(answer=Answer(steps=[AgentStep(operation="execute_tool", tool=tool)]))
+        for tool in ("read", "delete")
+    ]
+    assert len({answer_sha256(row) for row in (said, *called)}) == 3
+    assert answer_sha256(said.with_fields(answer=Answer(request_id="another"))) == answer_sha256(said)
+    assert answer_sha256(errored_row("1")) is None
+
+
+def test_an_answer_that_was_asked_again_has_no_label(tmp_path: Path) -> None:
+    before, after = judged_row("1", 1.0, output="Paris"), judged_row("1", 1.0, output="Lyon")
+    folder = indexed(tmp_path / "run", [after, judged_row("2", 0.0)])
+    label(folder, before, True)
+    (table,) = agreement_tables(folder)
+    assert table.rows == [("1",)]
+    write_html_report(tmp_path / "report.html", [folder])
+    assert "Label:" not in (tmp_path / "report.html").read_text()
+
+
+def test_agreement_is_computed_from_blind_labels_of_the_random_queue(tmp_path: Path) -> None:
+    rows = [judged_row(str(number), float(number % 2)) for number in range(8)]
+    folder = indexed(tmp_path / "run", rows)
+    for row in rows[:4]:
+        label(folder, row, row.passed)
+    # Changed when the verdict was known: it counts as it was given first.
+    label(folder, rows[0], True, shown=True)
+    label(folder, rows[4], True, shown=True)
+    label(folder, rows[5], False, Chosen.DISPUTED)
+    label(folder, rows[6], True, Chosen.PICKED, shown=True)
+    label(folder, rows[7], True)
+    label(folder, rows[7], None, shown=True)
+    at_random, others = agreement_tables(folder)
+    assert [cells[:4] for cells in at_random.rows] == [("judge-0", "4", "4", "1.00")]
+    assert sorted(cells[2:] for cells in others.rows) == [("1", "0"), ("1", "0"), ("1", "0")]
+
+
+def test_the_random_order_depends_on_nothing_that_graders_said(tmp_path: Path) -> None:
+    def order(folder: Path) -> list[str]:
+        found: list[str] = []
+        while (queued := next_in_queue(folder, Chosen.RANDOM)) is not None:
+            assert (queued.row.graders, queued.row.score) == ({}, None)
+            assert queued.labeled == len(found)
+            found.append(queued.row.case_id)
+            label(folder, queued.row, True)
+        return found
+
+    passed = order(indexed(tmp_path / "a", [judged_row(str(number), 1.0) for number in range(20)]))
+    failed = order(indexed(tmp_path / "b", [judged_row(str(number), 0.0) for number in range(20)]))
+    assert passed == failed != sorted(passed, key=int)
+    assert sorted(passed, key=int) == [str(number) for number in range(20)]
+
+
+def test_disputed_answers_come_first_and_then_scores_near_the_one_that_passes(tmp_path: Path) -> None:
+    rows = [
+        judged_row("sure", 1.0, 1.0),
+        judged_row("near", 0.45, 0.45),
+        judged_row("nearer", 0.52, 0.52),
+        judged_row("split", 1.0, 0.0),
+    ]
+    folder = indexed(tmp_path / "run", rows)
+    found: list[str] = []
+    # One that was labeled elsewhere is not asked for again here.
+    label(folder, rows[2], True, Chosen.RANDOM)
+    while (queued := next_in_queue(folder, Chosen.DISPUTED)) is not None:
+        found.append(queued.row.case_id)
+        label(folder, queued.row, None, Chosen.DISPUTED)
+    assert found == ["split", "near"]
+
+
+async def test_no_verdict_is_in_the_page_until_the_label_is_given(tmp_path: Path) -> None:
+    rows = [judged_row(str(number), float(number % 2), 0.5) for number in range(6)]
+    folder = indexed(tmp_path / "runs" / "one", rows)
+    async with client_of(tmp_path / "runs") as client:
+        for queue in ("random", "disputed"):
+            page = (await client.get("/run/one/label", params={"queue": queue})).text
+            assert "the answer of" in page
+            assert REASON not in page
+            assert "judge-0" not in page
+            assert 'class="mark' not in page
+        fields = fields_of((await client.get("/run/one/label")).text)
+        saved = await client.post("/run/one/notes", data={**fields, "pass": "false", "text": "no"})
+        assert saved.status_code == 303
+        following = (await client.get(saved.headers["location"])).text
+        assert REASON in following
+        assert fields_of(following)["id"] != fields["id"]
+    (note,) = read_notes(folder)
+    assert (note.case_id, note.passed, note.chosen, note.verdicts_shown) == (fields["id"], False, Chosen.RANDOM, False)
+
+
+async def test_a_label_says_whether_verdicts_were_shown_before(tmp_path: Path) -> None:
+    folder = indexed(tmp_path / "runs" / "one", [judged_row(str(number), 1.0) for number in range(4)])
+    async with client_of(tmp_path / "runs") as client:
+        fields = fields_of((await client.get("/run/one/label")).text)
+        await client.get("/run/one/case", params={"id": fields["id"]})
+        await client.post("/run/one/notes", data={**fields, "pass": "true"})
+    # A server that was started later knows it of what has a label.
+    async with client_of(tmp_path / "runs") as client:
+        await client.post("/run/one/notes", data={**fields, "pass": "false"})
+        fields = fields_of((await client.get("/run/one/label")).text)
+        await client.post("/run/one/notes", data={**fields, "pass": "true"})
+        await client.post("/run/one/notes", data={"id": fields["id"], "trial": fields["trial"], "pass": "true"})
+    assert [(note.chosen, note.verdicts_shown) for note in read_notes(folder)] == [
+        (Chosen.RANDOM, True),
+        (Chosen.RANDOM, True),
+        (Chosen.RANDOM, False),
+        (Chosen.PICKED, True),
+    ]
