@@ -75,6 +75,7 @@ RUN_BY = {
     "quintain check": "tests/acceptance/test_check.py",
     "quintain run": "tests/acceptance/test_run.py",
     "quintain rescore": "tests/acceptance/test_changed_evaluation.py",
+    "quintain calibrate": "tests/acceptance/test_calibrate.py",
     "quintain report": "tests/acceptance/test_run_output.py",
     "quintain view": "tests/acceptance/test_view.py",
     "quintain export": "tests/acceptance/test_export.py",

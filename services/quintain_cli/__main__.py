@@ -25,6 +25,7 @@ COMMANDS: CommandTable = {
     "check": "check:check",
     "run": "run:run",
     "rescore": "run:rescore",
+    "calibrate": "calibrate:calibrate",
     "report": "results:report",
     "view": "results:view",
     "export": "results:export",

@@ -66,7 +66,7 @@ def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) ->
     resume_command = options.resume_command or options.command
     try:
         report = run_command(
-            execute_run(options, _Terminal(options, files, quiet=as_json)), as_json=as_json, service="run"
+            execute_run(options, Terminal(options, files, quiet=as_json)), as_json=as_json, service="run"
         )
     except typer.Exit as exit_request:
         if exit_request.exit_code == EXIT_INTERRUPTED:
@@ -79,7 +79,7 @@ def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) ->
     return int(report.summary.exit_code)
 
 
-class _Terminal(RunListener):
+class Terminal(RunListener):
     """Prints how a run goes on, on standard error, and writes its files; ``quiet`` prints neither plan nor progress."""
 
     def __init__(self, options: RunOptions, files: OutputFiles, *, quiet: bool) -> None:

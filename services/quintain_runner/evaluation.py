@@ -245,18 +245,29 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
     """Run an evaluation and return its report. Raises as `run_evaluation`, and `ConfigError` with every mistake of the
     files, a line each, before anything is connected.
     """
-    settings, listener = read_settings(environment()), listener or RunListener()
+    listener = listener or RunListener()
     listener.before_files()
     if not options.path.is_file():
         raise ConfigError(f"{options.path}: there is no such file; `quintain init` writes one to start from")
     # The earlier results are renamed first, because the dataset's command stores its output in the folder.
     with _set_aside(options.folder, listener) if options.is_fresh else contextlib.nullcontext():
-        found = await inspect_evaluation(options, settings, results_folder=options.folder)
-        if has_cost_limit(found) and not found.is_on_fleet:
-            found.problems.extend(cost_problems(configured_costs(found)))
-        run = found.checked()
+        run = await checked_run(options)
     _check_case_ids(run)
-    ledger_url = settings.ledger_url or f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
+    return await execute_checked(run, listener)
+
+
+async def checked_run(options: RunOptions) -> RunSettings:
+    """The settings of a run. Raises `ConfigError` with every mistake of the files, a line each."""
+    found = await inspect_evaluation(options, read_settings(environment()), results_folder=options.folder)
+    if has_cost_limit(found) and not found.is_on_fleet:
+        found.problems.extend(cost_problems(configured_costs(found)))
+    return found.checked()
+
+
+async def execute_checked(run: RunSettings, listener: RunListener | None = None) -> RunReport:
+    """Run an evaluation whose files are checked, and return its report. Raises as `run_evaluation`."""
+    options, listener = run.options, listener or RunListener()
+    ledger_url = run.settings.ledger_url or f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
     with exclusive_lock(options.folder, options.folder / ".lock"):
         async with (
             connect_backend(run, ledger_url=ledger_url, exclusive_path=str(options.folder.absolute())) as backend,

@@ -372,7 +372,7 @@ async def _run_fingerprints(
     """
     targets = record.configuration.targets
     served = [name for name in targets if name in run.targets or name in info.available_targets]
-    names = dict.fromkeys(name for _, name in _target_references(run, served))
+    names = dict.fromkeys([*served, *(name for _, name in _target_references(run, served))])
     known: dict[str, str | None] = {name: (info.target_fingerprints or {}).get(name) for name in names}
     target_models = run.models
     models = {one: target_models[name] for name, one in known.items() if one and name in target_models}
@@ -386,11 +386,13 @@ async def _run_fingerprints(
 
 
 def _target_references(run: RunSettings, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each of these targets, of the users who speak to them and of their judges, with the place that names it."""
+    """Each of these targets, of the users who speak to them and of their judges, with the place that names it; only
+    the judges where the answers were given."""
     path = run.evaluation.path
-    for target in targets:
-        yield f"{path}: targets", target
-    for target in run.dataset.user_targets:
-        yield f"{run.dataset.source.path}: user.target", target
+    if not run.options.rerun_policy.given_answers:
+        for target in targets:
+            yield f"{path}: targets", target
+        for target in run.dataset.user_targets:
+            yield f"{run.dataset.source.path}: user.target", target
     for index, judge in judge_references(run.evaluation, targets, run.judge_targets):
         yield f"{path}: graders[{index}].judge_target", judge

@@ -32,6 +32,7 @@ from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.conversation import MAX_ATTEMPTS
 from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
+from quintain_runner.plan.labeled_answers import read_labels
 from quintain_runner.plan.selection import feature_warnings
 from quintain_runner.plan.trials import TrialSelection, check_targets_available, choose_targets, estimate_dataset
 from quintain_runner.results.store import read_resume_state
@@ -67,12 +68,10 @@ class RunOptions:
 
     ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
-    number of grader processes, that run at the same time. A target with a quota is parked after
-    ``give_up_seconds`` without an answer; the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
-    renames the results of earlier commands.
-    ``max_cost_usd`` is a limit, or ``none`` for no limit any more.
-    ``waits`` waits for the first worker of a fleet to register. ``command`` is the command line, for the record, and
-    ``resume_command`` the one that goes on with the run, if it is another.
+    number of grader processes, that run at the same time. A target with a quota is parked after ``give_up_seconds``
+    without an answer; the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh`` renames earlier rows.
+    ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run that ``waits`` does so for the first worker of
+    a fleet. ``command`` is the command line, for the record, ``resume_command`` what goes on with the run, if another.
     """
 
     path: Path
@@ -175,12 +174,12 @@ class RunSettings:
         if (own := self.own_max_calls) is not None:
             return own
         estimate = estimate_dataset(self.evaluation, self.dataset, cases=self.cases, targets=len(self.targets))
-        return estimate.most - (estimate.answers if self.options.regrades else 0) + self.spare_calls
+        return estimate.most - (estimate.answers if self.options.rerun_policy.answers_only else 0) + self.spare_calls
 
     @property
     def spare_calls(self) -> int:
         """The calls that conversations take more where they are lost and begun again."""
-        if self.dataset.conversations is None or self.options.regrades:
+        if self.dataset.conversations is None or self.options.rerun_policy.answers_only:
             return 0
         estimate = estimate_dataset(self.evaluation, self.dataset, cases=self.cases, targets=len(self.targets))
         return (MAX_ATTEMPTS - 1) * estimate.answers
@@ -283,7 +282,7 @@ async def inspect_evaluation(
     """
     found = Inspection(options, settings, environment())
     with found.collect_errors():
-        found.evaluation = load_evaluation(options.path)
+        found.evaluation = load_evaluation(options.path, judges_only=options.rerun_policy.given_answers)
     with found.collect_errors():
         found.config = _load_config(found)
     resolved: Config | None = None
@@ -389,6 +388,8 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
         if configured:
             found.problems += conversation_problems(found.dataset, found.targets, configured)
+        if (labels := evaluation.spec.labels) is not None:
+            read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
 
 
 @contextlib.contextmanager

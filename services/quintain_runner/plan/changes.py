@@ -87,12 +87,14 @@ class RerunPolicy:
     """Which rows are asked or graded again. ``keep_stale``: not those of which something changed.
 
     ``answers_only``: no target is asked; kept answers are graded again, also those of a target that changed since.
+    ``given_answers``: only judges are run, and it is no change that a target changed, because it was not asked.
     """
 
     rerun_errors: bool = True
     rerun_in_doubt: bool = False
     keep_stale: bool = False
     answers_only: bool = False
+    given_answers: bool = False
 
     def should_rerun(self, status: RowStatus) -> bool:
         """Whether the trial that left an ungraded row is to be tried once more."""
@@ -130,6 +132,7 @@ def decide(row: Row | None, case: Case, target: str, fingerprints: RunFingerprin
 
 def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
     asking, grading = _changes(row, case, target, fingerprints)
+    asking = () if policy.given_answers and _asks_the_same(row, case) else asking
     if policy.answers_only and row.has_answer and grading and _asks_the_same(row, case):
         return _grade_again(row, grading, asking)
     is_kept = row.status is RowStatus.GRADED or not policy.should_rerun(row.status)

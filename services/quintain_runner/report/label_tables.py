@@ -23,7 +23,7 @@ def agreement_table(title: str, graders: Mapping[str, LabelAgreement], notes: Se
             )
             for name, one in graders.items()
         ],
-        notes=[*notes, "kappa: Cohen's; in brackets 95 % intervals, by drawing cases with replacement"],
+        notes=[*notes, "kappa: Cohen's; in brackets 95 % intervals, that of kappa by drawing cases with replacement"],
     )
 
 

@@ -19,6 +19,7 @@ from quintain.programs.sandbox import SandboxOption
 from quintain_runner.files import ModelsByPlace, config_error, validation_messages
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
 from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of
+from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
 
 #: A value that ``where`` can compare a field with.
@@ -129,6 +130,10 @@ class EvaluationSpec(SpecModel):
     """How the repeats of a case become one value: mean, median, majority, pass@k (one of k answers passes) or pass^k
     (all of k pass). It is shown beside the mean score.
     """
+    labels: NonEmptyString | None = None
+    """The path of a file of labels, relative to the evaluation file's folder: a line {"id", "output", "pass"} for each
+    answer that a person judged. quintain calibrate compares the judges with them.
+    """
     by: list[NonEmptyString] = Field(default_factory=list)
     """Fields of the case: the results are also shown for each of their values. Dots lead into nested objects."""
 
@@ -215,10 +220,11 @@ _MODELS: ModelsByPlace = {
 }
 
 
-def load_evaluation(path: Path) -> Evaluation:
+def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
     """Read and validate an evaluation file, and read the files of its prompts.
 
-    Raises `ConfigError` with one line for each error in the file, each naming the place.
+    With ``judges_only`` it has no other graders, and no threshold. Raises `ConfigError` with one line for each error in
+    the file, each naming the place.
 
     Example::
 
@@ -232,8 +238,19 @@ def load_evaluation(path: Path) -> Evaluation:
         errors.extend(validation_messages(error, _MODELS))
     if errors:
         raise config_error(path, errors)
+    if judges_only:
+        spec = _with_judges_only(path, spec)
     prompts = load_prompts(spec.prompts or (), path.absolute().parent)
     return Evaluation(path=path, text=path.read_text(encoding="utf-8"), spec=spec, prompts=prompts)
+
+
+def _with_judges_only(path: Path, spec: EvaluationSpec) -> EvaluationSpec:
+    judges = [
+        one.model_copy(update={"weight": 1.0, "reduce": None}) for one in spec.graders if isinstance(one, JudgeGrader)
+    ]
+    if not judges:
+        raise config_error(path, ["graders: none of them is a judge; add one with builtin: llm-judge"])
+    return spec.model_copy(update={"graders": judges, "threshold": None, "reduce": None, "by": []})
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from quintain_runner.statistics.inference import (
     Floats,
     Interval,
     holm,
+    share_interval,
 )
 
 _SEED = 20_261_127
@@ -33,10 +34,10 @@ class LabeledVerdict(NamedTuple):
 
 
 class Rate(Message):
-    """A statistic of labels and verdicts, with its interval.
+    """A statistic of labels and verdicts, with its 95 % interval.
 
     ``value`` is None where it is not defined, such as the precision of a judge that never said "fail". ``interval`` is
-    None where it has no value, or the same one whichever cases are drawn.
+    None where it has no value, and of a kappa that is the same whichever cases are drawn.
     """
 
     value: float | None = None
@@ -60,7 +61,7 @@ class LabelAgreement(Message):
 
 
 def label_agreement(verdicts: Iterable[LabeledVerdict]) -> LabelAgreement:
-    """The agreement over labels and verdicts, with intervals by a bootstrap over cases.
+    """The agreement over labels and verdicts: the interval of kappa by a bootstrap over cases, others as of pass rates.
 
     Example::
 
@@ -69,28 +70,19 @@ def label_agreement(verdicts: Iterable[LabeledVerdict]) -> LabelAgreement:
     counts = _counts_by_case(verdicts)
     if not len(counts):
         return LabelAgreement()
-    resampled = _resampled_totals(counts)
-    total = counts.sum(axis=0, keepdims=True)
-
-    def rate(statistic: _Statistic) -> Rate:
-        value = float(statistic(total)[0])
-        return Rate() if np.isnan(value) else Rate(value=value, interval=_interval(statistic(resampled)))
-
+    agreed, failed = counts[:, _PASS_PASS] + counts[:, _FAIL_FAIL], counts[:, _FAIL_FAIL]
     return LabelAgreement(
-        labels=int(total.sum()),
+        labels=int(counts.sum()),
         cases=len(counts),
-        agreement=rate(_agreement),
-        kappa=rate(_kappa),
-        fail_precision=rate(_fail_precision),
-        fail_recall=rate(_fail_recall),
+        agreement=_share(agreed, counts.sum(axis=1)),
+        kappa=_kappa_rate(counts),
+        fail_precision=_share(failed, failed + counts[:, _PASS_FAIL]),
+        fail_recall=_share(failed, failed + counts[:, _FAIL_PASS]),
     )
 
 
 #: The columns of a table of counts: what the label says, and what the verdict says.
 _PASS_PASS, _PASS_FAIL, _FAIL_PASS, _FAIL_FAIL = range(4)
-
-#: Of tables of counts, one in each row, the value of each; NaN where it is not defined.
-_Statistic = Callable[[Floats], Floats]
 
 
 def _counts_by_case(verdicts: Iterable[LabeledVerdict]) -> Floats:
@@ -99,6 +91,20 @@ def _counts_by_case(verdicts: Iterable[LabeledVerdict]) -> Floats:
     for case_id, label, verdict in verdicts:
         counts[case_id][2 * (not label) + (not verdict)] += 1
     return np.array(list(counts.values()), dtype=np.float64).reshape(len(counts), 4)
+
+
+def _share(parts: Floats, wholes: Floats) -> Rate:
+    """The share of these parts by case, with the interval of a pass rate."""
+    counted = wholes > 0
+    if not counted.any():
+        return Rate()
+    clusters = Clusters(parts[counted], wholes[counted])
+    return Rate(value=clusters.mean, interval=share_interval(clusters))
+
+
+def _kappa_rate(counts: Floats) -> Rate:
+    value = float(_kappa(counts.sum(axis=0, keepdims=True))[0])
+    return Rate() if np.isnan(value) else Rate(value=value, interval=_interval(_kappa(_resampled_totals(counts))))
 
 
 def _resampled_totals(counts: Floats) -> Floats:
@@ -126,12 +132,8 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
     return ratio
 
 
-def _agreement(tables: Floats) -> Floats:
-    return _ratio(tables[:, _PASS_PASS] + tables[:, _FAIL_FAIL], tables.sum(axis=1))
-
-
 def _kappa(tables: Floats) -> Floats:
-    """Cohen's kappa: (p_o - p_e) / (1 - p_e), not defined where chance alone gives full agreement.
+    """Cohen's kappa of each table: (p_o - p_e) / (1 - p_e), not defined where chance alone gives full agreement.
 
     Source: J. Cohen, "A coefficient of agreement for nominal scales", Educational and Psychological Measurement 20
     (1960).
@@ -139,16 +141,9 @@ def _kappa(tables: Floats) -> Floats:
     count = tables.sum(axis=1)
     label = _ratio(tables[:, _PASS_PASS] + tables[:, _PASS_FAIL], count)
     verdict = _ratio(tables[:, _PASS_PASS] + tables[:, _FAIL_PASS], count)
+    agreed = _ratio(tables[:, _PASS_PASS] + tables[:, _FAIL_FAIL], count)
     by_chance = label * verdict + (1 - label) * (1 - verdict)
-    return _ratio(_agreement(tables) - by_chance, 1 - by_chance)
-
-
-def _fail_precision(tables: Floats) -> Floats:
-    return _ratio(tables[:, _FAIL_FAIL], tables[:, _FAIL_FAIL] + tables[:, _PASS_FAIL])
-
-
-def _fail_recall(tables: Floats) -> Floats:
-    return _ratio(tables[:, _FAIL_FAIL], tables[:, _FAIL_FAIL] + tables[:, _FAIL_PASS])
+    return _ratio(agreed - by_chance, 1 - by_chance)
 
 
 class JudgePair(NamedTuple):

@@ -73,7 +73,9 @@ def test_what_is_not_defined_has_no_value() -> None:
     one_sided = measured(10, 0, 0, 0)
     assert one_sided.agreement.value == 1.0
     assert (one_sided.kappa.value, one_sided.fail_precision.value, one_sided.fail_recall.value) == (None, None, None)
-    assert one_sided.agreement.interval is None
+    # Wilson's interval of 10 of 10: what never differed may differ.
+    assert one_sided.agreement.interval is not None
+    assert one_sided.agreement.interval.low == pytest.approx(0.7225, abs=5e-5)
 
 
 def test_several_answers_to_one_case_are_drawn_together() -> None:

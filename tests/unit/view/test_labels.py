@@ -90,7 +90,7 @@ def test_agreement_is_computed_from_blind_labels_of_the_random_queue(tmp_path: P
     label(folder, rows[7], True)
     label(folder, rows[7], None, shown=True)
     at_random, others = agreement_tables(folder)
-    assert [cells[:4] for cells in at_random.rows] == [("judge-0", "4", "4", "1.00")]
+    assert [cells[:4] for cells in at_random.rows] == [("judge-0", "4", "4", "1.00 (0.51 to 1.00)")]
     assert sorted(cells[2:] for cells in others.rows) == [("1", "0"), ("1", "0"), ("1", "0")]
 
 

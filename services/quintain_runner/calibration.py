@@ -1,0 +1,238 @@
+"""Calibrates the judges of an evaluation: runs only them over labeled answers, and compares them with the labels.
+
+It is a run of its own, in its own folder: the answers stand in its rows before it begins, so that no target is called,
+and judges are called, counted and resumed as in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import Field
+
+from quintain.contracts.message import Message
+from quintain.errors import ConfigError
+from quintain_runner.engine.run import RunListener
+from quintain_runner.engine.run_settings import RunOptions, RunSettings
+from quintain_runner.evaluation import checked_run, execute_checked
+from quintain_runner.files import atomic_write
+from quintain_runner.plan.labeled_answers import (
+    Half,
+    LabeledAnswer,
+    LabeledAnswers,
+    answers_of_file,
+    answers_of_run,
+    is_same_answer,
+)
+from quintain_runner.report.run_file import FILE_NAME, open_run, write_run
+from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.row import Row, RowKey
+from quintain_runner.results.store import all_current_rows, current_rows, open_results
+from quintain_runner.statistics.analysis import Difference
+from quintain_runner.statistics.label_agreement import (
+    JudgePair,
+    LabelAgreement,
+    LabeledVerdict,
+    agreement_differences,
+    label_agreement,
+)
+
+CALIBRATION_FILE_NAME = "calibration.json"
+
+#: So many disagreements are kept: enough to change a prompt by.
+MAX_DISAGREEMENTS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOptions:
+    """What is calibrated: the judges of the evaluation of ``run``, on labels of its file or of ``labeled_run``.
+
+    ``half`` is the half of the cases to which the judges are asked, None for both; ``seed`` says how they are split.
+    """
+
+    run: RunOptions
+    labeled_run: Path
+    half: Half | None = None
+    seed: int = 0
+
+
+class Disagreement(Message):
+    """An answer on which a judge and the label differ."""
+
+    case_id: str
+    column: str
+    repeat: int
+    judge: str
+    label: bool
+    verdict: bool
+
+
+class JudgeComparison(Message):
+    """Two judges on the same ``labels`` of the held-out half: how much more often the first agrees with them."""
+
+    first: str
+    second: str
+    labels: int
+    difference: Difference | None = None
+
+
+class Calibration(Message):
+    """How far judges agree with labels, by half of the cases.
+
+    ``left_out`` counts labels that are not used, by the reason, and ``without_verdict`` answers that a judge gave no
+    verdict on. ``disagreements`` are of the development half only: whoever reads those of the other half has none left
+    to compare judges by.
+    """
+
+    evaluation: str
+    source: str
+    seed: int
+    labels: int
+    half: Half | None = None
+    left_out: dict[str, int] = Field(default_factory=dict)
+    without_verdict: dict[str, int] = Field(default_factory=dict)
+    halves: dict[Half, dict[str, LabelAgreement]] = Field(default_factory=dict)
+    comparisons: list[JudgeComparison] = Field(default_factory=list)
+    disagreements: list[Disagreement] = Field(default_factory=list)
+
+
+async def calibrate(options: CalibrationOptions, listener: RunListener | None = None) -> tuple[Calibration, RunReport]:
+    """Run the judges over the labeled answers, and compare them. Raises as `execute_run`."""
+    run = await checked_run(options.run)
+    found = await asyncio.to_thread(_read_answers, run, options.labeled_run)
+    answers = found.in_half(options.half, options.seed)
+    if not answers:
+        raise ConfigError(f"{found.source}: no label is of a case of the {options.half} half; label more")
+    run = _narrowed(run, answers)
+    await _store_answers(run, answers)
+    report = await execute_checked(run, listener)
+    names = [grader.name for grader in run.evaluation.spec.graders]
+    result = await asyncio.to_thread(_compared, options, found, answers, names)
+    with atomic_write(options.run.folder / CALIBRATION_FILE_NAME) as file:
+        file.write(result.to_wire() + b"\n")
+    return result, report
+
+
+def _read_answers(run: RunSettings, labeled_run: Path) -> LabeledAnswers:
+    evaluation = run.evaluation
+    with run.open_cases() as cases:
+        if evaluation.spec.labels is None:
+            return answers_of_run(labeled_run, cases, run.targets, evaluation.prompts)
+        path = evaluation.folder / evaluation.spec.labels
+        return answers_of_file(path, cases, run.targets, evaluation.prompts[0])
+
+
+def _narrowed(run: RunSettings, answers: Sequence[LabeledAnswer]) -> RunSettings:
+    """The run of just the trials at which these answers stand."""
+    targets = tuple(target for target in run.targets if any(one.row.target == target for one in answers))
+    repeats = max(one.row.repeat for one in answers)
+    case_ids = tuple(dict.fromkeys(one.row.case_id for one in answers))
+    spec = run.evaluation.spec.model_copy(update={"repeats": repeats, "targets": list(targets)})
+    return replace(
+        run,
+        evaluation=replace(run.evaluation, spec=spec),
+        targets=targets,
+        options=replace(run.options, targets=targets, case_ids=case_ids),
+    )
+
+
+async def _store_answers(run: RunSettings, answers: Sequence[LabeledAnswer]) -> None:
+    """Write the answers that the folder does not hold yet. Raises `ConfigError` if it is the folder of another run."""
+    folder = run.options.folder
+    if (folder / FILE_NAME).exists() and not (folder / CALIBRATION_FILE_NAME).exists():
+        raise ConfigError(f"{folder}: it holds the results of a run, not of a calibration; give another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    record = open_run(folder, run.evaluation, run.targets, run.dataset.sha256)
+    if not (folder / CALIBRATION_FILE_NAME).exists():
+        (folder / CALIBRATION_FILE_NAME).touch(mode=0o600)
+        write_run(folder, record, ended=False)
+    stored = {row.key: row for row in await asyncio.to_thread(lambda: list(all_current_rows(folder)))}
+    async with open_results(folder) as results:
+        missing = [one.row for one in answers if not is_same_answer(stored.get(one.key), one.row)]
+        await asyncio.gather(*(results.append(row, supersedes=row.key in stored) for row in missing))
+
+
+def _compared(
+    options: CalibrationOptions, found: LabeledAnswers, answers: Sequence[LabeledAnswer], judges: Sequence[str]
+) -> Calibration:
+    rows = {row.key: row for row in current_rows(options.run.folder)}
+    judged = {half: [_verdicts(one, rows) for one in answers if _half(one, options) is half] for half in Half}
+    every = [one for half in judged.values() for one in half]
+    missing = {judge: sum(judge not in one.verdicts for one in every) for judge in judges}
+    return Calibration(
+        evaluation=str(options.run.path),
+        source=str(found.source),
+        seed=options.seed,
+        labels=len(answers),
+        half=options.half,
+        left_out=dict(found.left_out),
+        without_verdict={judge: count for judge, count in missing.items() if count},
+        halves={
+            half: {judge: label_agreement(_of_judge(ones, judge)) for judge in judges}
+            for half, ones in judged.items()
+            if ones
+        },
+        comparisons=_comparisons(judged[Half.HELD_OUT], judges),
+        disagreements=list(_disagreements(judged[Half.DEVELOPMENT], judges))[:MAX_DISAGREEMENTS],
+    )
+
+
+def _half(answer: LabeledAnswer, options: CalibrationOptions) -> Half:
+    return Half.of(answer.row.case_id, options.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A labeled answer and the verdicts on it, by judge; those who gave none are not in it."""
+
+    answer: LabeledAnswer
+    verdicts: Mapping[str, bool]
+
+
+def _verdicts(answer: LabeledAnswer, rows: Mapping[RowKey, Row]) -> _Judged:
+    row = rows.get(answer.key)
+    graders = row.graders if row is not None and is_same_answer(row, answer.row) else {}
+    return _Judged(answer, {name: one.passed for name, one in graders.items() if one.passed is not None})
+
+
+def _of_judge(judged: Iterable[_Judged], judge: str) -> list[LabeledVerdict]:
+    return [
+        LabeledVerdict(one.answer.row.case_id, one.answer.label, one.verdicts[judge])
+        for one in judged
+        if judge in one.verdicts
+    ]
+
+
+def _comparisons(judged: Sequence[_Judged], judges: Sequence[str]) -> list[JudgeComparison]:
+    pairs = list(itertools.combinations(judges, 2))
+    compared = [
+        [
+            JudgePair(one.answer.row.case_id, one.answer.label, one.verdicts[first], one.verdicts[second])
+            for one in judged
+            if first in one.verdicts and second in one.verdicts
+        ]
+        for first, second in pairs
+    ]
+    return [
+        JudgeComparison(first=first, second=second, labels=len(both), difference=difference)
+        for (first, second), both, difference in zip(pairs, compared, agreement_differences(compared), strict=True)
+    ]
+
+
+def _disagreements(judged: Iterable[_Judged], judges: Sequence[str]) -> Iterable[Disagreement]:
+    for one in judged:
+        row = one.answer.row
+        for judge in judges:
+            if (verdict := one.verdicts.get(judge, one.answer.label)) != one.answer.label:
+                yield Disagreement(
+                    case_id=row.case_id,
+                    column=row.column,
+                    repeat=row.repeat,
+                    judge=judge,
+                    label=one.answer.label,
+                    verdict=verdict,
+                )

@@ -1,0 +1,178 @@
+"""``quintain calibrate``: judges against labels, of a file and of a labeled run, without a call to a target."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain_runner.results.labels import Chosen, Note, NoteKey, append_note
+from quintain_runner.results.row import Row
+from support.command_line import CommandLine
+from support.evaluations import rows_of, write_files
+
+CONFIG = """
+targets:
+  bot: {provider: python, callable: "models:bot"}
+  judge: {provider: python, callable: "models:judge"}
+"""
+
+#: The bot answers "right" or "wrong" by the case's number; the strict judge fails what is wrong, the lenient nothing.
+MODELS = """
+import json, pathlib
+
+def bot(request):
+    note("bot")
+    return "wrong" if int(request.eval_case_id.split("-")[1]) % 3 == 0 else "right"
+
+def judge(request):
+    if pathlib.Path("outage").exists() and "wrong" in request.question:
+        return "no verdict"
+    note("strict" if "strict" in request.system_prompt else "lenient")
+    passed = "strict" not in request.system_prompt or "wrong" not in request.question
+    return json.dumps({"pass": passed, "reason": "so it is"})
+
+def note(who):
+    with open("calls", "a") as calls:
+        calls.write(who + "\\n")
+"""
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [bot]
+{labels}
+graders:
+  - {{name: strict, builtin: llm-judge, prompt: strict.md, judge_target: judge}}
+  - {{name: lenient, builtin: llm-judge, prompt: lenient.md, judge_target: judge, weight: 0}}
+  - {{name: same, builtin: exact}}
+"""
+
+
+def write_all(shell: CommandLine, *, labels: Sequence[dict[str, object]] | None, cases: int = 24) -> None:
+    write_files(shell.folder, cases=cases, quintain_yaml=CONFIG, models_py=MODELS, strict_md="strict", lenient_md="no")
+    named = "" if labels is None else "labels: gold.jsonl"
+    (shell.folder / "eval.yaml").write_text(EVALUATION.format(labels=named))
+    (shell.folder / "gold.jsonl").write_text("".join(f"{json.dumps(label)}\n" for label in labels or ()))
+
+
+def gold(cases: int = 24) -> list[dict[str, object]]:
+    return [
+        {"id": f"case-{n}", "output": "wrong" if n % 3 == 0 else "right", "pass": n % 3 != 0}
+        for n in range(1, cases + 1)
+    ]
+
+
+def calls(shell: CommandLine) -> Counter[str]:
+    path = shell.folder / "calls"
+    return Counter(path.read_text().split()) if path.exists() else Counter()
+
+
+def judges(result: dict[str, Any], half: str) -> dict[str, tuple[int, float]]:
+    return {name: (one["labels"], one["agreement"]["value"]) for name, one in result["halves"][half].items()}
+
+
+def test_two_judges_are_compared_on_labels_of_a_file_and_no_target_is_called(shell: CommandLine) -> None:
+    write_all(shell, labels=gold())
+    result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json").json
+    assert result["exitCode"] == 0
+    assert calls(shell) == {"strict": 24, "lenient": 24}
+    development, held_out = judges(result, "development"), judges(result, "held-out")
+    assert development["strict"][1] == held_out["strict"][1] == 1.0
+    assert development["strict"][0] + held_out["strict"][0] == 24
+    wrong = sum(n % 3 == 0 for n in range(1, 25))
+    (compared,) = result["comparisons"]
+    assert (compared["first"], compared["second"], compared["labels"]) == ("strict", "lenient", held_out["lenient"][0])
+    assert compared["difference"]["worse"] == 0
+    shown = [(one["judge"], one["label"], one["verdict"]) for one in result["disagreements"]]
+    assert shown == [("lenient", False, True)] * (wrong - compared["difference"]["better"])
+    assert json.loads((shell.folder / "runs/eval-calibration/calibration.json").read_text())["labels"] == 24
+
+    assert "held-out half" in shell.run("calibrate", "eval.yaml").stdout
+    assert calls(shell) == {"strict": 24, "lenient": 24}
+
+
+def test_only_what_changed_or_failed_is_judged_again(shell: CommandLine) -> None:
+    write_all(shell, labels=gold())
+    (shell.folder / "outage").touch()
+    failed = shell.run("calibrate", "eval.yaml", "--json", code=1)
+    assert failed.json["withoutVerdict"] == {"strict": 8, "lenient": 8}
+    (shell.folder / "outage").unlink()
+    shell.run("calibrate", "eval.yaml")
+    assert calls(shell) == {"strict": 24, "lenient": 24}
+
+    (shell.folder / "lenient.md").write_text("another")
+    write_gold = [*gold()[:-1], {**gold()[-1], "output": "something else"}]
+    (shell.folder / "gold.jsonl").write_text("".join(f"{json.dumps(label)}\n" for label in write_gold))
+    shell.run("calibrate", "eval.yaml")
+    assert calls(shell) == {"strict": 25, "lenient": 48}
+
+
+def test_one_half_is_asked_about_by_itself_and_within_the_budget(shell: CommandLine) -> None:
+    write_all(shell, labels=gold())
+    shell.run("calibrate", "eval.yaml", "--half", "development", "--max-calls", "4", code=4)
+    assert sum(calls(shell).values()) == 4
+    finished: dict[str, Any] = shell.run(
+        "calibrate", "eval.yaml", "--half", "development", "--max-calls", "100", "--json"
+    ).json
+    assert list(finished["halves"]) == ["development"]
+    assert finished["halves"]["development"]["strict"]["labels"] == finished["labels"]
+    assert calls(shell)["strict"] == finished["labels"] < 24
+    assert finished["comparisons"] == [{"first": "strict", "second": "lenient", "labels": 0, "difference": None}]
+
+
+def test_labels_of_the_random_queue_are_used_and_others_are_counted(shell: CommandLine) -> None:
+    write_all(shell, labels=None)
+    shell.run("calibrate", "eval.yaml", code=2)
+    shell.run("run", "eval.yaml")
+    folder = shell.folder / "runs" / "eval"
+    rows = [Row.model_validate(row) for row in rows_of(folder)]
+    for row in rows[:6]:
+        label(folder, row, passed=row.output == "right")
+    label(folder, rows[6], passed=True, chosen=Chosen.PICKED)
+    label(folder, rows[7].with_fields(output="an earlier answer"), passed=True)
+    before = calls(shell)
+    result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json").json
+    assert result["labels"] == 6
+    assert sorted(result["leftOut"].values()) == [1, 1]
+    assert calls(shell) - before == {"strict": 6, "lenient": 6}
+    shell.run("calibrate", "eval.yaml", "--output", "runs/eval", code=2)
+    assert [Row.model_validate(row) for row in rows_of(folder)] == rows
+
+
+def label(folder: Path, row: Row, *, passed: bool, chosen: Chosen = Chosen.RANDOM) -> None:
+    shown = chosen is Chosen.PICKED
+    append_note(folder, Note(**NoteKey.of(row)._asdict(), passed=passed, chosen=chosen, verdicts_shown=shown))
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (
+            [*gold(2), {"id": "nobody", "output": "x", "pass": True}, {"id": "none", "output": "", "pass": True}],
+            "nobody",
+        ),
+        ([*gold(2), gold(2)[0]], "line 3"),
+        ([{"id": "case-1", "output": "right"}], "pass"),
+        ([{"id": "case-1", "output": "right", "pass": True, "target": "robot"}], "robot"),
+        ([], "no labels"),
+    ],
+)
+def test_labels_that_cannot_be_used_are_refused_before_a_call(
+    shell: CommandLine, lines: list[dict[str, object]], named: str
+) -> None:
+    write_all(shell, labels=lines)
+    refused = shell.run("calibrate", "eval.yaml", "--json", code=2)
+    assert named in refused.stdout
+    assert calls(shell) == {}
+
+
+def test_check_names_the_labels_of_unknown_cases_with_their_count(shell: CommandLine) -> None:
+    write_all(shell, labels=[*gold(2), {"id": "nobody", "output": "x", "pass": True}])
+    checked: dict[str, Any] = shell.run("check", "eval.yaml", "--json", code=2).json
+    (problem,) = checked["problems"]
+    assert "1 of 3" in problem
+    assert "'nobody'" in problem
