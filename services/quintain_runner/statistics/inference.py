@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, Literal
@@ -193,6 +193,35 @@ def _bca(resampled_means: Floats, mean: float, left_out: Floats, weights: KindCo
 
     low, high = np.quantile(resampled_means, [adjusted_tail(tail) for tail in tails])
     return float(low), float(high)
+
+
+def bootstrap_interval(cases: Floats, statistic: Callable[[Floats], Floats]) -> Interval | None:
+    """The percentile bootstrap interval of a statistic of sums over cases, with cases drawn with replacement.
+
+    ``cases`` has a row of summands for each case, and ``statistic`` gives a value, or NaN, for each row of sums. None
+    where it has one value whatever cases are drawn. With too many kinds of cases for `MAX_DRAWS` the normal interval
+    with the jackknife's standard error is returned. Source: B. Efron and R. J. Tibshirani, "An Introduction to the
+    Bootstrap" (1993), §13.3 and §11.2.
+    """
+    kinds, weights = np.unique(np.round(cases, _ROUND_DIGITS), axis=0, return_counts=True)
+    count, resamples = len(cases), min(MAX_RESAMPLES, MAX_DRAWS // len(kinds))
+    if resamples < MIN_RESAMPLES:
+        left_out = statistic(cases.sum(axis=0) - cases)
+        error = math.sqrt((count - 1) / count * float(np.square(left_out - left_out.mean()).sum()))
+        value = float(statistic(cases.sum(axis=0, keepdims=True))[0])
+        half_width = _NORMAL.inv_cdf(0.5 + CONFIDENCE / 2) * error
+        return Interval(value - half_width, value + half_width, "normal")
+    random, values = np.random.default_rng(_BOOTSTRAP_SEED), list[Floats]()
+    batch = max(1, _DRAWS_PER_BATCH // len(kinds))
+    for start in range(0, resamples, batch):
+        drawn = random.multinomial(count, weights / count, size=min(batch, resamples - start))
+        values.append(statistic(drawn @ kinds))
+    defined = np.round(np.concatenate(values), _ROUND_DIGITS)
+    defined = defined[~np.isnan(defined)]
+    if not len(defined) or defined.min() == defined.max():
+        return None
+    low, high = np.quantile(defined, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Interval(float(low), float(high), "bootstrap")
 
 
 #: Up to this many differing cases all 2**n sign patterns are enumerated, so the p-value is exact.

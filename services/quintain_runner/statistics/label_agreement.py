@@ -13,16 +13,13 @@ from quintain.contracts.message import Message
 from quintain_runner.results.answer import is_none
 from quintain_runner.statistics.analysis import Difference, difference_of
 from quintain_runner.statistics.inference import (
-    CONFIDENCE,
-    MAX_RESAMPLES,
     Clusters,
     Floats,
     Interval,
+    bootstrap_interval,
     holm,
     share_interval,
 )
-
-_SEED = 20_261_127
 
 
 class LabeledVerdict(NamedTuple):
@@ -104,27 +101,7 @@ def _share(parts: Floats, wholes: Floats) -> Rate:
 
 def _kappa_rate(counts: Floats) -> Rate:
     value = float(_kappa(counts.sum(axis=0, keepdims=True))[0])
-    return Rate() if np.isnan(value) else Rate(value=value, interval=_interval(_kappa(_resampled_totals(counts))))
-
-
-def _resampled_totals(counts: Floats) -> Floats:
-    """The sums of `MAX_RESAMPLES` samples of as many cases, drawn with replacement.
-
-    Source: B. Efron and R. J. Tibshirani, "An Introduction to the Bootstrap" (1993), §13.3.
-    """
-    kinds, weights = np.unique(counts, axis=0, return_counts=True)
-    drawn = np.random.default_rng(_SEED).multinomial(len(counts), weights / len(counts), size=MAX_RESAMPLES)
-    totals: Floats = drawn @ kinds
-    return totals
-
-
-def _interval(resampled: Floats) -> Interval | None:
-    """The percentile interval of the samples in which the statistic is defined; None if all have one value."""
-    defined = resampled[~np.isnan(resampled)]
-    if not len(defined) or defined.min() == defined.max():
-        return None
-    low, high = np.quantile(defined, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return Interval(float(low), float(high), "bootstrap")
+    return Rate() if np.isnan(value) else Rate(value=value, interval=bootstrap_interval(counts, _kappa))
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
