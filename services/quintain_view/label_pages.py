@@ -98,7 +98,6 @@ class LabelPages:
         note = None if row is None else latest_notes(read_notes(folder)).get(NoteKey.of(row))
         if row is None or note is None:
             return None
-        self._shown.add(folder, [case_id])
         (answer,) = case_page(case_id, [row], evaluation="", folder=str(folder)).answers
         return {"case_id": case_id, "note": note, "verdicts": answer.verdicts}
 

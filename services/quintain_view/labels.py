@@ -133,8 +133,7 @@ def without_verdicts(row: Row) -> Row:
 
 
 def _random_trials(index: IndexReader) -> Iterator[TrialEntry]:
-    count = index.count_all_cases()
-    order = [int(number) + 1 for number in np.random.default_rng(_SEED).permutation(count)]
+    order: list[int] = (np.random.default_rng(_SEED).permutation(index.count_all_cases()) + 1).tolist()
     turn = 0
     while order:
         left = []

@@ -58,6 +58,7 @@ PAGES = [
     "/run/after?q=broken",
     "/run/after?show=failed&q=answer&max=0.1&sort=score",
     "/run/after/case?id=case-001",
+    "/run/after/label",
     "/run/after/compare/before",
 ]
 
@@ -147,7 +148,8 @@ def test_a_label_is_written_and_counted(visitor: ViewPage, shell: CommandLine) -
 def test_an_answer_is_labeled_before_its_verdicts_are_shown(visitor: ViewPage, shell: CommandLine) -> None:
     page = visitor.go("/run/before")
     page.get_by_role("link", name="Label answers").click()
-    page.get_by_role("button", name="Fails").click()
+    expect(page.get_by_role("button", name="Fails")).to_be_visible()
+    press(page, "2")
     expect(page.get_by_role("status").filter(has_text="Saved")).to_contain_text("fails")
     (note,) = read_notes(shell.folder / "runs" / "before")
     assert (note.passed, note.chosen, note.verdicts_shown) == (False, "random", False)

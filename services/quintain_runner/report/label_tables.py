@@ -31,4 +31,10 @@ def _rate_text(rate: Rate) -> str:
     if rate.value is None:
         return MISSING
     interval = rate.interval
-    return f"{rate.value:.2f}" + ("" if interval is None else f" ({interval.low:.2f} to {interval.high:.2f})")
+    range_text = "" if interval is None else f" ({_two_places(interval.low)} to {_two_places(interval.high)})"
+    return f"{_two_places(rate.value)}{range_text}"
+
+
+def _two_places(value: float) -> str:
+    # The sum with 0.0 makes 0 of a negative 0.
+    return f"{round(value, 2) + 0.0:.2f}"

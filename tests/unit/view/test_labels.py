@@ -165,3 +165,17 @@ async def test_a_label_says_whether_verdicts_were_shown_before(tmp_path: Path) -
         (Chosen.RANDOM, False),
         (Chosen.PICKED, True),
     ]
+
+
+async def test_the_verdicts_on_one_answer_do_not_make_a_label_of_another_less_blind(tmp_path: Path) -> None:
+    row = judged_row("1", 1.0)
+    folder = tmp_path / "runs" / "one"
+    write_results(folder, [row, row.with_fields(target="other")], targets=("bot", "other"))
+    async with client_of(tmp_path / "runs") as client:
+        await client.get("/run/one")
+        address = "/run/one/label"
+        for _ in range(2):
+            fields = fields_of((await client.get(address)).text)
+            address = (await client.post("/run/one/notes", data={**fields, "pass": "true"})).headers["location"]
+        assert fields_of((await client.get(address)).text) == {}
+    assert [note.verdicts_shown for note in read_notes(folder)] == [False, False]

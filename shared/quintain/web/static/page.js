@@ -67,6 +67,9 @@
     n: () => follow("a[rel=next]"),
     p: () => follow("a[rel=prev]"),
     u: () => follow("a[data-up]"),
+    1: () => follow("[data-key='1']"),
+    2: () => follow("[data-key='2']"),
+    3: () => follow("[data-key='3']"),
     "?": toggleKeys,
     "/": () => {
       const field = one("#q");
