@@ -112,6 +112,7 @@ TOOLS: Mapping[str, ClientTool] = {
             npm="@openai/codex",
             beside=(f"@openai/codex-{MACHINE}@npm:@openai/codex@0.171.0-{MACHINE}",),
         ),
+        ClientTool(name="opencode", version="1.18.33", npm="opencode-ai", beside=(f"opencode-{MACHINE}@1.18.33",)),
         ClientTool(name="inspect", version="0.3.285", pypi="inspect_ai", beside=("openai",)),
         # It needs Node.js 22, and the binary of its database: optional packages are left out.
         ClientTool(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -21,27 +23,31 @@ _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 
 
 #: The coding agents whose command lines are known.
-PresetName = Literal["claude-code", "codex", "gemini"]
+PresetName = Literal["claude-code", "codex", "gemini", "opencode"]
+
+
+#: What stands for the model in the arguments and variables of a coding agent.
+_MODEL = "{model}"
 
 
 class Preset(NamedTuple):
     """How a coding agent is started: its program, and the arguments before and after those of the configuration.
 
-    With a child session ``session_arguments`` are the first, and its first target is the value of ``model_variables``.
+    With a child session it gets ``session_arguments`` and variables too, in which ``{model}`` is its first target.
     """
 
     program: str
     arguments: tuple[str, ...]
     last: tuple[str, ...] = ()
     session_arguments: tuple[str, ...] = ()
-    model_variables: tuple[str, ...] = ()
+    session_variables: Mapping[str, str] = MappingProxyType({})
 
 
 PRESETS: Mapping[PresetName, Preset] = {
     "claude-code": Preset(
         "claude",
         ("-p", "--output-format", "stream-json", "--verbose"),
-        model_variables=("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"),
+        session_variables={"ANTHROPIC_MODEL": _MODEL, "ANTHROPIC_DEFAULT_HAIKU_MODEL": _MODEL},
     ),
     "codex": Preset(
         "codex",
@@ -52,10 +58,30 @@ PRESETS: Mapping[PresetName, Preset] = {
             *("-c", f'model_providers.quintain.base_url="{BASE_URL}/v1"'),
             *("-c", 'model_providers.quintain.env_key="OPENAI_API_KEY"'),
             *("-c", 'model_providers.quintain.wire_api="responses"', "-c", 'web_search="disabled"'),
-            *("-m", "{model}"),
+            *("-m", _MODEL),
         ),
     ),
     "gemini": Preset("gemini", ("--output-format", "stream-json")),
+    # Without a title it asks its model for one.
+    "opencode": Preset(
+        "opencode",
+        ("run", "--format", "json", "--title", "quintain"),
+        session_variables={
+            "OPENCODE_CONFIG_CONTENT": json.dumps(
+                {
+                    "provider": {
+                        "quintain": {
+                            "npm": "@ai-sdk/openai-compatible",
+                            "options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"},
+                            "models": {_MODEL: {}},
+                        }
+                    },
+                    "model": f"quintain/{_MODEL}",
+                    "small_model": f"quintain/{_MODEL}",
+                }
+            )
+        },
+    ),
 }
 
 
@@ -121,15 +147,16 @@ class CommandTarget(ProgramTarget):
         arguments = [*preset.arguments]
         if self.child_session is not None:
             model = self.child_session.targets[0]
-            arguments += [model if argument == "{model}" else argument for argument in preset.session_arguments]
+            arguments += [argument.replace(_MODEL, model) for argument in preset.session_arguments]
         return [self.command[0], *arguments, *self.command[1:], *preset.last]
 
     @property
-    def model_variables(self) -> dict[str, str]:
+    def session_variables(self) -> dict[str, str]:
         """The variables by which a coding agent finds the model that it may call."""
         if self.preset is None or self.child_session is None:
             return {}
-        return dict.fromkeys(PRESETS[self.preset].model_variables, self.child_session.targets[0])
+        model, variables = self.child_session.targets[0], PRESETS[self.preset].session_variables
+        return {name: value.replace(_MODEL, model) for name, value in variables.items()}
 
     @model_validator(mode="before")
     @classmethod

@@ -16,8 +16,8 @@ from quintain_worker.providers.agents.lines import TurnReading
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext, ProviderFailure
 
-#: Claude Code 2.1.332 and Codex 0.171.0, with a stub for their model, shortened; and what the page of Gemini CLI's
-#: headless mode documents.
+#: Claude Code 2.1.332, Codex 0.171.0 and opencode 1.18.33, with a stub for their model, shortened; and what the page of
+#: Gemini CLI's headless mode documents.
 RECORDED = Path(__file__).parent / "recorded_agents"
 
 SHELL = ("execute_tool", {"command": "echo tide"})
@@ -46,6 +46,16 @@ ANSWER = ("chat", "High tide is at 12:40.")
                 ("chat", "Let me look."),
                 (*SHELL, {"type": "E", "message": "no shell"}, "error"),
                 ("log", "Loop detected"),
+                ANSWER,
+            ],
+        ),
+        (
+            "opencode",
+            (42, 18, 8, 4),
+            [
+                ("chat", "Look."),
+                (*SHELL, "tide\n", None),
+                ("execute_tool", {"filePath": "/tides"}, "File not found: /tides", "error"),
                 ANSWER,
             ],
         ),
@@ -81,6 +91,8 @@ def test_lines_become_the_answer_its_tokens_and_steps(
         ("claude-code", {"type": "result", "is_error": True, "result": "API Error: 402"}, "API Error: 402"),
         ("codex", {"type": "turn.failed", "error": {"message": "no quota"}}, "no quota"),
         ("gemini", {"type": "result", "status": "error", "error": {"message": "no quota"}}, "no quota"),
+        ("opencode", {"type": "error", "error": {"name": "APIError", "data": {"message": "no quota"}}}, "no quota"),
+        ("opencode", {"type": "error", "error": {"name": "UnknownError"}}, "UnknownError"),
     ],
 )
 def test_a_turn_that_failed_is_an_error(preset: str, line: dict[str, object], message: str) -> None:
@@ -145,5 +157,5 @@ def test_with_a_child_session_the_agent_is_pointed_to_its_model() -> None:
     assert codex.command_line[:4] == ["codex", "exec", "--json", "--skip-git-repo-check"]
     assert codex.command_line[-3:] == ["-m", "gpt", "-"]
     claude = CommandTarget.model_validate({**fields, "preset": "claude-code"})
-    assert set(claude.model_variables.values()) == {"gpt"}
+    assert set(claude.session_variables.values()) == {"gpt"}
     assert CommandTarget.model_validate({**fields, "child_session": None}).command_line[-1] == "-"

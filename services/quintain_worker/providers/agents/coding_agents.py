@@ -1,4 +1,4 @@
-"""Reads what the command lines of coding agents print as JSON: Claude Code, Codex and Gemini CLI.
+"""Reads what the command lines of coding agents print as JSON: Claude Code, Codex, Gemini CLI and opencode.
 
 Lines of other types than these are left out: a later version may print more.
 """
@@ -156,11 +156,46 @@ def read_gemini_line(line: Line, reading: TurnReading) -> None:
             pass
 
 
+def read_opencode_line(line: Line, reading: TurnReading) -> None:
+    """Read a line of ``opencode run --format json``. Raises `ValueError`."""
+    part = _object(line.get("part"))
+    match line.get("type"):
+        case "text":
+            reading.add_message([{"type": "text", "content": str(part.get("text"))}])
+        case "reasoning":
+            reading.add_message([{"type": "reasoning", "content": str(part.get("text"))}])
+        case "tool_use":
+            call_id, state = str(part.get("callID")), _object(part.get("state"))
+            reading.tool_started(call_id, str(part.get("tool")), state.get("input"))
+            failed, times = _failed(state.get("status") == "error"), _object(state.get("time"))
+            took = _count(times, "end") - _count(times, "start")
+            result = state.get("output") if failed is None else state.get("error")
+            reading.tool_ended(call_id, result, failed, duration_ms=max(0, took))
+        case "step_finish":
+            tokens = _object(part.get("tokens"))
+            cached, written = (_count(_object(tokens.get("cache")), name) for name in ("read", "write"))
+            reading.add_tokens(
+                input=_count(tokens, "input") + cached + written,
+                output=_count(tokens, "output") + _count(tokens, "reasoning"),
+                cached=cached,
+                cache_write=written,
+            )
+            # It goes on after its tools have run.
+            if part.get("reason") != "tool-calls":
+                reading.finish(PrintedAnswer(text=reading.last_text, token_usage=reading.tokens))
+        case "error":
+            error = _object(line.get("error"))
+            reading.fail(str(_object(error.get("data")).get("message") or error.get("name")))
+        case _:
+            pass
+
+
 #: The preset of a target → what reads its lines.
 PRESET_READERS: dict[PresetName, ReadLine] = {
     "claude-code": read_claude_line,
     "codex": read_codex_line,
     "gemini": read_gemini_line,
+    "opencode": read_opencode_line,
 }
 
 

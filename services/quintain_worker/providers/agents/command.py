@@ -53,7 +53,7 @@ def command_provider(
     models = AgentModels.of_target(name, target.child_session, context)
     agent = agent_of(target, context, target.command_line)
     if target.preset is not None:
-        program = replace(agent.program, env={**target.model_variables, **agent.program.env})
+        program = replace(agent.program, env={**target.session_variables, **agent.program.env})
         agent = replace(agent, program=program, one_turn=True, read_line=PRESET_READERS[target.preset])
     return AgentProgramProvider(name, agent, models)
 

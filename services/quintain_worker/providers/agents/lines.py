@@ -86,6 +86,8 @@ class TurnReading:
         self._tools: dict[str, AgentStep] = {}
         #: The text of the last message that has any.
         self.last_text = ""
+        #: The tokens of all model calls that were told of.
+        self.tokens: TokenUsage | None = None
         self.answer: ProviderAnswer | None = None
         self.error: str | None = None
 
@@ -117,6 +119,11 @@ class TurnReading:
         self._message = AgentStep(operation="chat", start_ms=started, model=model, messages=[message])
         self.last_text = text or self.last_text
 
+    def add_tokens(self, **counts: int) -> None:
+        """Add the tokens of a model call."""
+        before = TokenUsage(input=0, output=0, cached=0, cache_write=0) if self.tokens is None else self.tokens
+        self.tokens = TokenUsage(**{name: getattr(before, name) + count for name, count in counts.items()})
+
     def add_log(self, message: str) -> None:
         """Add what the agent says beside its answer."""
         self._end_message()
@@ -129,11 +136,16 @@ class TurnReading:
             step = AgentStep(operation="execute_tool", tool=name, tool_call_id=call_id, arguments=arguments)
             self._tools[call_id] = step.with_fields(start_ms=self._now_ms())
 
-    def tool_ended(self, call_id: str, result: object, error_type: str | None) -> None:
-        """Add the step of a tool that has run."""
+    def tool_ended(
+        self, call_id: str, result: object, error_type: str | None, *, duration_ms: float | None = None
+    ) -> None:
+        """Add the step of a tool that has run, for ``duration_ms`` or since it was said to begin."""
         step = self._tools.pop(call_id, None) or AgentStep(operation="execute_tool", tool_call_id=call_id)
-        duration = None if step.start_ms is None else round(self._now_ms() - step.start_ms, 1)
-        self._steps.add(step.with_fields(result=result, error_type=error_type, duration_ms=duration))
+        if duration_ms is not None:
+            step = step.with_fields(start_ms=max(0.0, round(self._now_ms() - duration_ms, 1)))
+        elif step.start_ms is not None:
+            duration_ms = round(self._now_ms() - step.start_ms, 1)
+        self._steps.add(step.with_fields(result=result, error_type=error_type, duration_ms=duration_ms))
 
     def _end_message(self) -> None:
         if self._message is not None:
