@@ -13,10 +13,11 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.credentials import SessionToken, same_secret
 from quintain.contracts.fleet import ListQuotas, QuotaList
 from quintain.contracts.headers import TOKEN_HEADER
-from quintain.contracts.ledger import CallKey, CancelBroadcast, OpenChild
+from quintain.contracts.ledger import CallKey, CancelBroadcast, ConversationKey, OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
 from quintain.contracts.money import picodollars, to_dollars
 from quintain.contracts.session import (
+    AGENTS,
     AmendSession,
     CallsCancelled,
     CallsReleased,
@@ -162,8 +163,10 @@ class MetadataRequestHandler:
 
         return await self._ledger.transact(operation)
 
-    async def cancel(self, session: SessionRow, request_ids: Sequence[str]) -> CallsCancelled:
-        """Cancel these calls, including request ids that the ledger does not know yet.
+    async def cancel(
+        self, session: SessionRow, request_ids: Sequence[str], conversation_ids: Sequence[str] = ()
+    ) -> CallsCancelled:
+        """Cancel these calls, including request ids that the ledger does not know yet, and end these conversations.
 
         The cancellation is in the ledger even where a worker could not be notified.
         """
@@ -175,8 +178,9 @@ class MetadataRequestHandler:
             result = await self._ledger.transact(partial(calls.cancel, session=session, request_ids=page))
             cancelled_count += result.cancelled_count
             to_abort += [CallKey(session_id=session.id, request_id=request_id) for request_id in result.to_abort]
-        if to_abort:
-            await self._broadcast(CancelBroadcast(calls=to_abort))
+        ended = [ConversationKey(session_id=session.id, conversation_id=name) for name in conversation_ids]
+        if to_abort or ended:
+            await self._broadcast(CancelBroadcast(calls=to_abort, conversations=ended or None))
         await self.admission_queue.retry_calls({(session.id, request_id) for request_id in unique_ids})
         return CallsCancelled(cancelled=cancelled_count)
 
@@ -286,7 +290,7 @@ async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, tok
 
 async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
     request, session = await request_handler.run_operation(CANCEL, Role.SESSION, _return_request, delivery, token)
-    return await request_handler.cancel(session, request.request_ids)
+    return await request_handler.cancel(session, request.request_ids, request.conversation_ids or ())
 
 
 async def _quotas(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
@@ -357,7 +361,7 @@ def open_child(moment: Moment, request: OpenChild, token: SessionToken) -> SqlPr
         max_calls=min(request.max_calls, parent.max_calls),
         max_cost_usd=None if max_cost is None else to_dollars(max_cost),
         expires_in_seconds=min(request.expires_in_seconds or remaining_seconds, remaining_seconds),
-        grader=row[1],
+        grader=row[1] or AGENTS,
     )
     opened = yield from sessions.open_session(moment.now, terms, token, parent)
     yield from execute("UPDATE session SET opened_for = ? WHERE id = ?", request.request_id, opened.session_id)

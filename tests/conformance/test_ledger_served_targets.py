@@ -70,6 +70,17 @@ async def test_the_time_limit_that_a_target_was_registered_with_last_is_known(
         assert timeouts == (None if seconds is None else {"a": 7200.5})
 
 
+async def test_the_targets_that_take_one_question_are_told_as_they_were_registered_last(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    session = await ledger_driver.open_session()
+    for keeps in (True, False, True):
+        card = TargetCard(name="a", provider="mock", max_concurrency=64, keeps_conversation=keeps)
+        request = Register(worker_id="w", incarnation="w", targets=[card], protocol=PROTOCOL_VERSION)
+        await ledger_driver.ledger.transact(lambda moment, ask=request: leases.register_worker(moment.now, ask))
+        assert (await ledger_driver.info(session)).one_question_targets == (None if keeps else ["a"])
+
+
 async def test_what_the_calls_of_a_target_can_cost_is_told_as_it_was_registered_last(
     ledger_driver: ClockedLedgerDriver,
 ) -> None:

@@ -99,17 +99,18 @@ def register_worker(
     for target in registration.targets:
         yield from execute(
             "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at, fingerprint,"
-            " timeout_ms, cost_terms, position)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT coalesce(max(position), 0) + 1 FROM target))"
+            " timeout_ms, cost_terms, keeps_conversation, position)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT coalesce(max(position), 0) + 1 FROM target))"
             " ON CONFLICT (name) DO UPDATE SET provider = excluded.provider,"
             " model = excluded.model, judge_target = excluded.judge_target,"
             " max_concurrency = excluded.max_concurrency, registered_at = excluded.registered_at,"
             " fingerprint = excluded.fingerprint, timeout_ms = excluded.timeout_ms, cost_terms = excluded.cost_terms,"
+            " keeps_conversation = excluded.keeps_conversation,"
             " bound_excess = CASE WHEN coalesce(target.cost_terms, '') = coalesce(excluded.cost_terms, '')"
             " THEN target.bound_excess ELSE 0 END",
             *(target.name, target.provider, target.model, target.judge_target, target.max_concurrency, now),
             *(target.fingerprint, None if target.timeout_seconds is None else math.ceil(target.timeout_seconds * 1000)),
-            None if target.cost is None else target.cost.to_wire().decode(),
+            *(None if target.cost is None else target.cost.to_wire().decode(), int(target.keeps_conversation)),
         )
     yield from record_served_targets(now, registration)
     if registration.sole:

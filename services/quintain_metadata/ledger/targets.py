@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quintain.contracts.fleet import RegisteredTarget, TargetList
@@ -188,6 +188,12 @@ def target_timeouts() -> SqlProgram[dict[str, float]]:
     """Return the targets whose calls have a time limit of their own, in seconds."""
     rows = yield from execute("SELECT name, timeout_ms FROM target WHERE timeout_ms IS NOT NULL")
     return {row[0]: row[1] / 1000 for row in rows}
+
+
+def one_question_targets(among: Collection[str]) -> SqlProgram[list[str]]:
+    """Return those of these targets that keep no history, in the order of their names."""
+    rows = yield from execute("SELECT name FROM target WHERE keeps_conversation = 0 ORDER BY name")
+    return [row[0] for row in rows if row[0] in among]
 
 
 #: The workers that serve each target, and the free slots of one of them; parameters: now, now, `DRAINING_RANK`.

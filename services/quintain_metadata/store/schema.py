@@ -146,6 +146,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # ``position``: the order in which targets were first registered. ``timeout_ms``: how long its calls may take;
         # null where it has no limit of its own. ``cost_terms``: what its calls can cost at most, as JSON.
         # ``bound_excess``: by how much more a try cost than was reserved by these terms; 0 where none did.
+        # ``keeps_conversation``: 0 where it takes one question, and no turns.
         """CREATE TABLE target (
             name text PRIMARY KEY,
             provider text NOT NULL,
@@ -158,7 +159,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             registered_at bigint NOT NULL,
             timeout_ms bigint,
             cost_terms text,
-            bound_excess bigint NOT NULL DEFAULT 0
+            bound_excess bigint NOT NULL DEFAULT 0,
+            keeps_conversation integer NOT NULL DEFAULT 1
         )""",
         # With which fingerprint a worker serves a target, since when, and how many of its calls it runs at a time. The
         # quota that it registers for the target, with its terms as JSON; null where it has none. What the target's

@@ -25,6 +25,7 @@ from quintain_runner.engine.backend import connect_backend
 from quintain_runner.engine.cost_limit import CostLimitCheck, configured_costs, has_cost_limit, inspect_cost_limit
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run, judge_prompts
 from quintain_runner.engine.judges import agents_of, judge_targets_of
+from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.run_settings import (
     Inspection,
     RunOptions,
@@ -166,7 +167,7 @@ async def check_evaluation(options: RunOptions, settings: Settings, *, probe: bo
     Raises `BusError` if there is no fleet to probe.
     """
     found = await inspect_evaluation(options, settings)
-    costs = await _fleet_costs(found) if found.is_on_fleet else configured_costs(found)
+    costs = await _inspect_fleet(found) if found.is_on_fleet else configured_costs(found)
     cost_limit = inspect_cost_limit(found, costs or {})
     probes: list[ProbeResult] = []
     if probe and not found.problems:
@@ -174,20 +175,30 @@ async def check_evaluation(options: RunOptions, settings: Settings, *, probe: bo
             probes = await probe_targets(found.checked(), found.called_targets)
     report = _build_report(options.path, found, probes, costs or {})
     if costs is None:
-        unknown = "what a row reserves, which this fleet did not tell: with QUINTAIN_ADMIN_TOKEN or a session it does"
+        unknown = (
+            "what a row reserves, and which targets keep a conversation, which this fleet did not tell: with "
+            "QUINTAIN_ADMIN_TOKEN or a session it does"
+        )
         report.not_checked.append(unknown)
     return report.model_copy(update={"cost_limit": cost_limit})
 
 
-async def _fleet_costs(found: Inspection) -> Mapping[str, CostTerms] | None:
-    """What calls of a fleet's targets can cost at most, if the run has a limit in money; None if it does not tell."""
-    if found.problems or not has_cost_limit(found):
+async def _inspect_fleet(found: Inspection) -> Mapping[str, CostTerms] | None:
+    """Check the conversations of a run with its fleet's targets, and return what their calls can cost at most, if it
+    has a limit in money; None where the fleet does not tell."""
+    dataset = found.dataset
+    has_conversations = dataset is not None and dataset.conversations is not None
+    if found.problems or not (has_conversations or has_cost_limit(found)):
         return {}
     try:
         async with _open_probe_session(found.checked(), found.called_targets, max_calls=0) as session:
-            return (await session.get_info()).target_costs or {}
+            info = await session.get_info()
     except (BusError, ConfigError, Fault):
         return None
+    with found.collect_errors():
+        if dataset is not None:
+            check_turns(dataset, found.targets, info.one_question_targets or ())
+    return info.target_costs or {}
 
 
 def _build_report(

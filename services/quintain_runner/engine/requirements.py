@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from pydantic import ValidationError
@@ -10,16 +10,15 @@ from pydantic import ValidationError
 from quintain.config.loader import Config
 from quintain.config.targets import TargetConfig
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
-from quintain.errors import BadRequest
+from quintain.errors import BadRequest, ConfigError
 from quintain.graders import Case
-from quintain_runner.files import suggestion
 from quintain_runner.graders.activity import is_tool_call_list
 from quintain_runner.graders.builtin import parse_number
 from quintain_runner.graders.judge_sections import section_text
 from quintain_runner.plan.cases import expected_text, input_length, token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
-from quintain_runner.plan.trials import request_of
+from quintain_runner.plan.trials import check_targets_available, request_of
 from quintain_runner.spec.activity_graders import ToolCallsGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import (
@@ -61,22 +60,27 @@ def case_requirements(
     )
 
 
-def conversation_problems(
-    dataset: DatasetStats, targets: Sequence[str], configured: Mapping[str, TargetConfig]
-) -> Iterator[str]:
-    """A line for each target that takes part in the dataset's conversations and is not configured, or cannot."""
+def check_turns(dataset: DatasetStats, targets: Iterable[str], one_question: Collection[str]) -> None:
+    """Raise `ConfigError` with a line for each target that the dataset's conversations need and that is among those
+    which take ``one_question``."""
     if dataset.conversations is None:
         return
-    path = dataset.source.path
-    for name in dataset.user_targets:
-        if name not in configured:
-            yield f"{path}: user.target: unknown target {name!r}{suggestion(name, list(configured))}"
-    for name in dict.fromkeys([*targets, *dataset.user_targets]):
-        if name in configured and not configured[name].keeps_conversation:
-            yield (
-                f"{path}: cases have turns, and target {name} (provider {configured[name].provider}) takes one "
-                "question and keeps no history; take another target, or leave these cases out with where"
+    unable = [name for name in dict.fromkeys([*targets, *dataset.user_targets]) if name in one_question]
+    if unable:
+        raise ConfigError(
+            "\n".join(
+                f"{dataset.source.path}: cases have turns, and target {name} takes one question and keeps no history; "
+                "take another target, or leave these cases out with where"
+                for name in unable
             )
+        )
+
+
+def check_local_turns(dataset: DatasetStats, targets: Iterable[str], configured: Mapping[str, TargetConfig]) -> None:
+    """Raise `ConfigError` for the users of a dataset that are not configured, and as `check_turns` does."""
+    check_targets_available(dataset.user_references, list(configured))
+    one_question = [name for name, target in configured.items() if not target.keeps_conversation]
+    check_turns(dataset, targets, one_question)
 
 
 def token_limits(config: Config, targets: Iterable[str]) -> dict[str, float]:

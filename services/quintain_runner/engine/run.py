@@ -24,6 +24,7 @@ from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.cost_limit import cost_problems
 from quintain_runner.engine.judges import agents_of
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
+from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
@@ -90,6 +91,7 @@ async def run_evaluation(
     env = with_proxy_bypass(run.env, backend.gateway_url)
     info = await sessions.client.get_info()
     check_targets_available(_target_references(run, run.targets), info.available_targets)
+    check_turns(run.dataset, run.targets, info.one_question_targets or ())
     async with (
         open_graders(evaluation, env, gateway_url=backend.gateway_url, output=options.folder) as graders,
         open_results(options.folder, keeps_content=options.keeps_content) as results,
@@ -392,7 +394,6 @@ def _target_references(run: RunSettings, targets: Sequence[str]) -> Iterator[tup
     if not run.options.rerun_policy.given_answers:
         for target in targets:
             yield f"{path}: targets", target
-        for target in run.dataset.user_targets:
-            yield f"{run.dataset.source.path}: user.target", target
+        yield from run.dataset.user_references
     for index, judge in judge_references(run.evaluation, targets, run.judge_targets):
         yield f"{path}: graders[{index}].judge_target", judge

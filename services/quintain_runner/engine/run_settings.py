@@ -25,7 +25,7 @@ from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_runner.engine.judges import attachment_requirements, judge_problems, judge_targets_of, judge_warnings
 from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
-from quintain_runner.engine.requirements import case_requirements, conversation_problems, fields_in_use, token_limits
+from quintain_runner.engine.requirements import case_requirements, check_local_turns, fields_in_use, token_limits
 from quintain_runner.graders.base import judge_references
 from quintain_runner.graders.factory import UnavailableGraders, graders_without_session, open_graders, unseen_files
 from quintain_runner.graders.program import variable_warnings
@@ -386,10 +386,10 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         found.warnings += found.dataset.warnings
         counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
         found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
-        if configured:
-            found.problems += conversation_problems(found.dataset, found.targets, configured)
         if (labels := evaluation.spec.labels) is not None:
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
+        if configured:
+            check_local_turns(found.dataset, found.targets, configured)
 
 
 @contextlib.contextmanager

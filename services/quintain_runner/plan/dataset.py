@@ -85,6 +85,11 @@ class DatasetStats:
         """The targets that speak as users."""
         return () if self.conversations is None else tuple(sorted(self.conversations.user_targets))
 
+    @property
+    def user_references(self) -> list[tuple[str, str]]:
+        """The place that names a target which speaks as a user, and the target, of each of them."""
+        return [(f"{self.source.path}: user.target", name) for name in self.user_targets]
+
     def asks_of(self, cases: int, prompts: int) -> int:
         """How many calls so many cases under so many prompts take at most without their graders, of one target."""
         if (stats := self.conversations) is None:

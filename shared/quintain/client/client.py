@@ -225,6 +225,17 @@ class Client:
             return 0
         return (await self._call(CANCEL, session_messages.CancelCalls(request_ids=list(request_ids)))).cancelled
 
+    async def end_conversation(self, conversation_id: str) -> None:
+        """Say that a conversation gets no further turn: the worker that holds it ends it at once. Over a broker only.
+
+        Not needed after a turn with ``last``. Without either it ends after its target's ``conversation_idle_seconds``.
+
+        Example::
+
+            await client.end_conversation("talk-17")
+        """
+        await self._call(CANCEL, session_messages.CancelCalls(conversation_ids=[conversation_id]))
+
     async def get_info(self, *, usage: bool = False) -> session_messages.Info:
         """Return the session with its counters and targets; with ``usage`` also what its calls took.
 

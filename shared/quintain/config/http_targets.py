@@ -55,6 +55,11 @@ class HttpTarget(TargetFields, WatchedTarget):
     """Whether it has the quota of its URL and key, whose limits are found, where it names none."""
 
     @property
+    def is_agent(self) -> bool:
+        """An endpoint may act."""
+        return True
+
+    @property
     def keeps_conversation(self) -> bool:
         """Whether its requests have the messages, or name the conversation."""
         return self.preset is not None or not self.placeholders.isdisjoint({"messages", "session", "conversation_id"})

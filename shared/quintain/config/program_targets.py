@@ -125,7 +125,7 @@ class CommandTarget(ProgramTarget):
 
     @property
     def is_agent(self) -> bool:
-        """Whether it prints lines of JSON."""
+        """Whether it prints lines of JSON, as agents do; a program without them stands for a model."""
         return self.protocol is not None or self.preset is not None
 
     @property
@@ -207,3 +207,8 @@ class AgentTarget(ProgramTarget):
     provider: Literal["agent"]
     agent: PythonReference
     """The agent as module:name, from the folder that it runs in."""
+
+    @property
+    def is_agent(self) -> bool:
+        """It may act."""
+        return True

@@ -103,4 +103,5 @@ def card_of(
         timeout_seconds=target.timeout_seconds,
         quota=None if quotas is None else quota_of(target, quotas),
         cost=cost,
+        keeps_conversation=target.keeps_conversation,
     )

@@ -99,6 +99,11 @@ class TargetFields(StrictModel):
         return self
 
     @property
+    def is_agent(self) -> bool:
+        """Whether it may act when it is asked: a call that may have reached it is not repeated by itself."""
+        return False
+
+    @property
     def keeps_conversation(self) -> bool:
         """Whether it is told what was said before, or remembers it: cases with turns need that."""
         return True

@@ -16,6 +16,7 @@ from typing import Annotated
 
 from pydantic import Base64Bytes, Field, StringConstraints
 
+from quintain.contracts.agents import ConversationId
 from quintain.contracts.credentials import CallProof, SessionToken, parse_proof
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
@@ -43,7 +44,7 @@ class TargetCard(Message):
     ``worker_concurrency`` is how many of its calls one worker runs at a time; None is ``max_concurrency``.
     ``timeout_seconds`` is how long its calls may take, or None where it has no limit of its own. ``quota`` is what it
     shares with the other targets of its key; None where nothing limits it but ``max_concurrency``. ``cost`` is the most
-    that its calls cost.
+    that its calls cost. One that does not ``keeps_conversation`` takes one question, and no turns.
     """
 
     name: TargetName
@@ -56,6 +57,7 @@ class TargetCard(Message):
     timeout_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
     quota: QuotaCard | None = None
     cost: CostTerms | None = None
+    keeps_conversation: bool = Field(default=True, exclude_if=bool)
 
     @property
     def slots(self) -> int:
@@ -101,10 +103,19 @@ class CallKey(Message):
     request_id: RequestId
 
 
+class ConversationKey(Message):
+    """Identifies a conversation: the id that its caller chose, within the caller's session."""
+
+    session_id: Id
+    conversation_id: ConversationId
+
+
 class CancelBroadcast(Message):
-    """Broadcast to all workers over ``quintain.cancel``: the worker that runs one of these calls aborts it."""
+    """Broadcast to all workers over ``quintain.cancel``: the worker that runs one of these calls aborts it, and the one
+    that holds one of these conversations ends it."""
 
     calls: list[CallKey]
+    conversations: list[ConversationKey] | None = None
 
 
 class Heartbeat(Message):

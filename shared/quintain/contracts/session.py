@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, StrictBool
 
+from quintain.contracts.agents import ConversationId
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
@@ -136,6 +137,10 @@ class Usage(Message):
         )
 
 
+#: Stands in the place of a grader's name for the calls that agents make themselves, within calls that are no grader's.
+AGENTS: Final = "agents"
+
+
 class UsageLine(Usage):
     """What the calls of one target took that one grader made, or that are no grader's."""
 
@@ -157,7 +162,8 @@ class Info(Message):
     ``unsupported`` is set if it is ``ignore``, and ``max_body_bytes`` if the session was opened with it.
     ``group_slots`` are the targets with a live worker, each with the slots that one of its workers has.
     ``target_timeouts`` are the targets whose calls have a time limit of their own, in seconds. ``target_costs`` are
-    what calls of the targets that workers serve can cost at most.
+    what calls of the targets that workers serve can cost at most. ``one_question_targets`` keep no history, and take no
+    turns of a conversation.
     ``max_cost_usd`` is the session's own limit in money; None where it has none.
     ``quotas`` are the targets with a quota, each with its name. ``wrong_bounds`` are the targets that a limit in money
     admits nothing of, because a try cost so many US dollars more than was reserved for it.
@@ -192,6 +198,7 @@ class Info(Message):
     max_body_bytes: int | None = None
     group_slots: dict[str, Count] | None = None
     target_timeouts: dict[str, float] | None = None
+    one_question_targets: list[str] | None = None
     target_costs: dict[str, CostTerms] | None = None
     quotas: dict[str, str] | None = None
     wrong_bounds: dict[str, float] | None = None
@@ -290,9 +297,13 @@ class CallsReleased(Message):
 
 
 class CancelCalls(Message):
-    """Cancel calls: waiting ones are refused uncharged, running ones are aborted."""
+    """Cancel calls: waiting ones are refused uncharged, running ones are aborted.
 
-    request_ids: Annotated[list[RequestId], Field(max_length=10_000)]
+    The workers that hold the conversations of ``conversation_ids`` end them, unless a turn runs.
+    """
+
+    request_ids: Annotated[list[RequestId], Field(max_length=10_000)] = Field(default_factory=list)
+    conversation_ids: Annotated[list[ConversationId], Field(max_length=10_000)] | None = None
 
 
 class CallsCancelled(Message):
