@@ -19,7 +19,17 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.quota import TryOutcome, TryReport
-from quintain.errors import Cancelled, Expired, Fault, InternalFault, ProviderFailed, Throttled, TimedOut, WorkerLost
+from quintain.errors import (
+    Cancelled,
+    ConversationLost,
+    Expired,
+    Fault,
+    InternalFault,
+    ProviderFailed,
+    Throttled,
+    TimedOut,
+    WorkerLost,
+)
 from quintain.runtime.concurrency import TimeLimit, TimeLimits
 from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.target import PauseState, WorkerTarget
@@ -66,7 +76,8 @@ class RetryPolicy(NamedTuple):
     target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
     unbilled. ``is_one_try``: the attempt is one try, after which the call asks again if it may; ``max_tries`` are those
     that are left. ``has_quota``: a throttled try does not count. ``is_probe``: nor does a failing one. ``asks_once``:
-    the target is not asked where an earlier attempt may have reached it.
+    the target is not asked where an earlier attempt may have reached it; where it ``holds_conversations``, a turn is
+    told that its own is lost.
     """
 
     max_tries: int
@@ -77,6 +88,7 @@ class RetryPolicy(NamedTuple):
     is_one_try: bool = False
     is_probe: bool = False
     asks_once: bool = False
+    holds_conversations: bool = False
 
 
 class _CallReturned(Exception):
@@ -134,9 +146,15 @@ class Attempt:
         if remaining_seconds <= 0:
             # The grant came too late.
             return Expired("The deadline passed before the provider was called")
-        if self.policy.asks_once and self.policy.unproven:
-            return WorkerLost("The worker that asked this target was lost; it may have acted, and is not asked again")
-        return None
+        if not (self.policy.asks_once and self.policy.unproven):
+            return None
+        if (
+            self.policy.holds_conversations
+            and isinstance(self.request, InvokeRequest)
+            and self.request.turn is not None
+        ):
+            return ConversationLost("The worker that held this conversation was lost in the middle of a turn")
+        return WorkerLost("The worker that asked this target was lost; it may have acted, and is not asked again")
 
     async def _try_until_answered(self, remaining_seconds: float) -> ProviderAnswer:
         """Return the answer of the first try that has one. Raises the last `ProviderFailure`, or `_CallReturned`."""
@@ -307,6 +325,7 @@ class CallTries:
             is_one_try=target.has_quota or bool(grant.is_one_try),
             is_probe=bool(grant.is_probe),
             asks_once=target.asks_once,
+            holds_conversations=target.holds_conversations,
         )
 
     def add(self, result: AttemptResult, seconds: float, *, is_probe: bool) -> float:

@@ -59,7 +59,7 @@ class WorkerTarget:
     bounded. ``api_provider`` is the provider, if it takes
     requests in the words of vendors' APIs as they are. ``has_quota``: the ledger decides when each of its tries begins.
     ``for_call`` returns the provider of one call, where each has one of its own. ``asks_once``: it may act, and is not
-    asked for a call that a lost worker may have asked it for.
+    asked for a call that a lost worker may have asked it for. ``holds_conversations``: of a turn, this worker does.
     """
 
     name: str
@@ -78,6 +78,7 @@ class WorkerTarget:
     has_quota: bool = False
     for_call: Callable[[CallHolder], Provider] | None = None
     asks_once: bool = False
+    holds_conversations: bool = False
 
     def check(self, request: ApiRequest) -> None:
         """Check what a caller asks of it. Raises `BadRequest`, which names the field."""

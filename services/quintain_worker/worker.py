@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from quintain.bus.base import Bus, Consumer, Delivery
@@ -42,6 +42,7 @@ from quintain_worker.providers.provider import (
     MAX_RETRY_AFTER_SECONDS,
     ApiProvider,
     CallHolder,
+    ConversationHolder,
     HostedProvider,
     Provider,
     ProviderContext,
@@ -104,7 +105,7 @@ class Worker:
             slots=slots,
             consumer_timeout_seconds=consumer_timeout_seconds,
         )
-        self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight)
+        self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight, targets.values())
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
         self._on_drain = on_drain
         self._sharing: set[asyncio.Task[None]] = set()
@@ -259,7 +260,7 @@ def with_instrumentation(
         hosts=provider if isinstance(provider, HostedProvider) else None,
         api_provider=provider if isinstance(provider, ApiProvider) else None,
         has_quota=card.quota is not None,
-        asks_once=card.provider == "http",
+        holds_conversations=isinstance(provider, ConversationHolder) and provider.holds_conversations,
     )
 
 
@@ -309,6 +310,7 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
             timeout_seconds=target.timeout_seconds,
             trace_content=read_trace_settings(env).include_content,
             ignore_unsupported=target.unsupported == "ignore",
+            asks_once=target.is_agent,
             fingerprint=fingerprints[name].first,
             read_fingerprint=fingerprints[name].read,
             price=prices[name],
@@ -317,10 +319,7 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         for name, target in resolved.targets.items()
     }
     worker = Worker(
-        bus,
-        served_targets,
-        cards,
-        metrics,
+        *(bus, served_targets, cards, metrics),
         sole_id=sole_id,
         on_drain=drain,
         timings=timings,
@@ -339,14 +338,16 @@ PREFETCH = 16
 
 
 class CancellationConsumer:
-    """Consumes one worker's queue of cancellations, and aborts the cancelled calls that are in flight.
+    """Consumes one worker's queue of cancellations: aborts the cancelled calls that are in flight, and ends the
+    conversations to which no turn comes any more.
 
-    The metadata service publishes them to a fanout exchange. One that is missed comes again with the next lease
-    renewal.
+    The metadata service publishes them to a fanout exchange. A cancelled call that is missed comes again with the next
+    lease renewal; a conversation ends with its time limit.
     """
 
-    def __init__(self, bus: Bus, inflight: InflightCalls) -> None:
+    def __init__(self, bus: Bus, inflight: InflightCalls, targets: Iterable[WorkerTarget] = ()) -> None:
         self._bus, self._inflight = bus, inflight
+        self._holders = [one.provider for one in targets if isinstance(one.provider, ConversationHolder)]
         self._topology = cancel_topology(secrets.token_hex(16))
         self._consumer: Consumer | None = None
 
@@ -362,7 +363,12 @@ class CancellationConsumer:
 
     async def _on_cancel(self, delivery: Delivery) -> None:
         try:
-            self._inflight.abort(CancelBroadcast.from_wire(delivery.body).calls)
+            cancelled = CancelBroadcast.from_wire(delivery.body)
         except Fault as unreadable:
             log.error("An unreadable cancellation was dropped: %s", unreadable.message)
+        else:
+            self._inflight.abort(cancelled.calls)
+            for ended in cancelled.conversations or ():
+                for holder in self._holders:
+                    holder.end_conversation(ended.session_id, ended.conversation_id)
         await delivery.ack()

@@ -14,10 +14,14 @@ from quintain.contracts.agents import Continuation, Turn
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, Result
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import BadRequest, ConversationLost
+from quintain.settings import read_settings
 from quintain.topology import conversation_topology
+from quintain_runner.engine.preflight import check_evaluation
+from quintain_runner.engine.run_settings import RunOptions
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
+from support.evaluations import Json, write_evaluation
 from support.memory_fleet import memory_fleet
 from support.metadata_service import RunningMetadataService, run_metadata_service
 
@@ -150,6 +154,35 @@ for line in sys.stdin:
     said.append(json.loads(line)["prompt"])
     print(json.dumps({"type": "answer", "text": " ".join(said)}), flush=True)
 """
+
+
+async def test_a_conversation_that_is_over_gives_its_process_free_at_once(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    config = "targets: {a: {provider: command, protocol: jsonl, command: [python, agent.py], max_concurrency: 1}}"
+    async with memory_fleet(tmp_path, config) as fleet, fleet.client("a") as client, fleet.client("a") as other:
+        first = await say(client, "one")
+        # A conversation is its session's.
+        await other.end_conversation("c")
+        second = await say(client, "two", number=2, continuation=first.continuation)
+        await client.end_conversation("c")
+        # The one process would be held for 30 s.
+        assert (await asyncio.wait_for(say(client, "one", "d"), 10)).raw_text == "one"
+        with pytest.raises(ConversationLost) as lost:
+            await say(client, "three", number=3, continuation=second.continuation)
+        assert lost.value.charged is False
+
+
+async def test_turns_for_a_target_of_one_question_are_refused_before_the_first_call_on_a_fleet(tmp_path: Path) -> None:
+    config = 'targets: {a: {provider: http, url: "http://127.0.0.1:9/", body: {q: "{{ prompt }}"}}}'
+    case: Json = {"id": "talk", "turns": ["one", "two"]}
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    path = write_evaluation(folder, [case], [{"name": "any", "builtin": "regex", "pattern": "."}], targets=["a"])
+    async with memory_fleet(tmp_path, config) as fleet:
+        session = await fleet.open_session("a")
+        on_fleet = {"QUINTAIN_GATEWAY_URL": fleet.gateway_url, "QUINTAIN_SESSION_TOKEN": session.token}
+        (problem,) = (await check_evaluation(RunOptions(path=path), read_settings(on_fleet))).problems
+        assert "target a takes one question" in problem
 
 
 async def test_over_http_the_gateway_sends_a_turn_where_its_conversation_is(tmp_path: Path) -> None:

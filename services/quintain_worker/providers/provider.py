@@ -179,6 +179,19 @@ class SessionScopedProvider(ABC):
         """Return the provider for one call, which this attempt runs. It is closed together with this provider."""
 
 
+class ConversationHolder(ABC):
+    """A provider that holds conversations in this worker, each with what its target keeps of it."""
+
+    @property
+    @abstractmethod
+    def holds_conversations(self) -> bool:
+        """Whether it does: some programs are told all that was said with each turn."""
+
+    @abstractmethod
+    def end_conversation(self, session_id: str, conversation_id: str) -> None:
+        """End a conversation of a session, unless it is held elsewhere or one of its turns runs."""
+
+
 class HostedProvider(SessionScopedProvider):
     """A provider whose target runs on hosts, each with a fingerprint of its own."""
 

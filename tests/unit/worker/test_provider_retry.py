@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from quintain.contracts.agents import Turn
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import (
@@ -80,18 +81,32 @@ def attempt_with(
 YES = ProviderAnswer(text="yes")
 
 
-@pytest.mark.parametrize("unproven", [False, True])
-async def test_what_may_act_is_not_asked_where_a_lost_worker_may_have_asked_it(unproven: bool) -> None:
+@pytest.mark.parametrize(
+    ("unproven", "holds", "number", "code"),
+    [
+        (False, False, None, None),
+        (True, False, None, "worker_lost"),
+        (True, False, 1, "worker_lost"),
+        (True, True, None, "worker_lost"),
+        # The caller begins it again, under other ids.
+        (True, True, 1, "conversation_lost"),
+    ],
+)
+async def test_what_may_act_is_not_asked_where_a_lost_worker_may_have_asked_it(
+    unproven: bool, holds: bool, number: int | None, code: str | None
+) -> None:
     provider = ScriptedProvider(YES)
     attempt = attempt_with(provider, unproven=unproven)
-    attempt.policy = attempt.policy._replace(asks_once=True)
+    attempt.policy = attempt.policy._replace(asks_once=True, holds_conversations=holds)
+    if number is not None:
+        attempt.request = REQUEST.with_fields(turn=Turn(conversation_id="c", number=number))
     ending = await attempt.run()
     if not unproven:
         assert ending.answer == YES
         return
     assert (ending.tries, provider.timeouts) == (0, [])
     # This attempt is refunded, and the call stays in doubt for the earlier one.
-    assert (ending.outcome, ending.fault and ending.fault.code) == (AttemptOutcome.REFUND, "worker_lost")
+    assert (ending.outcome, ending.fault and ending.fault.code) == (AttemptOutcome.REFUND, code)
 
 
 async def test_an_answer_is_a_result_at_the_first_try() -> None:

@@ -48,6 +48,7 @@ from quintain_worker.providers.conversation import ignored_settings, prompts_of,
 from quintain_worker.providers.provider import (
     Billing,
     CallHolder,
+    ConversationHolder,
     OnText,
     Provider,
     ProviderAnswer,
@@ -118,7 +119,7 @@ def agent_of(
     )
 
 
-class AgentProgramProvider(SessionScopedProvider):
+class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
     """Tells a program of each turn, and reads what it prints of it."""
 
     def __init__(self, name: str, agent: AgentCommand, models: AgentModels | None) -> None:
@@ -154,7 +155,7 @@ class AgentProgramProvider(SessionScopedProvider):
             line = turn_line(request, conversation_id, 1 if turn is None else turn.number)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         reading = TurnReading(on_text)
-        key = conversation_id if holder is None else f"{holder.session_id} {conversation_id}"
+        key = conversation_id if holder is None else _key(holder.session_id, conversation_id)
         async with AsyncExitStack() as stack:
             token = ""
             if self._models is not None and holder is not None:
@@ -193,6 +194,15 @@ class AgentProgramProvider(SessionScopedProvider):
                 raise ProviderFailure(failure, Billing.UNBILLED) from None
             self._check_turns(turn)
             yield process
+
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether a process is kept for the next turn."""
+        return not self._agent.one_turn
+
+    def end_conversation(self, session_id: str, conversation_id: str) -> None:
+        """End a conversation of a session, unless one of its turns runs."""
+        self._pool.end_conversation(_key(session_id, conversation_id))
 
     async def close(self) -> None:
         """End all conversations and their programs."""
@@ -275,6 +285,11 @@ class AgentProgramProvider(SessionScopedProvider):
 
     def _unavailable(self, message: str) -> ProviderFailure:
         return ProviderFailure(TargetUnavailable(f"{self._name}: {message}"), Billing.UNBILLED)
+
+
+def _key(session_id: str, conversation_id: str) -> str:
+    """Return the name of a conversation in the pool: no other session has a turn in it."""
+    return f"{session_id} {conversation_id}"
 
 
 class _SessionAgentProvider:
