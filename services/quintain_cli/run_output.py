@@ -241,7 +241,7 @@ def print_report(report: RunReport, command: str) -> None:
     notes = (
         cost_line(report.bill),
         tries_line(report.bill),
-        unaccounted_calls_note(summary),
+        unaccounted_calls_note(summary, report.bill),
         lost_turns_note(summary),
         *parked_target_notes(summary),
         *unavailable_grader_notes(summary),

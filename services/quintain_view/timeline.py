@@ -112,7 +112,7 @@ def _step(step: AgentStep) -> Step:
         at="" if step.start_ms is None else seconds(step.start_ms),
         title=shown(title or step.operation, 200).text,
         type=" · ".join(visible(fact) for fact in _facts(step)),
-        texts=[*_said(step), *texts],
+        texts=[*_message_texts(step), *texts],
         reply=reply,
     )
 
@@ -130,7 +130,7 @@ def _facts(step: AgentStep) -> Iterator[str]:
         yield f"{step.input_tokens or 0:,} in, {step.output_tokens or 0:,} out"
 
 
-def _said(step: AgentStep) -> Iterator[NamedText]:
+def _message_texts(step: AgentStep) -> Iterator[NamedText]:
     for message in step.messages or ():
         who = message.get("name") or message.get("role") or ""
         parts = message.get("parts")

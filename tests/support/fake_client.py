@@ -53,6 +53,8 @@ class FakeClient(Client):
         self.in_flight = self.max_in_flight = 0
         self.children: dict[str, ChildSession] = {}
         self.reserved_ids: set[str] = set()
+        #: The conversations of which it was said that they are over.
+        self.ended_conversations: list[str] = []
         self._outcomes: dict[str, Result | Fault] = {}
         self._numbers = itertools.count(1)
 
@@ -108,6 +110,9 @@ class FakeClient(Client):
 
     async def release(self, request_ids: Sequence[str]) -> None:
         self.reserved_ids -= set(request_ids)
+
+    async def end_conversation(self, conversation_id: str) -> None:
+        self.ended_conversations.append(conversation_id)
 
     @property
     def reserved(self) -> int:

@@ -6,13 +6,14 @@ turn without an answer. A conversation that one worker held is begun again where
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result, TokenUsage
-from quintain.errors import BudgetExhausted, ConversationLost, Fault, ReplyExpired, WorkerLost
+from quintain.errors import BudgetExhausted, ConversationLost, Fault, QuintainError, ReplyExpired, WorkerLost
 from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, turn_id
 from quintain_runner.plan.trials import Trial
@@ -21,6 +22,9 @@ from quintain_runner.results.row import TARGET_CHANGED, RowError, target_changed
 
 #: The error code of a row whose simulated user said nothing that could be sent.
 USER_FAILED: Final = "user_failed"
+
+#: The error code of a row whose target called tools before its last turn: a case has no results for them.
+TOOL_CALL_UNANSWERED: Final = "tool_call_unanswered"
 
 #: Says whether the next turn, with this request, may be sent: whether it is paid for, with the trial's graders.
 MayGoOn = Callable[[Trial, InvokeRequest], Awaitable[bool]]
@@ -104,6 +108,10 @@ async def hold_conversation(trial: Trial, context: GradingContext, may_go_on: Ma
                 provider_error=fault.provider_error,
             )
             held.fault, held.in_doubt = fault, is_in_doubt(fault)
+        # What the budget has cut goes on where it is held, if the same command is given more in time.
+        if held.conversation.is_held and (held.conversation.stopped or held.error is not None or held.expired):
+            with contextlib.suppress(QuintainError):
+                await context.session.end_conversation(held.conversation.id_in(trial.request_id))
         held.conversation = replace(held.conversation, turns=turns_of_row(held.conversation.turns))
         return held
 
@@ -117,6 +125,7 @@ async def _hold(held: HeldConversation, trial: Trial, context: GradingContext, m
     """Ask turn after turn, and keep in ``held`` what was answered. Raises the `Fault` of a turn, and `_Ended`."""
     while not held.conversation.is_over:
         conversation = held.conversation
+        _require_no_unanswered_call(conversation)
         question = conversation.next_question
         if conversation.asks_user:
             question = await _ask_user(held, trial, context)
@@ -134,12 +143,26 @@ async def _hold(held: HeldConversation, trial: Trial, context: GradingContext, m
         )
         held.calls += 1
         held.usage += result.token_usage or NO_TOKENS
-        planned = trial.fingerprints.target
-        if planned is not None and result.target_fingerprint != planned:
-            error = target_changed_text(trial.target)
-            raise _Ended(RowError(code=TARGET_CHANGED, error=error, request_id=request_id))
+        _require_unchanged(trial.target, trial.fingerprints.target, result, request_id)
         context.waits.note_answer(trial.target)
         held.conversation, held.last = conversation.answered(question, result, request_id), result
+
+
+def _require_unchanged(target: str, planned: str | None, result: Result, request_id: str) -> None:
+    """Raise `_Ended` if another configuration of a target answered than the one of the plan."""
+    if planned is not None and result.target_fingerprint != planned:
+        raise _Ended(RowError(code=TARGET_CHANGED, error=target_changed_text(target), request_id=request_id))
+
+
+def _require_no_unanswered_call(conversation: TrialConversation) -> None:
+    """Raise `_Ended` if the last answer waits for results of tools: no provider takes another turn before them."""
+    if calls := conversation.unanswered_tool_calls:
+        names = ", ".join(dict.fromkeys(call.name for call in calls))
+        error = (
+            f"turn {conversation.number}: the answer before it calls {names}, whose results nobody gives: a model that "
+            "is to run its tools is an agent; or leave the tools out of the settings"
+        )
+        raise _Ended(RowError(code=TOOL_CALL_UNANSWERED, error=error))
 
 
 async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContext) -> str | None:
@@ -171,6 +194,7 @@ async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContex
     held.user_calls += 1
     held.usage += reply.token_usage or NO_TOKENS
     held.user_usage += reply.token_usage or NO_TOKENS
+    _require_unchanged(user.target, trial.fingerprints.user, reply, request_id)
     text = reply.raw_text.strip()
     if text == user.stop and conversation.turns:
         held.conversation = conversation.with_stop()

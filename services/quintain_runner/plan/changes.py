@@ -14,6 +14,7 @@ from quintain.config.fingerprint import fingerprint_of
 from quintain.contracts.message import Message
 from quintain.graders import Case
 from quintain_runner.plan.conversation import most_asks
+from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.counts import NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
 from quintain_runner.results.store import key_hash
@@ -63,7 +64,10 @@ class RunFingerprints:
     def row_fingerprints(self, case: Case, target: str) -> RowFingerprints:
         """What a row of this case and target is made of now."""
         return RowFingerprints.unchecked(
-            input=input_fingerprint(case), grading=grading_fingerprint(case), target=self.targets.get(target)
+            input=input_fingerprint(case),
+            grading=grading_fingerprint(case),
+            target=self.targets.get(target),
+            user=None if case.user is None else self.targets.get(case.user.target),
         )
 
 
@@ -195,7 +199,9 @@ def _changes(
     rescored = (RESCORED,) if any(one.generation != fingerprints.generation for one in row.graders.values()) else ()
     asking: list[str] = []
     if was.target != now.target:
-        asking.append(_target_change(target, was.target, now.target, fingerprints))
+        asking.append(_target_change(f"target {target}", was.target, now.target, fingerprints))
+    if case.user is not None and was.user != now.user:
+        asking.append(_target_change(f"{SIMULATED_USER} {case.user.target}", was.user, now.user, fingerprints))
     if was.input != now.input:
         asking.append("question changed" if row.prompt is None else f"question or prompt {row.prompt} changed")
     if not row.has_answer:
@@ -215,20 +221,21 @@ def _changes(
     return tuple(asking), tuple(grading)
 
 
-def _target_change(target: str, was: str | None, now: str | None, fingerprints: RunFingerprints) -> str:
+def _target_change(who: str, was: str | None, now: str | None, fingerprints: RunFingerprints) -> str:
     if was is None or now is None:
-        return f"whether target {target} changed is not known"
+        return f"whether {who} changed is not known"
     before, after = fingerprints.models.get(was), fingerprints.models.get(now)
     if before is None or after is None or before == after:
-        return f"target {target} changed"
-    return f"target {target}: model {before} → {after}"
+        return f"{who} changed"
+    return f"{who}: model {before} → {after}"
 
 
 class PlanIdentity(Message):
     """The identity of a plan: a plan with another one has another budget.
 
     ``trials`` is a hash of the cases (in any order), the prompts, the repeats, and how often the run was graded again
-    on purpose; ``targets`` are hashes of each target's fingerprint and of its graders', None where they are not known.
+    on purpose; ``targets`` are hashes of each target's fingerprint and of its graders', and of those of the simulated
+    users, None where they are not known.
     """
 
     trials: str
@@ -251,9 +258,12 @@ class PlanIdentityBuilder:
 
     def __init__(self) -> None:
         self._sum = 0
+        self._users: set[str] = set()
 
     def add(self, case: Case, prompt: str | None) -> None:
         """Add a case as it is asked under a prompt."""
+        if case.user is not None:
+            self._users.add(case.user.target)
         self._sum += key_hash(case.id, prompt or "", input_fingerprint(case), grading_fingerprint(case))
 
     def build(self, targets: Sequence[str], repeats: int, fingerprints: RunFingerprints) -> PlanIdentity:
@@ -263,10 +273,13 @@ class PlanIdentityBuilder:
         return PlanIdentity(
             trials=_sha256([self._sum, repeats, fingerprints.generation]),
             targets={
-                name: _sha256([fingerprints.targets[name], _sorted(fingerprints.graders_of(name))])
-                if name in fingerprints.targets
-                else None
-                for name in targets
+                **{f"{SIMULATED_USER} {name}": fingerprints.targets.get(name) for name in sorted(self._users)},
+                **{
+                    name: _sha256([fingerprints.targets[name], _sorted(fingerprints.graders_of(name))])
+                    if name in fingerprints.targets
+                    else None
+                    for name in targets
+                },
             },
         )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from quintain.contracts.agents import Continuation, Turn
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result, ToolCall, content_text
 from quintain.graders import Case
 from quintain_runner.results.answer import Answer, TurnRow
 from quintain_runner.results.bill import SIMULATED_USER
@@ -28,6 +28,9 @@ When the goal is reached, or the assistant cannot help, write {stop} and nothing
 
 #: Precedes the conversation that the simulated user sees: in its view the first message must be another's.
 _BEGIN: Final = "(The conversation begins. You speak first.)"
+
+#: What the simulated user sees in the place of an answer without text: the last message must be another's too.
+_SILENCE: Final = "(No answer.)"
 
 
 def opening(case: Case) -> list[ChatMessage]:
@@ -110,11 +113,31 @@ class TrialConversation:
         """Whether one worker holds it, so that it is lost with that worker."""
         return self.continuation is not None and self.continuation.route is not None
 
-    def messages(self, question: str | None) -> list[ChatMessage]:
-        """Return the conversation up to the next turn, which says ``question``; None if that is the case's own."""
-        return [*opening(self.case), *_said(self.turns), *_user(question)]
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether a later command can go on with it."""
+        return not (self.is_held or self.is_over or self.unanswered_tool_calls)
 
-    def request(self, question: str | None, target: str, repeat: int, conversation_id: str) -> InvokeRequest:
+    @property
+    def unanswered_tool_calls(self) -> list[ToolCall]:
+        """The calls of the last answer that its model leaves to the caller: no provider takes a turn before their
+        results, and a case has none."""
+        answer = self.turns[-1].answer if self.turns else None
+        return [call for message in (answer and answer.messages) or () for call in message.tool_calls or ()]
+
+    def messages(self, question: str | None) -> list[ChatMessage]:
+        """Return the conversation up to the next turn, which says ``question``; None if that is the case's own.
+
+        An answer without text has no message: providers refuse an empty one.
+        """
+        answered = [message for turn in self.turns for message in (*_asked(turn.question), *_answers(turn))]
+        return [*opening(self.case), *answered, *_asked(question)]
+
+    def id_in(self, request_id: str) -> str:
+        """Return the id of this attempt at the conversation of a trial, of which this is the request id."""
+        return f"{request_id}-{self.attempt}"
+
+    def request(self, question: str | None, target: str, repeat: int, request_id: str) -> InvokeRequest:
         """Return the request of the next turn."""
         return InvokeRequest(
             messages=self.messages(question),
@@ -124,7 +147,7 @@ class TrialConversation:
             attempt=repeat,
             settings=self.case.settings,
             turn=Turn(
-                conversation_id=f"{conversation_id}-{self.attempt}",
+                conversation_id=self.id_in(request_id),
                 number=self.number,
                 continuation=self.continuation,
                 last=self.number == most_turns(self.case),
@@ -137,9 +160,11 @@ class TrialConversation:
         assert user is not None, "only a simulated user is asked"
         seen = [
             ChatMessage(role="user" if message.role == "assistant" else "assistant", content=message.content)
-            for message in (*opening(self.case), *_said(self.turns))
+            for message in self.messages(None)
             if message.role in {"user", "assistant"}
         ]
+        if self.turns and not any(_answers(self.turns[-1])):
+            seen.append(ChatMessage(role="user", content=_SILENCE))
         return InvokeRequest(
             system_prompt=_USER_RULES.format(goal=user.goal, stop=user.stop),
             messages=[ChatMessage(role="user", content=_BEGIN), *seen],
@@ -194,18 +219,13 @@ def planned_ids(case: Case, request_id: str, first: int = 1) -> list[str]:
     return [*own, *(turn_id(request_id, 1, number, by_user=True) for number in range(first_by_user, last + 1))]
 
 
-def _said(turns: Sequence[TurnRow]) -> Iterator[ChatMessage]:
-    for turn in turns:
-        yield from _user(turn.question)
-        yield from _assistant(turn)
-
-
-def _user(question: str | None) -> list[ChatMessage]:
+def _asked(question: str | None) -> list[ChatMessage]:
     return [] if question is None else [ChatMessage(role="user", content=question)]
 
 
-def _assistant(turn: TurnRow) -> Iterator[ChatMessage]:
-    """The answer of a turn as later turns show it: its texts. Tool calls were the target's own, and are over."""
+def _answers(turn: TurnRow) -> Iterator[ChatMessage]:
+    """The answer of a turn as later turns show it: the messages of it that have a text."""
     messages = (turn.answer and turn.answer.messages) or [OutputMessage(content=turn.output or "")]
-    texts = [ChatMessage(role="assistant", content=message.content) for message in messages if message.content]
-    yield from texts or [ChatMessage(role="assistant", content=turn.output or "")]
+    for message in messages:
+        if content_text(message.content).strip():
+            yield ChatMessage(role="assistant", content=message.content)

@@ -103,13 +103,13 @@ class Trial:
     def begun_conversation(self) -> TrialConversation:
         """The conversation from which the trial goes on: that of the row before, if its last turn has no answer.
 
-        Not one that a worker holds, nor one with another question or target.
+        Not one that a worker holds, or that no turn can follow, nor one with another question or target.
         """
         row = self.previous
         if row is None or row.output is not None or row.fingerprints != self.fingerprints:
             return TrialConversation(self.case)
         begun = TrialConversation.of_row(self.case, row)
-        return TrialConversation(self.case) if begun.is_held or begun.is_over else begun
+        return begun if begun.can_be_resumed else TrialConversation(self.case)
 
     @property
     def key(self) -> RowKey:
@@ -158,8 +158,9 @@ class Trial:
     @property
     def request_id(self) -> str:
         """The call's id, made of what it asks and of the target's fingerprint: after a crash it is the same call, and
-        charged once; of a changed question or target it is another."""
+        charged once; of a changed question, target or simulated user it is another."""
         parts = [*self.key_parts, self.tries, self.fingerprints.input, self.fingerprints.target]
+        parts += [] if self.fingerprints.user is None else [self.fingerprints.user]
         return f"run-{hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()}"
 
     @property
@@ -233,7 +234,7 @@ def pending_trials(
             continue
         made_of = fingerprints.row_fingerprints(case, target)
         if kept := row if decision.action is Action.GRADE else None:
-            made_of = made_of.with_fields(target=kept.target_fingerprint)
+            made_of = made_of.with_fields(target=kept.target_fingerprint, user=kept.fingerprints.user)
         yield Trial(
             case=case,
             target=target,

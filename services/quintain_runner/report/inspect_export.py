@@ -159,9 +159,9 @@ def _messages_of_steps(steps: Iterable[AgentStep]) -> Iterator[JsonObject]:
     called: list[JsonObject] = []
     for number, step in enumerate(steps, start=1):
         for message in step.messages or ():
-            said = _said(message, f"step-{number}")
-            called += said.get("tool_calls", ())
-            yield said
+            written = _message_object(message, f"step-{number}")
+            called += written.get("tool_calls", ())
+            yield written
         if step.operation != "execute_tool":
             continue
         names = ("id", step.tool_call_id) if step.tool_call_id is not None else ("function", step.tool)
@@ -176,7 +176,7 @@ def _messages_of_steps(steps: Iterable[AgentStep]) -> Iterator[JsonObject]:
         yield {"role": "tool", "content": _text(step.result), **answered, "metadata": {"durationMs": step.duration_ms}}
 
 
-def _said(message: Mapping[str, Any], prefix: str) -> JsonObject:
+def _message_object(message: Mapping[str, Any], prefix: str) -> JsonObject:
     """One message of a step; what is no text, no reasoning and no call of a tool is text of its JSON."""
     content: list[JsonObject] = []
     calls: list[JsonObject] = []

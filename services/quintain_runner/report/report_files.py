@@ -21,7 +21,9 @@ from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
 _LEADING_COLUMNS = ("repeat", "status", "score", "pass")
-_TRAILING_COLUMNS = ("calls", "input_tokens", "output_tokens", "duration_ms", "error_code", "error", "output")
+_TRAILING_COLUMNS = (
+    "calls", "input_tokens", "output_tokens", "duration_ms", "turns", "lost_turns", "error_code", "error", "output",
+)  # fmt: skip
 
 Cell = str | int | float | None
 
@@ -71,8 +73,9 @@ def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:
             if verdict is None
             else [verdict.score, None if verdict.passed is None else int(verdict.passed)]
         )
-    usage, error = row.token_usage, row.error
+    usage, error, held = row.token_usage, row.error, row.conversation
     cells += [row.calls, usage.input, usage.output, row.duration_ms]
+    cells += [None, None] if held is None else [len(held.turns), held.lost_turns]
     return [*cells, *((None, None) if error is None else (error.code, error.error)), row.output]
 
 

@@ -18,7 +18,7 @@ from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.results.answer import is_zero
-from quintain_runner.results.bill import dollars
+from quintain_runner.results.bill import Bill, CallRole, dollars
 from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import TARGET_CHANGED, split_column
 from quintain_runner.statistics.analysis import format_score
@@ -88,7 +88,8 @@ class RunTotals(TrialCounts):
     and ``calls_of_earlier_plans`` of the calls are not counted against it.
 
     ``lost_turns`` of conversations were lost with the workers that held them, and asked again.
-    ``calls_without_row`` of the calls are in no row, because a grader or the run was killed before its row was written.
+    ``calls_without_row`` of the calls are in no row: agents made them, or a grader or the run was killed before its row
+    was written.
     ``calls_left`` is the estimate for the trials that the same command would
     execute; ``run.json`` has it if the budget is spent.
     """
@@ -216,15 +217,20 @@ def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
 _BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =]\S+")
 
 
-def unaccounted_calls_note(summary: RunSummary) -> str | None:
+def unaccounted_calls_note(summary: RunSummary, bill: Bill | None) -> str | None:
     """A sentence about the calls that are in no row, or None if every call is in one."""
     total = summary.total
     if not total.calls_without_row:
         return None
-    return (
-        f"{total.calls_without_row} of {total.calls} calls are in no row: graders that were killed after a call "
-        "were started again, and calls that waited when the run ended may have been answered"
-    )
+    made = None if bill is None else bill.roles.get(CallRole.AGENT)
+    by_agents = min(total.calls_without_row, 0 if made is None else made.calls)
+    reasons = [f"{by_agents} were made by agents for their answers"] if by_agents else []
+    if total.calls_without_row > by_agents:
+        reasons.append(
+            "graders that were killed after a call were started again, and calls that waited when the run ended may "
+            "have been answered"
+        )
+    return f"{total.calls_without_row} of {total.calls} calls are in no row: {'; '.join(reasons)}"
 
 
 def lost_turns_note(summary: RunSummary) -> str | None:

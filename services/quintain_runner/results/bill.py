@@ -15,7 +15,7 @@ from pydantic import Field
 
 from quintain.config.prices import Price
 from quintain.contracts.message import Message
-from quintain.contracts.session import CostUsage, Info, Usage, UsageLine
+from quintain.contracts.session import AGENTS, CostUsage, Info, Usage, UsageLine
 
 #: Amounts below one dollar are shown with four decimal places, larger ones with two.
 _CENT_QUANTUM, _SUBDOLLAR_QUANTUM = Decimal("0.01"), Decimal("0.0001")
@@ -31,9 +31,10 @@ SIMULATED_USER: Final = "simulated user"
 
 
 class CallRole(StrEnum):
-    """What calls are for: targets are asked, simulated users speak to them, and graders judge."""
+    """What calls are for: targets are asked, agents ask others for that, simulated users speak, and graders judge."""
 
     ASKED = "asked"
+    AGENT = "agent"
     USER = "user"
     JUDGE = "judge"
 
@@ -42,7 +43,7 @@ class CallRole(StrEnum):
         """The role of calls that this grader made; None is nobody."""
         if grader is None:
             return cls.ASKED
-        return cls.USER if grader == SIMULATED_USER else cls.JUDGE
+        return {SIMULATED_USER: cls.USER, AGENTS: cls.AGENT}.get(grader, cls.JUDGE)
 
 
 class Bill(Message):
@@ -173,10 +174,10 @@ def cost_line(bill: Bill | None) -> str | None:
         return None
     by_cost = sorted(bill.targets.items(), key=lambda named: (-named[1].cost.known_usd, named[0]))
     parts = [", ".join(f"{name} {cost_text(usage.cost)}" for name, usage in by_cost if usage.calls or usage.tries)]
-    if bill.graders or CallRole.USER in bill.roles:
+    if bill.roles.keys() - {CallRole.ASKED}:
         roles = [f"asked {cost_text(bill.roles.get(CallRole.ASKED, Usage()).cost)}"]
-        if (spoke := bill.roles.get(CallRole.USER)) is not None:
-            roles.append(f"{SIMULATED_USER} {cost_text(spoke.cost)}")
+        for role, name in ((CallRole.AGENT, AGENTS), (CallRole.USER, SIMULATED_USER)):
+            roles += [f"{name} {cost_text(bill.roles[role].cost)}"] if role in bill.roles else []
         if bill.graders:
             graders = ", ".join(f"{name} {cost_text(usage.cost)}" for name, usage in bill.graders.items())
             roles.append(f"graders {cost_text(bill.roles[CallRole.JUDGE].cost)} ({graders})")

@@ -182,11 +182,13 @@ class RowError(Message):
 
 class RowFingerprints(Message):
     """What made a row: of its case what was asked (``input``) and what graders compare with (``grading``), and the
-    target's configuration; None where its worker reported none. Each grader has its own in its `GraderRow`."""
+    configurations of the target, and of the one that plays its user; None where a worker reported none. Each grader has
+    its own in its `GraderRow`."""
 
     input: str
     grading: str
     target: str | None = None
+    user: str | None = Field(default=None, exclude_if=is_none)
 
 
 class Row(Message):

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from quintain.contracts.message import Message
+from quintain.contracts.session import AGENTS
 from quintain_runner.results.bill import SIMULATED_USER
 
 _AT_K: Final = re.compile(r"pass[@^](\d+)")
@@ -46,8 +47,8 @@ class SpecModel(BaseModel):
 
 
 def _check_is_free(name: str) -> str:
-    if name == SIMULATED_USER:
-        raise ValueError(f"{name!r} is who speaks in cases with user; give another name")
+    if name in {SIMULATED_USER, AGENTS}:
+        raise ValueError(f"{name!r} stands for calls that are no grader's; give another name")
     return name
 
 

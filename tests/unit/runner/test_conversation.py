@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.agents import Continuation
-from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, ToolCall
 from quintain.errors import ConversationLost, Fault, ProviderFailed, WorkerLost
 from quintain.graders import Case, SimulatedUser
 from quintain.settings import read_settings
@@ -188,6 +188,29 @@ async def test_a_conversation_that_is_lost_begins_again_and_its_turns_are_counte
     assert json.loads((folder.output / "run.json").read_text())["totals"]["lostTurns"] == 2
 
 
+@pytest.mark.parametrize(
+    ("says", "failure", "is_ended"),
+    [(["tea", "DONE"], None, True), (["1", "2", "3", "4"], None, False), (["tea", ""], None, True),
+     (["tea", "milk"], ProviderFailed("no", charged=True), True)],
+)  # fmt: skip
+async def test_who_holds_a_conversation_is_told_that_no_turn_comes(
+    tmp_path: Path, says: list[str], failure: Fault | None, is_ended: bool
+) -> None:
+    talker = Talker()
+    talker.user_says, talker.failures = says, {} if failure is None else {2: [failure]}
+    client = HoldingClient(talker, targets=("bot", "sim"))
+    await folder_of(tmp_path, [{"id": "shop", "user": USER}], talker, client=client).run()
+    # The last turn says by itself that it is the last.
+    assert client.ended_conversations == ([talker.asked[0][0]] if is_ended else [])
+
+
+async def test_what_the_budget_cuts_is_held_for_the_next_command(tmp_path: Path) -> None:
+    talker = Talker()
+    client = HoldingClient(talker, targets=("bot", "sim"), max_calls=2)
+    await folder_of(tmp_path, [TURNS], talker, client=client).run()
+    assert client.ended_conversations == []
+
+
 async def test_a_conversation_is_begun_so_often_at_most(tmp_path: Path) -> None:
     talker = Talker()
     talker.failures[2] = [ConversationLost("gone", charged=False) for _ in range(9)]
@@ -244,6 +267,90 @@ async def test_a_small_budget_in_calls_buys_whole_conversations(tmp_path: Path) 
     )
     summary = await folder.run()
     assert (summary.exit_code, summary.total.graded, summary.total.calls) == (ExitCode.BUDGET_SPENT, 2, 6)
+
+
+class CallingClient(FakeClient):
+    """A session whose target calls a tool where it should say "call"."""
+
+    def _result(self, request: InvokeRequest, text: str) -> Result:
+        if text != "call":
+            return super()._result(request, text)
+        called = OutputMessage(content="", tool_calls=[ToolCall(id="1", name="search", arguments="{}")])
+        return super()._result(request, text).with_fields(output=[called])
+
+
+@pytest.mark.parametrize(("answers", "asked"), [(["call"], 1), (["fine", "call"], 2)])
+async def test_a_tool_call_that_nobody_answers_ends_a_conversation_by_name_before_its_last_turn(
+    tmp_path: Path, answers: list[str], asked: int
+) -> None:
+    said_now = [*answers]
+
+    async def answer(_: InvokeRequest) -> str:
+        return said_now.pop(0)
+
+    turns: Json = {"id": "talk", "turns": ["one", "two"]}
+    folder = folder_of(tmp_path, [turns], Talker(), client=CallingClient(answer))
+    await folder.run()
+    (row,) = folder.rows()
+    assert (len(folder.client.requests), row.calls) == (asked, asked)
+    if asked == 2:
+        assert (row.error, row.status) == (None, RowStatus.GRADED)
+        return
+    assert row.error is not None
+    assert (row.status, row.error.code) == (RowStatus.ERROR, "tool_call_unanswered")
+    assert "search" in row.error.error
+    # The same command asks the conversation again, and the model may answer now.
+    said_now += ["fine", "fine"]
+    await folder.run()
+    assert folder.rows_by_case()["talk"].status is RowStatus.GRADED
+    assert said(folder.client.requests[-1]) == ["user: one", "assistant: fine", "user: two"]
+
+
+async def test_an_answer_without_text_is_no_empty_message(tmp_path: Path) -> None:
+    talker = Talker()
+    talker.user_says = ["tea", "are you there?", "DONE"]
+
+    async def answer(request: InvokeRequest) -> str:
+        return await talker(request) if request.target == "sim" else " "
+
+    folder = folder_of(
+        tmp_path, [{"id": "shop", "user": USER}], talker, client=FakeClient(answer, targets=("bot", "sim"))
+    )
+    await folder.run()
+    by_bot, by_sim = ([one for one in folder.client.requests if one.target == name] for name in ("bot", "sim"))
+    assert said(by_bot[1]) == ["user: tea", "user: are you there?"]
+    # A model that speaks must not see its own words last.
+    assert [message.role for message in by_sim[1].messages or []] == ["user", "assistant", "user"]
+    assert all(str(message.content).strip() for one in by_sim for message in one.messages or [])
+
+
+async def test_a_changed_simulated_user_asks_its_conversations_again(tmp_path: Path) -> None:
+    talker = Talker()
+    talker.user_says = ["tea", "DONE"] * 3
+    rows: list[Json] = [{"id": "shop", "user": USER}, {**TURNS, "id": "plain"}]
+    folder = folder_of(tmp_path, rows, talker)
+    await folder.run()
+    await folder.run()
+    assert folder.plan is not None
+    assert (folder.plan.kept, folder.plan.asked_again) == (2, 0)
+    before, client = folder.client.request_ids[:], folder.client
+    client.fingerprints["sim"] = "another"
+    await folder.run()
+    assert (folder.plan.kept, folder.plan.asked_again) == (1, 1)
+    assert list(folder.plan.asking_reasons) == ["simulated user sim changed"]
+    assert not {*client.request_ids[len(before) :]} & {*before}
+    assert len(client.request_ids) == len(before) + 3
+
+
+async def test_a_simulated_user_that_changes_within_a_run_makes_no_row(tmp_path: Path) -> None:
+    talker = Talker()
+    talker.user_says = ["tea", "DONE"]
+    folder = folder_of(tmp_path, [{"id": "shop", "user": USER}], talker)
+    folder.client.answered_fingerprints["sim"] = "another"
+    await folder.run()
+    (row,) = folder.rows()
+    assert row.error is not None
+    assert (row.error.code, row.calls) == ("target_changed", 1)
 
 
 async def test_an_export_has_every_turn(tmp_path: Path) -> None:
@@ -327,7 +434,7 @@ async def test_a_target_without_history_or_an_unknown_user_is_a_problem(tmp_path
     asked_once: Json = {"id": "one", "question": "q"}
     shop: Json = {"id": "shop", "user": USER}
     assert await inspected(tmp_path, [asked_once], targets=["hosted"]) == ""
-    assert "target hosted (provider target)" in await inspected(tmp_path, [asked_once, TURNS], targets=["hosted"])
+    assert "target hosted takes one question" in await inspected(tmp_path, [asked_once, TURNS], targets=["hosted"])
     assert await inspected(tmp_path, [TURNS, shop], targets=["echo"]) == ""
     unknown = {**shop, "user": {**USER, "target": "smi"}}
     assert "user.target: unknown target 'smi'" in await inspected(tmp_path, [unknown], targets=["echo"])

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.session import AGENTS, UsageLine
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import ExitCode, RunSummary, RunTotals, exit_line, summarize, unaccounted_calls_note
+from quintain_runner.results.bill import Bill
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
 from support.results_folder import MADE_OF
@@ -167,5 +169,10 @@ def test_the_next_command_has_one_budget() -> None:
 
 
 def test_calls_that_no_row_accounts_for_are_said() -> None:
-    assert unaccounted_calls_note(PASSED) is None
-    assert "3 of 8 calls are in no row" in str(unaccounted_calls_note(with_totals(PASSED, calls_without_row=3)))
+    assert unaccounted_calls_note(PASSED, None) is None
+    some = with_totals(PASSED, calls_without_row=3)
+    assert "3 of 8 calls are in no row" in str(unaccounted_calls_note(some, None))
+    lines = [UsageLine(target="gpt", calls=5), UsageLine(target="gpt", grader=AGENTS, calls=2)]
+    assert "2 were made by agents" in str(unaccounted_calls_note(some, Bill.of(lines)))
+    only = str(unaccounted_calls_note(with_totals(PASSED, calls_without_row=2), Bill.of(lines)))
+    assert "graders" not in only
