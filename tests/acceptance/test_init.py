@@ -52,6 +52,13 @@ def test_three_commands_lead_to_a_graded_table_without_a_key(shell: CommandLine)
     assert (totals["cases"], totals["graded"], totals["errors"]) == (5, 5, 0)
 
 
+def test_an_agent_is_graded_by_its_answer_and_by_what_it_did(shell: CommandLine) -> None:
+    shell.run("init", "new", "--provider", "agent")
+    ran = shell.run("run", "new/eval.yaml", "--output", "new/runs/eval", "--json").json
+    assert (ran["totals"]["graded"], ran["totals"]["passed"]) == (5, 5)  # type: ignore[index,call-overload]
+    assert {row["graders"]["looked-up"]["score"] for row in rows_of(shell, "new")} == {1.0}  # type: ignore[index,call-overload]
+
+
 def test_nothing_is_overwritten_and_nothing_is_written_beside_it(shell: CommandLine) -> None:
     (shell.folder / "eval.yaml").write_text("mine")
     refused = shell.run("init", "--json", code=2)

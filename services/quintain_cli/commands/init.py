@@ -152,6 +152,11 @@ PROVIDERS: Final[Mapping[str, ProviderChoice]] = {
         target={"provider": "openai", "model": "llama3.2", "base_url": "http://127.0.0.1:11434/v1"},
         comment="Any server with OpenAI's API: set its base_url and a model.",
     ),
+    "agent": ProviderChoice(
+        key=None,
+        target={"provider": "agent", "agent": "agent:agent"},
+        comment="agent in agent.py: a function, or an agent of a framework (docs/agents.md).",
+    ),
     "mock": ProviderChoice(
         key=None,
         target={"provider": "mock"},
@@ -179,21 +184,27 @@ def new_project(provider: str, grader: str, dataset: str | None) -> dict[str, st
 
     ``dataset`` is the path of a file of the user's; a sample of five cases is written without one.
     """
-    choice = PROVIDERS[provider]
+    choice, is_agent = PROVIDERS[provider], provider == "agent"
+    graders = [dict(GRADERS[grader]), {"name": "brief", "function": "graders:brief"}]
+    if is_agent and dataset is None:
+        graders.append({"name": "looked-up", "builtin": "tool-calls", "called": ["look_up"], "max": 1})
+    target = "agent" if is_agent else "model"
     evaluation = {
         "dataset": dataset or "cases.jsonl",
-        "targets": ["model"],
+        "targets": [target],
         "max_calls": 100,
         "threshold": 0.5,
-        "graders": [dict(GRADERS[grader]), {"name": "brief", "function": "graders:brief"}],
+        "graders": graders,
     }
     files = {
-        "quintain.yaml": f"# {choice.comment}\n{to_yaml({'targets': {'model': dict(choice.target)}})}",
+        "quintain.yaml": f"# {choice.comment}\n{to_yaml({'targets': {target: dict(choice.target)}})}",
         "eval.yaml": to_yaml(evaluation),
         "graders.py": packaged_file("graders.py"),
         "test_graders.py": packaged_file("test_graders.py"),
         ".gitignore": packaged_file("gitignore"),
     }
+    if is_agent:
+        files["agent.py"] = packaged_file("agent.py")
     if grader == "judge":
         files["judge.md"] = JUDGE_PROMPT
     if dataset is None:
