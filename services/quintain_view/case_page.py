@@ -69,6 +69,7 @@ class ShownVerdict:
     calls: int
     judge_calls: list[JudgeCall]
     weight: float
+    judge: str
     notes: list[str]
 
 
@@ -166,7 +167,7 @@ def _shown_answer(
         messages=shown_messages((*_turn_messages(row), *(messages or ()))),
         difference=[] if row.output is None or expected is None else word_difference(expected, row.output),
         timeline=answer_timeline(row.answers, max_steps),
-        verdicts=[_shown_verdict(name, grader, calls) for name, grader in row.graders.items()],
+        verdicts=[_shown_verdict(name, grader, calls, row.target) for name, grader in row.graders.items()],
         error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
         facts=[(name, visible(value)) for name, value in _facts(row)],
         stale=[visible(reason) for reason in row.stale or ()],
@@ -216,7 +217,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
         yield "provider's error", json.dumps(dataclasses.asdict(row.error.provider_error), ensure_ascii=False)
 
 
-def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeCall]]) -> ShownVerdict:
+def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeCall]], target: str) -> ShownVerdict:
     named = [call for key in (grader.request_id, grader.session_id) if key is not None for call in calls.get(key, ())]
     outcome = "error" if grader.error is not None else "passed" if grader.passed else "failed"
     return ShownVerdict(
@@ -230,8 +231,27 @@ def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeC
         calls=grader.calls,
         judge_calls=named or list(_unread_calls(grader)),
         weight=grader.weight,
-        notes=[f"was not shown {count:,} characters of {visible(name)}" for name, count in grader.left_out.items()],
+        judge=visible(_judge_text(grader)),
+        notes=[visible(note) for note in _judge_notes(grader, target)],
     )
+
+
+def _judge_text(grader: GraderRow) -> str:
+    """Who judged, and with which settings."""
+    if (judge := grader.judge) is None:
+        return ""
+    settings = [f"{name} {value}" for name, value in (judge.settings or {}).items()]
+    ignored = [f"without {name}" for name in judge.ignored or ()]
+    details = ", ".join([*([judge.model] if judge.model else []), *settings, *ignored])
+    return f"{judge.target} ({details})" if details else judge.target
+
+
+def _judge_notes(grader: GraderRow, target: str) -> Iterator[str]:
+    """What to know of a judge before its verdict is believed."""
+    if grader.judge is not None and grader.judge.target == target:
+        yield "The judge is the target itself, and models favour their own answers."
+    for section, count in grader.left_out.items():
+        yield f"The judge was not shown {count:,} characters of {section}."
 
 
 def _unread_calls(grader: GraderRow) -> Iterator[JudgeCall]:

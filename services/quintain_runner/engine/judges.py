@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.config.loader import Config
 from quintain.config.targets import ModelTarget, TargetConfig
+from quintain.contracts.invoke import JsonObject
 from quintain_runner.graders.base import judge_target_of
 from quintain_runner.graders.judge_sections import attachments
 from quintain_runner.plan.selection import CaseRequirement
@@ -24,6 +25,17 @@ def agents_of(config: Config | None) -> frozenset[str]:
     return frozenset(
         name for name, target in targets.items() if target.tells_steps and not isinstance(target, ModelTarget)
     )
+
+
+def settings_of(config: Config | None, env: Mapping[str, str]) -> dict[str, JsonObject]:
+    """The settings of the configured targets; without ``extra_body``, which may hold what no row may show."""
+    targets = {} if config is None else config.resolve(env).targets
+    return {
+        name: target.default_settings.model_dump(mode="json", exclude_none=True, exclude={"extra_body"})
+        if isinstance(target, ModelTarget)
+        else {}
+        for name, target in targets.items()
+    }
 
 
 def judge_problems(

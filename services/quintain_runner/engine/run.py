@@ -22,7 +22,7 @@ from quintain.programs.session_variables import with_proxy_bypass
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.cost_limit import cost_problems
-from quintain_runner.engine.judges import agents_of
+from quintain_runner.engine.judges import agents_of, settings_of
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan
@@ -270,6 +270,7 @@ class _Execution:
             max_cost_usd=info.max_cost_usd or (None if info.cost is None else info.cost.left_usd or None),
             waits=quotas,
             agents=agents_of(run.config),
+            settings=settings_of(None if run.is_on_fleet else run.config, run.env),
         )
         return TrialBudget(
             context,

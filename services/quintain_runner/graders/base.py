@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 from quintain.client.client import Client
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.config.prices import Price
-from quintain.contracts.invoke import Result, TokenUsage
+from quintain.contracts.invoke import JsonObject, Result, TokenUsage
 from quintain.contracts.money import CostTerms, picodollars
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
@@ -194,7 +194,8 @@ class GradingContext:
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
-    ``agents`` are the targets that tell their own steps.
+    ``agents`` are the targets that tell their own steps, and ``settings`` the configured settings of those whose
+    configuration is known.
     ``scoring`` makes rows of verdicts. ``waits`` is how calls wait for quotas. ``sessions`` are those that were opened
     for this trial's graders before it began, by the grader's name. ``timeouts`` are the time limits of the targets that
     have one, in seconds. ``costs`` are what calls of the targets can cost at most, and ``max_cost_usd`` is the run's
@@ -219,6 +220,7 @@ class GradingContext:
     costs: Mapping[str, CostTerms] = field(default_factory=dict)
     max_cost_usd: float | None = None
     agents: frozenset[str] = frozenset()
+    settings: Mapping[str, JsonObject] = field(default_factory=dict)
 
     def deadline_seconds(self, target: str) -> float:
         """How long a call of this target may take from now, its time in queues included: a limit of less than the

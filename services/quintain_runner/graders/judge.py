@@ -24,7 +24,7 @@ from quintain_runner.graders.judge_request import build_judge_request, parse_jud
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import TARGET_CHANGED, GraderRow, target_changed_text
+from quintain_runner.results.row import TARGET_CHANGED, GraderRow, JudgeUsed, target_changed_text
 from quintain_runner.spec.judge_graders import JudgeGrader
 
 
@@ -115,6 +115,8 @@ class JudgeGraderRunner:
             row = parse_judgement(reply.raw_text, self.spec.rubric).with_fields(calls=spent_calls)
         except GraderError as error:
             row = GraderRow(error=error.message, calls=spent_calls)
+        used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
+        row = row.with_fields(judge=used)
         return GradingResult(_with_id(row, request_id), reply.token_usage or NO_TOKENS)
 
 

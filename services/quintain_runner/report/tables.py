@@ -26,6 +26,7 @@ from quintain_runner.statistics.analysis import (
     format_share_interval,
     p_note,
 )
+from quintain_runner.statistics.inference import Interval
 
 #: The most pairs of targets shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 10
@@ -39,6 +40,8 @@ def run_tables(report: RunReport) -> list[TextTable]:
     tables = [_targets_table(report)]
     if len({name for target in analysis.targets.values() for name in target.graders}) > 1:
         tables.append(_graders_table(analysis))
+    if any(judge.length is not None for judge in analysis.judges.values()):
+        tables.append(_length_table(analysis))
     tables.extend(_tag_table(field, analysis) for field in analysis.by)
     if analysis.pairs:
         tables.append(_pairs_table(analysis, summary))
@@ -114,6 +117,7 @@ def _targets_table(report: RunReport) -> TextTable:
         notes=[
             *([_stale_note(report.stale_rows)] if report.stale_rows else []),
             *_left_out_notes(report.analysis),
+            *_own_judge_notes(report.analysis),
         ],
     )
 
@@ -154,6 +158,28 @@ def _left_out_notes(analysis: Analysis) -> Iterator[str]:
         if reduced is not None and reduced.left_out:
             count = f"{reduced.left_out:,} cases have too few graded repeats"
             yield f"{name}: {count} for {reduced.reducer}, and are left out of it"
+
+
+def _own_judge_notes(analysis: Analysis) -> Iterator[str]:
+    """A sentence for each grader whose judge is the target itself."""
+    for name, judge in analysis.judges.items():
+        if judge.own:
+            yield f"{name}: {', '.join(judge.own)} judged its own answers, and models favour their own"
+
+
+def _length_table(analysis: Analysis) -> TextTable:
+    """The table of how the lengths of answers to one case go with their scores."""
+    rows = [
+        (name, f"{found.cases:,}", f"{found.rows:,}", f"{found.value:+.2f}", _range_text(found.interval))
+        for name, judge in analysis.judges.items()
+        if (found := judge.length) is not None
+    ]
+    note = "Spearman's rank correlation within cases; it names no cause: longer answers may be better, or only liked"
+    return TextTable("length and score", ("judge", "cases", "answers", "correlation", "95 %"), rows, notes=[note])
+
+
+def _range_text(interval: Interval | None) -> str:
+    return MISSING if interval is None else f"{interval.low:+.2f} to {interval.high:+.2f}"
 
 
 def _first_reduced(measured: Iterable[PassAndScore | None]) -> ReducedValue | None:

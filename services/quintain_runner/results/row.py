@@ -136,6 +136,19 @@ class Check(Message):
     weight: float | None = Field(default=None, exclude_if=is_none)
 
 
+class JudgeUsed(Message):
+    """Who gave a verdict, and how it was asked.
+
+    ``settings`` are the configured ones of its target, such as the temperature and the seed; None where the run does
+    not know them, as on a fleet. ``ignored`` names those that the provider could not honour.
+    """
+
+    target: str
+    model: str | None = Field(default=None, exclude_if=is_none)
+    settings: dict[str, JsonValue] | None = None
+    ignored: list[str] | None = Field(default=None, exclude_if=is_none)
+
+
 class GraderRow(Message):
     """The result of one grader: a verdict, or an error. ``calls`` counts the calls that it made.
 
@@ -143,8 +156,8 @@ class GraderRow(Message):
     ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``weight`` is that of its score in the
     row's mean; a grader of weight 0 is reported, and counts neither in the score nor in the pass. ``generation`` counts
     the times that the run was graded again on purpose. ``request_id`` is that of a judge's call, and ``session_id`` the
-    session of a program's calls. ``left_out`` are the characters that a judge was not shown, by the section that was
-    too long.
+    session of a program's calls. ``judge`` is who answered it.
+    ``left_out`` are the characters that a judge was not shown, by the section that was too long.
     """
 
     score: float | None = None
@@ -157,6 +170,7 @@ class GraderRow(Message):
     fingerprint: str | None = Field(default=None, exclude_if=is_none)
     generation: int = Field(default=0, exclude_if=is_zero)
     request_id: str | None = Field(default=None, exclude_if=is_none)
+    judge: JudgeUsed | None = Field(default=None, exclude_if=is_none)
     left_out: dict[str, int] = Field(default_factory=dict, exclude_if=operator.not_)
     session_id: str | None = Field(default=None, exclude_if=is_none)
     weight: float = Field(default=1.0, exclude_if=lambda weight: weight == 1.0)

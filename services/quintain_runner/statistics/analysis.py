@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -11,7 +12,7 @@ from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
 from quintain_runner.spec.grader_options import Reducers
-from quintain_runner.statistics.frame import ROW_PASS, ROW_SCORE, FramesByTag, Measure, TargetFrame, pair_frames
+from quintain_runner.statistics.frame import LENGTH, ROW_PASS, ROW_SCORE, FramesByTag, Measure, TargetFrame, pair_frames
 from quintain_runner.statistics.inference import (
     CONFIDENCE,
     SIGNIFICANCE_LEVEL,
@@ -23,6 +24,7 @@ from quintain_runner.statistics.inference import (
     share_interval,
     sign_flip_test,
 )
+from quintain_runner.statistics.length_correlation import RankCorrelation, rank_correlation
 from quintain_runner.statistics.reducers import reduce_cases
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
@@ -102,17 +104,29 @@ class TargetPair(Message):
     score: Difference
 
 
+class JudgeStatistics(Message):
+    """What is to be known of a judge before it is believed.
+
+    ``length`` is the rank correlation of the lengths of answers with their scores, within cases; None where no case has
+    answers that differ in both. ``own`` are the columns of which the judge is the target itself.
+    """
+
+    length: RankCorrelation | None = None
+    own: list[str] = Field(default_factory=list)
+
+
 class Analysis(Message):
     """The statistics of a run, as stored in ``run.json``. ``confidence`` is the confidence level of all intervals.
 
     ``targets`` are those of each column: of a target, under each prompt. ``by`` are those of rows with one tag: by
-    field, tag and column.
+    field, tag and column. ``judges`` are the graders that asked one.
     """
 
     confidence: float = CONFIDENCE
     targets: dict[str, TargetStatistics] = Field(default_factory=dict)
     pairs: list[TargetPair] = Field(default_factory=list)
     by: dict[str, dict[str, dict[str, PassAndScore]]] = Field(default_factory=dict)
+    judges: dict[str, JudgeStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
 
 
 def analyse(
@@ -138,7 +152,24 @@ def analyse(
             field: {tag: dict(_graded(by_column, reducers)) for tag, by_column in tags.items()}
             for field, tags in (by_tag or {}).items()
         },
+        judges=_judge_statistics(frames),
     )
+
+
+def _judge_statistics(frames: Mapping[str, TargetFrame]) -> dict[str, JudgeStatistics]:
+    """The statistics of each grader that asked a judge, over the answers of all columns."""
+    judges = sorted({name for frame in frames.values() for name in frame.judges})
+    cases = np.concatenate([frame.case_hashes for frame in frames.values()]) if judges else None
+    found: dict[str, JudgeStatistics] = {}
+    for name in judges:
+        lengths, scores = (
+            np.concatenate([frame.values(measure) for frame in frames.values()])
+            for measure in (LENGTH, Measure("score", name))
+        )
+        own = [column for column, frame in frames.items() if name in frame.self_judged]
+        length = None if cases is None else rank_correlation(cases, lengths, scores)
+        found[name] = JudgeStatistics(length=length, own=own)
+    return found
 
 
 def paired_differences(pairs: Sequence[tuple[TargetFrame, TargetFrame]], measure: Measure) -> list[Difference | None]:

@@ -1,4 +1,4 @@
-"""The scores and passes of a run as NumPy arrays: 25 bytes for each row and 9 for each grader of a row. No I/O.
+"""The scores and passes of a run as NumPy arrays: 29 bytes for each row and 9 for each grader of a row. No I/O.
 
 A case is stored as the hash of its id, so that a run of a million rows fits in memory.
 """
@@ -34,8 +34,11 @@ Hashes = npt.NDArray[np.uint64]
 class Measure(NamedTuple):
     """A measured quantity: the score or the pass of a grader or a criterion, or of the whole row if it is None."""
 
-    kind: Literal["score", "pass"]
+    kind: Literal["score", "pass", "length"]
     grader: str | None = None
+
+
+Measures = dict[Measure, npt.NDArray[np.float64 | np.int32 | np.int8]]
 
 
 #: The most tags of one field that are counted apart; the rows of all others are counted together as `OTHER_TAGS`.
@@ -44,6 +47,9 @@ OTHER_TAGS = "(others)"
 
 ROW_SCORE, ROW_PASS = Measure("score"), Measure("pass")
 
+#: The characters of an answer.
+LENGTH = Measure("length")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetFrame:
@@ -51,12 +57,15 @@ class TargetFrame:
 
     ``trial_hashes`` and ``case_hashes`` (uint64) identify the trial and its case. ``values_by_measure`` has one array
     per measure; where a trial has no value, as in error rows, it holds NaN for a score (float64) and -1 for a pass
-    (int8).
+    (int8) and for a length (int32).
+    ``judges`` are the graders that asked a judge, and of ``self_judged`` ones that was this target.
     """
 
     trial_hashes: Hashes
     case_hashes: Hashes
-    values_by_measure: dict[Measure, npt.NDArray[np.float64 | np.int8]]
+    values_by_measure: Measures
+    judges: frozenset[str] = frozenset()
+    self_judged: frozenset[str] = frozenset()
 
     def values(self, measure: Measure) -> Floats:
         """The values of a measure, one per trial, as float64; NaN where a trial has no value."""
@@ -181,7 +190,7 @@ class _MeasureBuilder:
         self._scores.append(math.nan if score is None else score)
         self._passes.append(-1 if score is None else passed)
 
-    def arrays(self, grader: str | None) -> dict[Measure, npt.NDArray[np.float64 | np.int8]]:
+    def arrays(self, grader: str | None) -> Measures:
         """The collected values as arrays, by measure."""
         return {
             Measure("score", grader): np.frombuffer(self._scores, dtype=np.float64),
@@ -193,7 +202,8 @@ class _FrameBuilder:
     """Collects the rows of one target into a `TargetFrame`."""
 
     def __init__(self) -> None:
-        self._trials, self._cases = array("Q"), array("Q")
+        self._trials, self._cases, self._lengths = array("Q"), array("Q"), array("i")
+        self._judges, self._self_judged = set[str](), set[str]()
         self._row_measures, self._grader_measures = _MeasureBuilder(), dict[str, _MeasureBuilder]()
 
     def add(self, row: Row) -> None:
@@ -205,6 +215,12 @@ class _FrameBuilder:
         case = _case_hash(row.case_id)
         self._cases.append(case)
         self._trials.append(_combined_hash(case, row.repeat))
+        self._lengths.append(-1 if row.output is None else len(row.output))
+        for name, grader in row.graders.items():
+            if grader.judge is not None:
+                self._judges.add(name)
+                if grader.judge.target == row.target:
+                    self._self_judged.add(name)
         graded = row.status is RowStatus.GRADED
         self._row_measures.add(row.score if graded else None, passed=row.passed)
         for name, measures in self._grader_measures.items():
@@ -218,19 +234,20 @@ class _FrameBuilder:
         trials = np.frombuffer(self._trials, dtype=np.uint64)
         cases = np.frombuffer(self._cases, dtype=np.uint64)
         values_by_measure = self._row_measures.arrays(None)
+        values_by_measure[LENGTH] = np.frombuffer(self._lengths, dtype=np.int32)
+        judges, self_judged = frozenset(self._judges), frozenset(self._self_judged)
         for name, measures in self._grader_measures.items():
             values_by_measure.update(measures.arrays(name))
         if not _has_duplicates(trials):
             # The usual case: every trial has one row, so nothing is copied.
-            return TargetFrame(trials, cases, values_by_measure)
+            return TargetFrame(trials, cases, values_by_measure, judges, self_judged)
         positions, ungraded = np.arange(len(trials)), np.isnan(values_by_measure[ROW_SCORE])
         order = np.lexsort((np.where(ungraded, -positions, positions), ungraded, trials))
         first = np.ones(len(order), dtype=bool)
         first[1:] = trials[order][1:] != trials[order][:-1]
         chosen = order[first]
-        return TargetFrame(
-            trials[chosen], cases[chosen], {measure: values[chosen] for measure, values in values_by_measure.items()}
-        )
+        values_by_measure = {measure: values[chosen] for measure, values in values_by_measure.items()}
+        return TargetFrame(trials[chosen], cases[chosen], values_by_measure, judges, self_judged)
 
 
 def _case_hash(case_id: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from quintain_runner.graders import base as retry
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.graders.judge_request import build_judge_request, parse_judgement
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.results.row import GraderRow, RowStatus
+from quintain_runner.results.row import GraderRow, JudgeUsed, RowStatus
 from quintain_runner.spec.judge_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
@@ -199,6 +200,16 @@ async def test_a_judgement_is_one_call_of_the_run_and_counted() -> None:
     assert (outcome.row.graders["judge"].reason, outcome.row.graders["judge"].calls) == ("it is Rome", 1)
     assert (outcome.row.calls, outcome.row.token_usage.input, client.used) == (2, 20, 2)
     assert client.children == {}
+
+
+async def test_the_row_says_who_judged_and_with_which_settings() -> None:
+    context = replace(grading_context(ScriptedJudge(PASSES), JUDGE), settings={"sage": {"temperature": 0.0, "seed": 7}})
+    outcome = await run_trial(TRIAL, context)
+    assert outcome.row is not None
+    assert outcome.row.graders["judge"].judge == JudgeUsed(target="sage", settings={"temperature": 0.0, "seed": 7})
+    elsewhere = await run_trial(TRIAL, grading_context(ScriptedJudge(PASSES), JUDGE))
+    assert elsewhere.row is not None
+    assert elsewhere.row.graders["judge"].judge == JudgeUsed(target="sage", settings=None)
 
 
 async def test_after_a_crash_the_same_judgement_is_the_same_call() -> None:

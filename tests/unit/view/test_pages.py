@@ -12,7 +12,7 @@ from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import ChatMessage
 from quintain.web import visible
 from quintain_runner.results.labels import Note, NoteKey, append_note, latest_notes, read_notes
-from quintain_runner.results.row import Answer, RowCase, RowError
+from quintain_runner.results.row import Answer, JudgeUsed, RowCase, RowError
 from quintain_view.case_page import case_page
 from quintain_view.html_report import write_html_report
 from quintain_view.run_page import difference_plot
@@ -209,11 +209,15 @@ def test_the_latest_note_of_an_answer_counts_and_a_torn_line_is_passed_over(tmp_
     }
 
 
-def test_what_a_judge_was_not_shown_is_beside_its_verdict(tmp_path: Path) -> None:
+def test_who_judged_and_what_it_was_not_shown_is_beside_its_verdict(tmp_path: Path) -> None:
     row = graded_row("1", 1.0)
-    graders = {name: one.with_fields(left_out={"output": 12_345}) for name, one in row.graders.items()}
+    used = JudgeUsed(target="bot", model="m-1", settings={"seed": 7}, ignored=["top_k"])
+    graders = {name: one.with_fields(left_out={"output": 12_345}, judge=used) for name, one in row.graders.items()}
     (verdict,) = case_page("1", [row.with_fields(graders=graders)], evaluation="e", folder="f").answers[0].verdicts
-    assert ["12,345 characters of output" in note for note in verdict.notes] == [True]
+    assert verdict.judge == "bot (m-1, seed 7, without top_k)"
+    own, cut = verdict.notes
+    assert "itself" in own
+    assert "12,345 characters of output" in cut
     write_results(tmp_path / "run", [row.with_fields(graders=graders)])
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
     assert "12,345 characters of output" in (tmp_path / "report.html").read_text()
