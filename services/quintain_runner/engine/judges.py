@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from quintain.config.loader import Config
 from quintain.config.targets import ModelTarget, TargetConfig
 from quintain.contracts.invoke import JsonObject
+from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.graders import Case
 from quintain_runner.graders.base import judge_target_of
+from quintain_runner.graders.judge_request import build_judge_request
 from quintain_runner.graders.judge_sections import attachments
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.spec.evaluation import Evaluation
@@ -69,27 +72,47 @@ def judge_warnings(
 def attachment_requirements(
     evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
 ) -> tuple[CaseRequirement, ...]:
-    """The requirements on every case of judges whose targets take no images: that they are to be shown none."""
+    """The requirements on every case with images or files: that judges which are shown them can be."""
     return tuple(_attachment_requirements(evaluation, targets, configured))
 
 
 def _attachment_requirements(
     evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
 ) -> Iterator[CaseRequirement]:
+    max_bytes = evaluation.spec.max_body_bytes or DEFAULT_REQUEST_BYTES
+
+    def shown(judge: JudgeGrader, case: Case) -> list[Case]:
+        """The case under each prompt with which the judge is shown attachments."""
+        asked = (prompt.apply(case) for prompt in evaluation.prompts)
+        return [one for one in asked if attachments(judge.show, one)]
+
+    def fits(judge: JudgeGrader, case: Case) -> bool:
+        requests = (build_judge_request(judge, "", one, None, target=judge.name) for one in shown(judge, case))
+        return all(len(request.to_wire()) <= max_bytes for request in requests)
+
+    judge_targets = {name: target.judge_target for name, target in configured.items()}
     for _, judge in _judges(evaluation):
-        judge_targets = {name: target.judge_target for name, target in configured.items()}
         asked = dict.fromkeys(judge_target_of(judge, name, judge_targets) for name in targets)
         if blind := [name for name in asked if name in configured and not configured[name].takes_images]:
             yield CaseRequirement(
-                is_met=lambda case, judge=judge: (
-                    not any(  # type: ignore[misc]
-                        attachments(judge.show, prompt.apply(case)) for prompt in evaluation.prompts
-                    )
-                ),
+                is_met=lambda case, judge=judge: not shown(judge, case),  # type: ignore[misc]
                 problem="images or files",
                 reason=f"{judge.name} shows them to {', '.join(blind)}, which takes text only",
                 fix="take another judge_target, leave them out with where, or write a show without them",
             )
+        yield CaseRequirement(
+            is_met=lambda case, judge=judge: fits(judge, case),  # type: ignore[misc]
+            problem=f"images or files of more than {max_bytes:,} bytes with what else is shown",
+            reason=f"{judge.name} shows them to its judge, and no message may be larger",
+            fix="raise max_body_bytes, leave them out with where, or write a show without them",
+        )
+
+
+def unknown_of_fleet(evaluation: Evaluation) -> str | None:
+    """What check cannot know of the targets of a fleet, where judges are to be shown steps or may be shown images."""
+    if next(_judges(evaluation), None) is None:
+        return None
+    return "whether the fleet's targets tell the steps, and its judges take the images, that judges are to be shown"
 
 
 def _judges(evaluation: Evaluation) -> Iterator[tuple[int, JudgeGrader]]:

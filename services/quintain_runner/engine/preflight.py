@@ -24,7 +24,7 @@ from quintain_metadata.store.base import IN_MEMORY_URL
 from quintain_runner.engine.backend import connect_backend
 from quintain_runner.engine.cost_limit import CostLimitCheck, configured_costs, has_cost_limit, inspect_cost_limit
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run, judge_prompts
-from quintain_runner.engine.judges import agents_of, judge_targets_of
+from quintain_runner.engine.judges import agents_of, judge_targets_of, unknown_of_fleet
 from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.run_settings import (
     Inspection,
@@ -235,6 +235,8 @@ def _not_checked(found: Inspection, *, probed: Collection[str]) -> Iterator[str]
     """Yield what can only be known on other machines or by a call."""
     if found.is_on_fleet:
         yield "the extras, programs and variables of the fleet's workers, which only their machines have"
+        if found.evaluation is not None and (unknown := unknown_of_fleet(found.evaluation)) is not None:
+            yield unknown
     unprobed = [name for name in found.called_targets if name not in probed and not _is_mock(found, name)]
     if unprobed:
         yield f"whether {', '.join(unprobed)} would answer (key, model, server): --probe calls each once"

@@ -186,6 +186,17 @@ async def test_a_judge_without_images_is_refused_for_cases_with_images_that_it_w
         assert (await inspect(write_evaluation(tmp_path, fine, targets=targets, cases=cases))).problems == []
 
 
+async def test_images_that_fit_the_target_and_not_the_judge_are_refused(tmp_path: Path) -> None:
+    judge = {**judge_that_shows(tmp_path, "conversation"), "judge_target": "sage"}
+    targets = {"bot": {"provider": "mock"}, "sage": {"provider": "mock"}}
+    url = "data:image/png;base64,"
+    picture = {"type": "image_url", "image_url": {"url": url + "A" * (DEFAULT_REQUEST_BYTES - len(url) - 400)}}
+    cases: list[dict[str, object]] = [{"id": "1", "messages": [{"role": "user", "content": [picture]}]}]
+    problem = await problem_of(write_evaluation(tmp_path, judge, targets=targets, cases=cases))
+    assert f"of more than {DEFAULT_REQUEST_BYTES:,} bytes" in problem
+    assert "(ids '1')" in problem
+
+
 @pytest.mark.parametrize(
     ("judge_target", "configured", "own"),
     [(None, None, True), ("bot", None, True), ("sage", None, False), (None, "sage", False)],
@@ -389,5 +400,9 @@ async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
         "the extras, programs and variables of the fleet's workers, which only their machines have",
         "whether bot would answer (key, model, server): --probe calls each once",
     ]
+    write_evaluation(tmp_path, judge_that_shows(tmp_path, "steps"), targets={"bot": command})
+    judged = await check_evaluation(options, read_settings(ON_FLEET))
+    assert judged.problems == []
+    assert len(judged.not_checked) == len(on_fleet.not_checked) + 1
     write_evaluation(tmp_path)
     assert (await check_evaluation(options, read_settings({}))).not_checked == []
