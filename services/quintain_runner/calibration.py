@@ -28,6 +28,7 @@ from quintain_runner.plan.labeled_answers import (
     answers_of_run,
     is_same_answer,
 )
+from quintain_runner.plan.selection import CaseSelection
 from quintain_runner.report.run_file import FILE_NAME, open_run, write_run
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.row import Row, RowKey
@@ -107,7 +108,7 @@ async def calibrate(options: CalibrationOptions, listener: RunListener | None = 
     answers = found.in_half(options.half, options.seed)
     if not answers:
         raise ConfigError(f"{found.source}: no label is of a case of the {options.half} half; label more")
-    run = _narrowed(run, answers)
+    run = _narrowed(run, found, answers)
     await _store_answers(run, answers)
     report = await execute_checked(run, listener)
     names = [grader.name for grader in run.evaluation.spec.graders]
@@ -126,16 +127,19 @@ def _read_answers(run: RunSettings, labeled_run: Path) -> LabeledAnswers:
         return answers_of_file(path, cases, run.targets, evaluation.prompts[0])
 
 
-def _narrowed(run: RunSettings, answers: Sequence[LabeledAnswer]) -> RunSettings:
-    """The run of just the trials at which these answers stand."""
-    targets = tuple(target for target in run.targets if any(one.row.target == target for one in answers))
-    repeats = max(one.row.repeat for one in answers)
+def _narrowed(run: RunSettings, found: LabeledAnswers, answers: Sequence[LabeledAnswer]) -> RunSettings:
+    """The run of just the cases with labels, of which the command executes those of these answers."""
+    labeled = frozenset(one.row.case_id for one in found.answers)
+    source = replace(run.dataset.source, selection=CaseSelection(where={}, ids=labeled))
+    targets = tuple(target for target in run.targets if any(one.row.target == target for one in found.answers))
+    repeats = max(one.row.repeat for one in found.answers)
     case_ids = tuple(dict.fromkeys(one.row.case_id for one in answers))
     spec = run.evaluation.spec.model_copy(update={"repeats": repeats, "targets": list(targets)})
     return replace(
         run,
         evaluation=replace(run.evaluation, spec=spec),
         targets=targets,
+        dataset=replace(run.dataset, source=source, cases=len(labeled)),
         options=replace(run.options, targets=targets, case_ids=case_ids),
     )
 
@@ -208,7 +212,7 @@ def _of_judge(judged: Iterable[_Judged], judge: str) -> list[LabeledVerdict]:
 
 
 def _comparisons(judged: Sequence[_Judged], judges: Sequence[str]) -> list[JudgeComparison]:
-    pairs = list(itertools.combinations(judges, 2))
+    pairs = list(itertools.combinations(judges, 2)) if judged else []
     compared = [
         [
             JudgePair(one.answer.row.case_id, one.answer.label, one.verdicts[first], one.verdicts[second])

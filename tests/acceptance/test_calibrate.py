@@ -76,13 +76,13 @@ def judges(result: dict[str, Any], half: str) -> dict[str, tuple[int, float]]:
 
 
 def test_two_judges_are_compared_on_labels_of_a_file_and_no_target_is_called(shell: CommandLine) -> None:
-    write_all(shell, labels=gold())
+    write_all(shell, labels=gold(), cases=30)
     result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json").json
     assert result["exitCode"] == 0
     assert calls(shell) == {"strict": 24, "lenient": 24}
     development, held_out = judges(result, "development"), judges(result, "held-out")
     assert development["strict"][1] == held_out["strict"][1] == 1.0
-    assert development["strict"][0] + held_out["strict"][0] == 24
+    assert development["strict"][0] + held_out["strict"][0] == result["run"]["totals"]["trials"] == 24
     wrong = sum(n % 3 == 0 for n in range(1, 25))
     (compared,) = result["comparisons"]
     assert (compared["first"], compared["second"], compared["labels"]) == ("strict", "lenient", held_out["lenient"][0])
@@ -121,7 +121,7 @@ def test_one_half_is_asked_about_by_itself_and_within_the_budget(shell: CommandL
     assert list(finished["halves"]) == ["development"]
     assert finished["halves"]["development"]["strict"]["labels"] == finished["labels"]
     assert calls(shell)["strict"] == finished["labels"] < 24
-    assert finished["comparisons"] == [{"first": "strict", "second": "lenient", "labels": 0, "difference": None}]
+    assert finished["comparisons"] == []
 
 
 def test_labels_of_the_random_queue_are_used_and_others_are_counted(shell: CommandLine) -> None:

@@ -22,13 +22,14 @@ class CaseSelection:
     """Which rows of a dataset are selected.
 
     ``where`` lists the allowed values of each field. ``max_hash`` is the largest hash of the sample, or None if there
-    is no sample. ``limit`` is the most cases, or None.
+    is no sample. ``limit`` is the most cases, or None. ``ids`` are those of the only cases, or None.
     """
 
     where: Mapping[str, tuple[Scalar, ...]]
     seed: int = 0
     max_hash: int | None = None
     limit: int | None = None
+    ids: frozenset[str] | None = None
 
     def filter_cases(self, cases: Iterable[Case]) -> Iterator[Case]:
         """Iterate over the selected cases, in the order of the dataset."""
@@ -41,8 +42,11 @@ class CaseSelection:
                     return
 
     def matches_where(self, case: Case) -> bool:
-        """Whether each field of ``where`` equals one of its values, or is a list that contains one of them."""
-        return all(_is_one_of(case_field(case, field), values) for field, values in self.where.items())
+        """Whether each field of ``where`` equals one of its values, or is a list that contains one of them, and ``ids``
+        have the case's."""
+        return (self.ids is None or case.id in self.ids) and all(
+            _is_one_of(case_field(case, field), values) for field, values in self.where.items()
+        )
 
     def hash_of(self, case: Case) -> int:
         """The 64-bit hash of the seed and the case's id; the cases with the smallest hashes form the sample."""
