@@ -212,6 +212,20 @@ async def test_what_stands_in_a_section_moves_no_verdict(injection: str, place: 
     assert (outcome.row.status, outcome.row.passed) == (RowStatus.GRADED, False)
 
 
+@pytest.mark.parametrize("injection", INJECTIONS, ids=range(len(INJECTIONS)))
+def test_nothing_that_was_said_or_done_stands_outside_of_the_marks(injection: str) -> None:
+    case = Case(id="c1", messages=ASKED, metadata={"note": injection})
+    show = ["conversation", "system_prompt", "note", "output", "tool_calls", "steps"]
+    mark = message_of(request_for(case, show=show)).partition("\n")[0]
+    hostile = injection.replace("{mark}", mark)
+    said = [ChatMessage(role=role, content=hostile) for role in ("system", "user", "assistant")]
+    step = AgentStep(operation="execute_tool", tool=hostile, arguments={hostile: hostile}, result=hostile)
+    case = Case(id="c1", messages=said, metadata={"note": hostile})
+    request = request_for(case, result_of(hostile, steps=[step]), show=show)
+    assert len(shown_in(request)) == len(show)
+    assert OBEYED not in outside_of(request)
+
+
 async def test_what_the_evaluation_says_itself_moves_the_verdict() -> None:
     grader = JudgeGraderRunner(judge(judge_target="sage"), OBEYED)
     outcome = await run_trial(trial_of(CASE), grading_context(ObedientJudge("Rome"), grader))
