@@ -82,7 +82,7 @@ class HostOptions:
     env_from: tuple[str, ...]
     env: tuple[str, ...]
     depends_on: tuple[str, ...]
-    gateway: str | None
+    gateway: str | None = None
 
     def load_factory(self, agent_url: AgentUrl | None) -> tuple[InstanceFactory, str]:
         """Import the factory, and read its fingerprint. Raises `ConfigError`.
