@@ -42,7 +42,8 @@ class Scene:
     limiter: Limiter
     terms: QuotaTerms = field(default_factory=QuotaTerms)
     service_seconds: float = 0.5
-    tokens: float = 800
+    #: The sizes of calls, each of which is as likely.
+    tokens: Sequence[float] = (800,)
     max_concurrency: int = 10_000
     is_down: IsDown = never_down
     seconds: float = math.inf
@@ -104,6 +105,8 @@ class Fleet:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
         self._calls: dict[str, Waiting] = {}
+        self._tokens: dict[str, float] = {}
+        self._refused: set[str] = set()
         self._since: dict[str, float] = {}
         self._running: Counter[str] = Counter()
         self._at_provider = 0
@@ -134,6 +137,7 @@ class Fleet:
             self._calls[call_id] = Waiting(
                 call_id, QUOTA, next(targets), session.name, session.weight, session.priority
             )
+            self._tokens[call_id] = self._random.choice(self._scene.tokens)
             self._wait(now, call_id)
 
     def _wait(self, now: float, call_id: str) -> None:
@@ -159,7 +163,7 @@ class Fleet:
         if self._scene.is_down(now, call.target):
             self._later(now, 0.05, call_id, TryOutcome.FAILED, None)
             return
-        taken = self._scene.limiter.take(now, self._scene.tokens, self._at_provider)
+        taken = self._scene.limiter.take(now, self._tokens[call_id], self._at_provider)
         if not taken.is_taken:
             self._later(now, 0.01, call_id, TryOutcome.THROTTLED, taken.rates)
             return
@@ -183,12 +187,16 @@ class Fleet:
     def _later(self, now: float, seconds: float, call_id: str, outcome: TryOutcome, rates: RateReport | None) -> None:
         call = self._calls[call_id]
         self.observed.tries.append(Try(now + seconds, call.root_id, call.target, outcome))
-        tokens = self._scene.tokens if outcome is TryOutcome.ANSWERED else None
+        tokens = self._tokens[call_id] if outcome is TryOutcome.ANSWERED else None
+
+        report = TryReport(outcome=outcome, tokens=tokens, rates=rates, was_refused=call_id in self._refused)
+        if outcome is TryOutcome.THROTTLED:
+            self._refused.add(call_id)
 
         def settle(at: float) -> None:
             self._running[call.target] -= 1
             (before,) = self.governor.describe(at)
-            self.governor.end(at, call_id, TryReport(outcome=outcome, tokens=tokens, rates=rates))
+            self.governor.end(at, call_id, report)
             if outcome is TryOutcome.THROTTLED and self.governor.describe(at)[0].last_cut != before.last_cut:
                 self.observed.cuts.append(before.in_flight)
             if outcome is TryOutcome.ANSWERED:

@@ -47,12 +47,12 @@ def rate_scene(
     per_minute: float = 60,
     targets: tuple[str, ...] = ("model",),
     service_seconds: float = 0.5,
+    tokens: tuple[float, ...] = (800,),
 ) -> list[Aim]:
     """Ten minutes of calls on one key with this limit."""
     calls = int(10 * per_minute)
-    scene = Scene(
-        [SessionLoad("run", calls, targets=targets)], limiter, terms or QuotaTerms(), service_seconds=service_seconds
-    )
+    loads = [SessionLoad("run", calls, targets=targets)]
+    scene = Scene(loads, limiter, terms or QuotaTerms(), service_seconds=service_seconds, tokens=tokens)
     seen = Fleet(scene).run()
     end = seen.taken[-1]
     taken, refused = sum(at >= 60 for at in seen.taken), seen.count(TryOutcome.THROTTLED, 60, end)
@@ -224,6 +224,9 @@ SCENES: dict[str, Callable[[str], list[Aim]]] = {
     "sliding window": lambda name: rate_scene(name, Window(60, is_sliding=True)),
     "600 a minute": lambda name: rate_scene(name, TokenBucket(600, 600), per_minute=600),
     "48,000 tokens a minute": lambda name: rate_scene(name, TokenBucket(48_000, 48_000, counts_tokens=True)),
+    "48,000 tokens a minute, calls of 60 to 2,000": lambda name: rate_scene(
+        name, TokenBucket(48_000, 48_000, counts_tokens=True), tokens=(60, 340, 2000)
+    ),
     "48,000 tokens a minute, exact headers": lambda name: rate_scene(
         name, TokenBucket(48_000, 48_000, EXACT, counts_tokens=True)
     ),

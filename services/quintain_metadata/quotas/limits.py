@@ -328,12 +328,13 @@ class Limits:
         self._is_asked_too_long |= refusals.asked > MAX_PAUSE_SECONDS
         if self._is_rate_shown:
             # A rate that is named is not learned unless that very pace was refused.
+            reserve_calls = 0.0
             if refusals.pace is not None or min(self.requests.configured, self.requests.named) == math.inf:
-                self._learned.measure(grant.at, refusals)
+                reserve_calls = self._learned.measure(grant.at, refusals)
             self._learned.reopened(grant.at)
             # At the new rate as of the call that was taken.
             self.refill(now)
-            self.requests.level = min(1.0, (now - grant.at) * self.requests.rate)
+            self.requests.level = min(1.0, (now - grant.at) * self.requests.rate) - reserve_calls
             # It was the rate that refused calls, and not how many were in flight.
             self._cut_limit = math.inf
             self._set_limit(max(self.limit, self._recent_peak(grant.at), float(self.terms.start)))

@@ -55,6 +55,10 @@ FIRST_ROUND_CALLS, MAX_ROUND_CALLS, ROUND_CALLS_PER_LOST = 10.0, 400.0, 8.0
 #: So few calls, or seconds, count together with earlier ones, which weigh as many calls, or seconds, at most.
 FEW_CALLS, FEW_SECONDS, EARLIER_CALLS, EARLIER_SECONDS = 10, 3.0, 20.0, 6.0
 
+#: A refusal after fewer than `FEW_CALLS` leaves so many calls to the key before the next one starts, and each further
+#: such refusal twice as many: a bucket of tokens must hold what a large call needs.
+RESERVE_CALLS, MAX_RESERVE_CALLS = 4.0, 16.0
+
 #: A key counts as refused for no less than this.
 MIN_REFUSED_SECONDS = 0.1
 
@@ -169,6 +173,8 @@ class LearnedRate:
         #: started as soon as the rate let them.
         self._opened_at, self._taken, self._paced, self._is_first_opening = now, 0, 0, True
         self._idle_since: float | None = now
+        #: How many calls were left to the key after the last refusals.
+        self._reserve_calls = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -220,9 +226,14 @@ class LearnedRate:
         """Begin a new measurement after a time that shows nothing; what was learned before is probed from now on."""
         self._opened_at, self._taken, self._paced = now, 0, 0
 
-    def measure(self, granted_at: float, refused: Refusals) -> None:
-        """Learn the rate when a call was taken again, which started at this time, after these refusals."""
+    def measure(self, granted_at: float, refused: Refusals) -> float:
+        """Learn the rate when a call was taken again, which started at this time, after these refusals.
+
+        Returns how many calls are left to the key before the next one starts.
+        """
         taken, seconds = float(self._taken - 1), granted_at - self._opened_at
+        is_early = refused.pace is not None and taken < FEW_CALLS
+        self._reserve_calls = min(max(RESERVE_CALLS, 2 * self._reserve_calls), MAX_RESERVE_CALLS) if is_early else 0.0
         refused_seconds = granted_at - refused.since
         is_window = refused_seconds >= LONG_REFUSED_SECONDS and taken >= MIN_WINDOW_CALLS
         if taken <= 0 or seconds <= 0 or (self._is_first_opening and not is_window):
@@ -250,6 +261,7 @@ class LearnedRate:
             elif taken < FEW_CALLS:
                 measured = math.sqrt(measured * self._aim)
         self._measured, self._doubled_at = min(measured, self._aim), granted_at
+        return self._reserve_calls
 
     def save(self, now: float) -> list[float | None]:
         """Return what another service goes on with: what was learned, and what was measured since then."""
