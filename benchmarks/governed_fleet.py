@@ -106,7 +106,6 @@ class Fleet:
         self._numbers = itertools.count()
         self._calls: dict[str, Waiting] = {}
         self._tokens: dict[str, float] = {}
-        self._refused: set[str] = set()
         self._since: dict[str, float] = {}
         self._running: Counter[str] = Counter()
         self._at_provider = 0
@@ -189,9 +188,7 @@ class Fleet:
         self.observed.tries.append(Try(now + seconds, call.root_id, call.target, outcome))
         tokens = self._tokens[call_id] if outcome is TryOutcome.ANSWERED else None
 
-        report = TryReport(outcome=outcome, tokens=tokens, rates=rates, was_refused=call_id in self._refused)
-        if outcome is TryOutcome.THROTTLED:
-            self._refused.add(call_id)
+        report = TryReport(outcome=outcome, tokens=tokens, rates=rates)
 
         def settle(at: float) -> None:
             self._running[call.target] -= 1
