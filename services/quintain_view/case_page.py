@@ -57,7 +57,7 @@ class JudgeCall:
 
 @dataclass(frozen=True, slots=True)
 class ShownVerdict:
-    """What one grader said of an answer."""
+    """What one grader said of an answer; of a jury also what each judge said."""
 
     name: str
     outcome: str
@@ -71,6 +71,7 @@ class ShownVerdict:
     weight: float
     judge: str
     notes: list[str]
+    votes: list[ShownVerdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
 def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeCall]], target: str) -> ShownVerdict:
     named = [call for key in (grader.request_id, grader.session_id) if key is not None for call in calls.get(key, ())]
     outcome = "error" if grader.error is not None else "passed" if grader.passed else "failed"
+    if grader.tied:
+        outcome = "tied"
     return ShownVerdict(
         name=visible(name),
         outcome=outcome,
@@ -233,6 +236,7 @@ def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeC
         weight=grader.weight,
         judge=visible(_judge_text(grader)),
         notes=[visible(note) for note in _judge_notes(grader, target)],
+        votes=[_shown_verdict(judge, vote, calls, target) for judge, vote in grader.votes.items()],
     )
 
 

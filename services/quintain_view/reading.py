@@ -168,7 +168,7 @@ def read_compare_page(
 
 def _judge_calls(folder: Path, rows: Iterable[Row]) -> dict[str, list[JudgeCall]]:
     """The calls of the rows' graders in ``calls.jsonl``, by request id and by session id."""
-    graders = [grader for row in rows for grader in row.graders.values()]
+    graders = [one for row in rows for grader in row.graders.values() for one in (grader, *grader.votes.values())]
     wanted = {key for grader in graders for key in (grader.request_id, grader.session_id) if key}
     path = folder / CALLS_FILE_NAME
     try:

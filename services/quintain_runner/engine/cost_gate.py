@@ -82,8 +82,8 @@ class CostGate:
             steps_bytes = self._steps_bytes.get(trial.target, unknown_steps)
         else:
             answer_bytes, steps_bytes = len((trial.kept.output or "").encode()), _steps_bytes(trial.kept)
-        planned = self._budget.planned_calls(trial).values()
-        most = cost + sum(calls.most_cost(costs, body_bytes, answer_bytes, steps_bytes) for calls in planned)
+        planned = self._budget.planned_calls(trial)
+        most = cost + sum(calls.most_cost(costs, body_bytes, answer_bytes, steps_bytes) for _, calls in planned)
         self.row_costs[trial.target] = max(most, self.row_costs.get(trial.target, 0))
         return most
 

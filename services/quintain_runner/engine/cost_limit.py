@@ -16,7 +16,7 @@ from quintain_runner.engine.cost_gate import longest_answer
 from quintain_runner.engine.estimate import judge_prompts
 from quintain_runner.engine.judges import agents_of, judge_targets_of
 from quintain_runner.engine.run_settings import Inspection
-from quintain_runner.graders.base import PlannedCalls, judge_target_of, max_shown_bytes
+from quintain_runner.graders.base import PlannedCalls, judge_target_of, judges_of, max_shown_bytes
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.trials import calling_graders
@@ -149,15 +149,16 @@ def _planned_calls(
     for grader in evaluation.spec.graders:
         if isinstance(grader, JudgeGrader):
             body_bytes = len(judge_instructions(grader, prompts.get(grader.name, ""))) + MARKS_CHARACTERS + shown_bytes
-            yield (
-                grader.name,
-                PlannedCalls(
-                    target=judge_target_of(grader, target, judges),
-                    body_bytes=body_bytes,
-                    max_shown_bytes=max_shown_bytes(grader),
-                    shows_steps=grader.may_show_steps,
-                ),
-            )
+            for judge in judges_of(grader, target, judges):
+                yield (
+                    grader.name,
+                    PlannedCalls(
+                        target=judge,
+                        body_bytes=body_bytes,
+                        max_shown_bytes=max_shown_bytes(grader),
+                        shows_steps=grader.may_show_steps,
+                    ),
+                )
     for program in calling_graders(evaluation):
         request = OpenSession(
             default_target=judge_target_of(program, target, judges),

@@ -16,7 +16,7 @@ from quintain.contracts.message import Message
 from quintain.contracts.session import Usage
 from quintain.errors import ConfigError
 from quintain_runner.files import read_text_file
-from quintain_runner.graders.base import judge_target_of
+from quintain_runner.graders.base import judges_of
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.cases import token_count
@@ -151,8 +151,8 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
         _add_tokens(totals, target, answers)
         for grader in inputs.evaluation.spec.graders:
             if isinstance(grader, JudgeGrader):
-                judge = judge_target_of(grader, target, inputs.judge_targets)
-                _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
+                for judge in judges_of(grader, target, inputs.judge_targets):
+                    _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
     return totals
 
 
@@ -270,14 +270,14 @@ def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
         ranges[target].add(answered, asked, shown, answers)
         for grader in inputs.evaluation.spec.graders:
             if isinstance(grader, JudgeGrader):
-                judge = judge_target_of(grader, target, inputs.judge_targets)
                 prompt = inputs.judge_characters(grader)
-                limit = inputs.max_tokens.get(judge)
-                verdicts = (_VERDICT_TOKENS * count, None if limit is None else limit * count)
                 most_shown = grader.max_show_characters * count
                 known = min(asked + expected, most_shown)
                 shown = (min(answers[0], token_count(most_shown)), _most_shown(inputs, grader, target, answers[1]))
-                ranges[judge].add(count, known + prompt * count, shown, verdicts)
+                for judge in judges_of(grader, target, inputs.judge_targets):
+                    limit = inputs.max_tokens.get(judge)
+                    verdicts = (_VERDICT_TOKENS * count, None if limit is None else limit * count)
+                    ranges[judge].add(count, known + prompt * count, shown, verdicts)
     return ranges
 
 

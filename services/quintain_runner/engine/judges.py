@@ -9,7 +9,7 @@ from quintain.config.targets import ModelTarget, TargetConfig
 from quintain.contracts.invoke import JsonObject
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.graders import Case
-from quintain_runner.graders.base import judge_target_of
+from quintain_runner.graders.base import judges_of
 from quintain_runner.graders.judge_request import build_judge_request
 from quintain_runner.graders.judge_sections import attachments
 from quintain_runner.plan.selection import CaseRequirement
@@ -61,11 +61,11 @@ def judge_warnings(
 ) -> Iterator[str]:
     """A line for each judge that judges its own answers."""
     for index, judge in _judges(evaluation):
-        own = [name for name in targets if judge_target_of(judge, name, judge_targets) == name]
+        own = [name for name in targets if name in judges_of(judge, name, judge_targets)]
         if own:
             yield (
                 f"{evaluation.path}: graders[{index}] ({judge.name}): {', '.join(own)} would judge its own answers, "
-                "and models favour their own; name another target as judge_target"
+                "and models favour their own; name another target as judge"
             )
 
 
@@ -92,7 +92,7 @@ def _attachment_requirements(
 
     judge_targets = {name: target.judge_target for name, target in configured.items()}
     for _, judge in _judges(evaluation):
-        asked = dict.fromkeys(judge_target_of(judge, name, judge_targets) for name in targets)
+        asked = dict.fromkeys(one for name in targets for one in judges_of(judge, name, judge_targets))
         if blind := [name for name in asked if name in configured and not configured[name].takes_images]:
             yield CaseRequirement(
                 is_met=lambda case, judge=judge: not shown(judge, case),  # type: ignore[misc]

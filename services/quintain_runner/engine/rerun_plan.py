@@ -104,7 +104,8 @@ class RerunPlan:
             self.stale_reasons.update(changes)
         elif decision.action is Action.GRADE:
             self.graded_again += 1
-            self.grading_reasons.update(changes or ("no verdict",))
+            what = "votes missing" if row.status is RowStatus.GRADED else "no verdict"
+            self.grading_reasons.update(changes or (what,))
         else:
             self.asked_again += 1
             self.asking_reasons.update(changes or ("no answer",))

@@ -211,7 +211,7 @@ class _Execution:
         return bool(
             total.waiting
             or self.plan.not_selected
-            or (policy.rerun_errors and total.errors)
+            or (policy.rerun_errors and (total.errors or total.lacks_votes))
             or (policy.rerun_in_doubt and total.in_doubt)
         )
 
@@ -284,7 +284,7 @@ class _Execution:
         def analyse_rows() -> Analysis:
             spec, columns = self.run.evaluation.spec, record.configuration.columns
             tagged = build_tagged_frames(self.results.current_rows(), columns, repeats=spec.repeats)
-            return analyse(tagged.columns, spec.reducers, tagged.by_tag)
+            return analyse(tagged.columns, spec.reducers, tagged.by_tag, tagged.votes)
 
         analysis, session = await asyncio.to_thread(analyse_rows), self.session
         info = None if session.session_id is None else await read_final_info(session.client)

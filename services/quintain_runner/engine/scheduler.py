@@ -266,7 +266,7 @@ class TrialScheduler:
         case, target, fingerprints = trial.case, trial.target, self._context.fingerprints
         before = Action.ASK if trial.kept is None else Action.GRADE
         after = Action.KEEP
-        if row.status is not RowStatus.GRADED:
+        if row.open_status is not RowStatus.GRADED:
             after = decide(row, case, target, fingerprints, policy).action
         calls_left = self._progress_state.calls_left
         needed = needed_calls(before, trial.kept, case, target, fingerprints)

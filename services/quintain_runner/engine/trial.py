@@ -212,7 +212,7 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
             )
         rows[grader.name] = grading.row.with_fields(fingerprint=fingerprints.get(grader.name), generation=generation)
         usage += grading.token_usage
-        calls += grading.row.calls
+        calls += grading.calls
         if grading.row.error is not None:
             message = f"grader {grader.name}: {grading.row.error}"
             error = RowError(code=grading.error_code, error=message)

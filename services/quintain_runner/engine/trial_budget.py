@@ -56,7 +56,7 @@ class TrialBudget:
         Waits while other trials have reserved calls that they may not use. Raises `BudgetExhausted` if the calls are
         not there, and any other `Fault` of reserving them.
         """
-        planned = self.planned_calls(trial) if self.is_scarce else {}
+        planned = self.planned_calls(trial) if self.is_scarce else []
         is_one_call = trial.kept is not None or not trial.case.is_conversation
         if not self.is_scarce or (not planned and is_one_call):
             yield self.context
@@ -74,17 +74,17 @@ class TrialBudget:
             self._reserving_count -= 1
             self._released.set()
 
-    def planned_calls(self, trial: Trial) -> dict[str, PlannedCalls]:
-        """The calls of the graders that have to run, by their names."""
+    def planned_calls(self, trial: Trial) -> list[tuple[str, PlannedCalls]]:
+        """The calls of the graders that have to run, each with the grader's name."""
         fingerprints = self.context.fingerprints
-        planned = {
-            grader.name: grader.planned_calls(trial, self.context, self._most_calls.get(grader.name, 1))
+        return [
+            (grader.name, calls)
             for grader in self.context.graders
             if reusable_grader_row(trial.kept, grader.name, trial.fingerprints, fingerprints) is None
-        }
-        return {name: calls for name, calls in planned.items() if calls is not None}
+            for calls in grader.planned_calls(trial, self.context, self._most_calls.get(grader.name, 1))
+        ]
 
-    async def _wait_for_reservation(self, trial: Trial, planned: dict[str, PlannedCalls]) -> _Reservation:
+    async def _wait_for_reservation(self, trial: Trial, planned: Sequence[tuple[str, PlannedCalls]]) -> _Reservation:
         if not self._queue.locked():
             with contextlib.suppress(BudgetExhausted):
                 return await self._reserve(trial, planned)
@@ -99,15 +99,15 @@ class TrialBudget:
                         raise
                 await self._released.wait()
 
-    async def _reserve(self, trial: Trial, planned: dict[str, PlannedCalls]) -> _Reservation:
+    async def _reserve(self, trial: Trial, planned: Sequence[tuple[str, PlannedCalls]]) -> _Reservation:
         """Reserve all calls or none. A part is given back where the rest is refused."""
         reservation, session = _Reservation(), self.context.session
-        own_ids = [calls.request_id for calls in planned.values() if calls.request_id is not None]
+        own_ids = [calls.request_id for _, calls in planned if calls.request_id is not None]
         request_ids = own_ids if trial.kept is not None else [*trial.request_ids, *own_ids]
         try:
             if request_ids and await self._reserve_ids(request_ids):
                 reservation.request_ids = request_ids
-            for name, calls in planned.items():
+            for name, calls in planned:
                 if (request := calls.session) is not None:
                     opened = await call_with_retry(partial(session.open_child, request))
                     reservation.sessions[name] = ReservedSession.of(opened, request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
@@ -129,7 +129,7 @@ SESSION_LEAD_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class PlannedCalls:
-    """The calls that a grader will make: the one of ``request_id``, or those of a session that is opened for it.
+    """Calls that a grader will make: the one of ``request_id``, or those of a session that is opened for it.
 
     The one is a call of ``target``, whose request has ``body_bytes`` beside the answer. Of the answer, and with
     ``shows_steps`` of its steps, it has ``max_shown_bytes`` at most.
@@ -240,7 +240,7 @@ class GradingResult:
 
     ``in_doubt`` says that it failed, and that a call of it may have been charged without an answer.
     ``may_lack_budget`` says that it failed, and that a call of it may have been refused for the run's budget: by its
-    own limit it had calls left.
+    own limit it had calls left. ``earlier_calls`` of the row's calls were made when the answer was graded before.
     """
 
     row: GraderRow
@@ -248,6 +248,12 @@ class GradingResult:
     error_code: str = GRADER_FAILED
     in_doubt: bool = False
     may_lack_budget: bool = False
+    earlier_calls: int = 0
+
+    @property
+    def calls(self) -> int:
+        """How many calls it made now."""
+        return self.row.calls - self.earlier_calls
 
 
 class GraderRunner(Protocol):
@@ -257,8 +263,8 @@ class GraderRunner(Protocol):
     def name(self) -> str:
         """The name of the grader in the results."""
 
-    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls | None:
-        """The calls to reserve before the trial begins; None if it makes none.
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> Sequence[PlannedCalls]:
+        """The calls to reserve before the trial begins; none if it makes none.
 
         ``expected_calls`` are those of a grader that may make any number.
         """
@@ -286,6 +292,14 @@ def judge_target_of(grader: ProgramGrader | JudgeGrader, target: str, judge_targ
     return grader.judge_target or judge_targets.get(target) or target
 
 
+def judges_of(
+    grader: ProgramGrader | JudgeGrader, target: str, judge_targets: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    """The targets that a grader calls by default for answers of ``target``: those of its jury, or one."""
+    jury = grader.judge_targets if isinstance(grader, JudgeGrader) else None
+    return tuple(jury or [judge_target_of(grader, target, judge_targets)])
+
+
 def judge_references(
     evaluation: Evaluation, targets: Iterable[str], judge_targets: Mapping[str, str | None]
 ) -> Iterator[tuple[int, str]]:
@@ -297,5 +311,5 @@ def judge_references(
         if grader.name in evaluation.graders_without_session:
             continue
         if isinstance(grader, CommandGrader | FunctionGrader | JudgeGrader):
-            for judge in dict.fromkeys(judge_target_of(grader, target, judge_targets) for target in targets):
+            for judge in dict.fromkeys(one for target in targets for one in judges_of(grader, target, judge_targets)):
                 yield index, judge

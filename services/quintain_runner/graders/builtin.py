@@ -106,8 +106,9 @@ class BuiltinGraderRunner:
     name: str
     compare: Compare
 
-    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> None:
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> tuple[()]:
         """Implements `GraderRunner.planned_calls`: it makes none."""
+        return ()
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Compare an answer with the case; see `GraderRunner.grade`."""

@@ -30,7 +30,7 @@ from quintain.errors import ConfigError
 from quintain.programs.program import check_rights, program_environment, start_problem
 from quintain.programs.sandbox import Confinement, gateway_address
 from quintain_runner.files import read_text_file
-from quintain_runner.graders.base import GraderRunner, judge_target_of
+from quintain_runner.graders.base import GraderRunner, judges_of
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
 from quintain_runner.graders.judge import JudgeGraderRunner
@@ -55,6 +55,8 @@ _KEYS_LEFT_OUT = frozenset(
         "target",
         "timeout_seconds",
         "judge_target",
+        "judge_targets",
+        "min_votes",
         "depends_on",
         "command",
         "function",
@@ -117,8 +119,10 @@ def _for_target(
         fingerprint = own
         has_judge = own is not None and spec.name not in sessionless
         if isinstance(spec, CommandGrader | FunctionGrader | JudgeGrader) and has_judge:
-            judge = fingerprints.get(judge_target_of(spec, target, judge_targets)) if max_calls_of(spec) else "none"
-            fingerprint = None if judge is None else fingerprint_of([own, judge])
+            judges = judges_of(spec, target, judge_targets)
+            known = [fingerprints.get(judge) if max_calls_of(spec) else "none" for judge in judges]
+            jury = [spec.min_votes] if isinstance(spec, JudgeGrader) and spec.judge_targets else []
+            fingerprint = None if None in known else fingerprint_of([own, *known, *jury])
         yield spec.name, fingerprint
 
 
@@ -196,7 +200,8 @@ class _GraderFactory:
             case FunctionGrader():
                 return await self._build_function(spec)
             case JudgeGrader():
-                return JudgeGraderRunner(spec, self._read_prompt(spec))
+                prompt = self._read_prompt(spec)
+                return JudgeGraderRunner(spec, prompt, _own_fingerprint(spec, self.folder, self.env))
             case InvalidGrader():
                 raise ConfigError("it has no valid kind")
             case _:

@@ -1,14 +1,18 @@
-"""The ``llm-judge`` grader: one call to a model that grades the answer.
+"""The ``llm-judge`` grader: a call to each of its judges, which grade the answer.
 
-The request id is derived from what is judged, so a resumed run repeats the same call and is charged once.
+The request id of a call is derived from what is judged and by whom, so a resumed run repeats the same call and is
+charged once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from quintain.config.fingerprint import fingerprint_of
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result
 from quintain.errors import Fault, ReplyExpired
 from quintain_runner.graders.base import (
@@ -17,11 +21,12 @@ from quintain_runner.graders.base import (
     PlannedCalls,
     call_with_retry,
     is_in_doubt,
-    judge_target_of,
+    judges_of,
     max_shown_bytes,
 )
 from quintain_runner.graders.judge_request import build_judge_request, parse_judgement
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
+from quintain_runner.graders.jury import jury_result
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import TARGET_CHANGED, GraderRow, JudgeUsed, target_changed_text
@@ -29,43 +34,89 @@ from quintain_runner.spec.judge_graders import JudgeGrader
 
 
 @dataclass(frozen=True, slots=True)
+class _Vote:
+    """What one judge is to say of an answer.
+
+    ``fingerprint`` is of what the judge is asked and of its configuration. ``earlier`` is what the same judge said of
+    the same answer before; ``is_given`` says that this is its vote, and no call is needed.
+    """
+
+    judge: str
+    fingerprint: str | None
+    earlier: GraderRow | None = None
+    is_given: bool = False
+
+    @property
+    def earlier_calls(self) -> int:
+        """How many calls asked for it before."""
+        return 0 if self.earlier is None else self.earlier.calls
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeGraderRunner:
-    """An ``llm-judge`` that is ready to grade answers. ``prompt`` is the text of its instructions."""
+    """An ``llm-judge`` that is ready to grade answers. ``prompt`` is the text of its instructions, and
+    ``specification`` the fingerprint of what all its judges are asked.
+    """
 
     spec: JudgeGrader
     prompt: str
+    specification: str = ""
 
     @property
     def name(self) -> str:
         """The name of the grader in the results."""
         return self.spec.name
 
-    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls:
-        """Implements `GraderRunner.planned_calls`: one, under its own request id."""
-        request = self._request(trial, None, context)
-        return PlannedCalls(
-            request_id=self._request_id(trial, context),
-            target=request.target or trial.target,
-            body_bytes=len(request.to_wire()),
-            max_shown_bytes=max_shown_bytes(self.spec),
-            shows_steps=self.spec.may_show_steps,
-        )
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> list[PlannedCalls]:
+        """Implements `GraderRunner.planned_calls`: one for each vote that is not given, under its own request id."""
+        return [
+            PlannedCalls(
+                request_id=self._request_id(trial, vote, context, vote.earlier_calls),
+                target=vote.judge,
+                body_bytes=len(self._request(trial, None, vote.judge).to_wire()),
+                max_shown_bytes=max_shown_bytes(self.spec),
+                shows_steps=self.spec.may_show_steps,
+            )
+            for vote in self._votes(trial, context)
+            if not vote.is_given
+        ]
 
-    def _request(self, trial: Trial, result: Result | None, context: GradingContext) -> InvokeRequest:
-        judge = judge_target_of(self.spec, trial.target, context.judge_targets)
+    def _votes(self, trial: Trial, context: GradingContext) -> Iterator[_Vote]:
+        """The votes on the answer of a trial; of a kept answer those that were given stay."""
+        kept = None if trial.kept is None else trial.kept.graders.get(self.name)
+        if trial.kept is None or kept is None or kept.generation != context.fingerprints.generation:
+            kept, is_same_case = None, False
+        else:
+            is_same_case = trial.kept.fingerprints.grading == trial.fingerprints.grading
+        for judge in judges_of(self.spec, trial.target, context.judge_targets):
+            earlier = None if kept is None else kept.votes.get(judge) if self.spec.judge_targets else kept
+            fingerprint = self._fingerprint(judge, trial.target, context)
+            if earlier is None or earlier.fingerprint != fingerprint:
+                yield _Vote(judge, fingerprint)
+            else:
+                yield _Vote(judge, fingerprint, earlier, is_same_case and earlier.error is None)
+
+    def _fingerprint(self, judge: str, target: str, context: GradingContext) -> str | None:
+        """The fingerprint of a vote, which does not depend on the other judges; None where the judge's is not known."""
+        if not self.spec.judge_targets:
+            return context.fingerprints.graders_of(target).get(self.name)
+        known = context.fingerprints.targets.get(judge)
+        return None if known is None else fingerprint_of([self.specification, known])
+
+    def _request(self, trial: Trial, result: Result | None, judge: str) -> InvokeRequest:
         return build_judge_request(self.spec, self.prompt, trial.graded_case, result, target=judge).with_fields(
             grader=self.name
         )
 
-    def _request_id(self, trial: Trial, context: GradingContext, spent_calls: int = 0) -> str:
-        """The request id of the judge's call: the same after a crash, so that the call is charged once.
+    def _request_id(self, trial: Trial, vote: _Vote, context: GradingContext, number: int) -> str:
+        """The request id of a judge's call: the same after a crash, so that the call is charged once.
 
         It is known before the answer is, so that the call can be reserved: it is made of the request without the
-        answer, of the grader's fingerprint, which contains the judge target's, of how often the run was graded again on
-        purpose, and of the answer's own request id; of a kept answer, of that itself. It contains the calls of the
-        previous row and ``spent_calls``, so that a repeat without a verdict is a new call.
+        answer, of the vote's fingerprint, which contains the judge target's, of how often the run was graded again on
+        purpose, and of the answer's own request id; of a kept answer, of that itself. ``number`` is how many calls
+        asked for this vote before, so that a repeat without a verdict is a new call; other calls of the trial do not
+        count.
         """
-        spent_calls += trial.earlier_calls
         answer = (
             trial.request_id if trial.kept is None else hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
         )
@@ -73,52 +124,70 @@ class JudgeGraderRunner:
             # One that was begun again has other answers.
             answer += f"/{trial.conversation.attempt}" if trial.conversation.attempt > 1 else ""
             trial = replace(trial, conversation=None)
-        request = hashlib.sha256(self._request(trial, None, context).to_wire()).hexdigest()
-        version = (context.fingerprints.graders_of(trial.target).get(self.name), context.fingerprints.generation)
-        name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, request, answer, *version])
+        request = hashlib.sha256(self._request(trial, None, vote.judge).to_wire()).hexdigest()
+        version = (vote.fingerprint, context.fingerprints.generation)
+        name = json.dumps([*trial.key_parts, trial.tries, self.name, number, request, answer, *version])
         return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
-        """Ask the judge about an answer. A fault of the call is returned in the row, with its cost."""
-        grading = await self._ask(trial, result, context, spent_calls=0)
+        """Ask the judges about an answer. A fault of a call is returned in the row, with its cost."""
+        votes = list(self._votes(trial, context))
+        if not self.spec.judge_targets:
+            grading = await self._ask(trial, result, votes[0], context)
+        else:
+            async with asyncio.TaskGroup() as group:
+                asked = {
+                    vote.judge: group.create_task(self._ask(trial, result, vote, context))
+                    for vote in votes
+                    if not vote.is_given
+                }
+            given = {vote.judge: asked[vote.judge].result() if vote.judge in asked else _given(vote) for vote in votes}
+            grading = jury_result(self.spec, given)
         left_out = left_out_of(shown_sections(self.spec, trial.graded_case, result))
         return replace(grading, row=grading.row.with_fields(left_out=left_out))
 
-    async def _ask(self, trial: Trial, result: Result, context: GradingContext, *, spent_calls: int) -> GradingResult:
-        """Ask under an id that contains the calls that this trial has spent; ``spent_calls`` of them had a verdict that
-        is deleted."""
-        request, request_id = self._request(trial, result, context), self._request_id(trial, context, spent_calls)
-        judge, waits = request.target or trial.target, context.waits
+    async def _ask(
+        self, trial: Trial, result: Result, vote: _Vote, context: GradingContext, *, spent_calls: int = 0
+    ) -> GradingResult:
+        """Ask for a vote; ``spent_calls`` of it had a verdict now that is deleted."""
+        judge, waits = vote.judge, context.waits
+        calls = vote.earlier_calls + spent_calls
+        request, request_id = self._request(trial, result, judge), self._request_id(trial, vote, context, calls)
         is_limited = "timeout_seconds" in self.spec.model_fields_set
         timeout_seconds = (
             self.spec.timeout_seconds + waits.line_seconds(judge) if is_limited else context.deadline_seconds(judge)
         )
+
+        def voted(row: GraderRow, **fields: object) -> GradingResult:
+            row = row.with_fields(request_id=request_id, fingerprint=vote.fingerprint)
+            return replace(GradingResult(row, NO_TOKENS, earlier_calls=vote.earlier_calls), **fields)  # type: ignore[arg-type]
+
         try:
             reply = await call_with_retry(
                 lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds),
                 goes_on=lambda error: waits.goes_on(judge, error),
             )
         except ReplyExpired:
-            return await self._ask(trial, result, context, spent_calls=spent_calls + 1)
+            return await self._ask(trial, result, vote, context, spent_calls=spent_calls + 1)
         except Fault as fault:
-            row = GraderRow(error=fault.message, calls=spent_calls + int(fault.charged is not False))
-            return GradingResult(
-                _with_id(row, request_id), NO_TOKENS, error_code=fault.code, in_doubt=is_in_doubt(fault)
-            )
+            in_doubt = is_in_doubt(fault)
+            row = GraderRow(error=fault.message, calls=calls + int(fault.charged is not False), in_doubt=in_doubt)
+            return voted(row, error_code=fault.code, in_doubt=in_doubt)
         waits.note_answer(judge)
-        spent_calls += 1
+        calls, usage = calls + 1, reply.token_usage or NO_TOKENS
         expected_fingerprint = context.fingerprints.targets.get(judge)
         if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:
-            row = _with_id(GraderRow(error=target_changed_text(judge), calls=spent_calls), request_id)
-            return GradingResult(row, reply.token_usage or NO_TOKENS, error_code=TARGET_CHANGED)
+            row = GraderRow(error=target_changed_text(judge), calls=calls)
+            return voted(row, token_usage=usage, error_code=TARGET_CHANGED)
         try:
-            row = parse_judgement(reply.raw_text, self.spec.rubric).with_fields(calls=spent_calls)
+            row = parse_judgement(reply.raw_text, self.spec.rubric, self.spec.vote_type).with_fields(calls=calls)
         except GraderError as error:
-            row = GraderRow(error=error.message, calls=spent_calls)
+            row = GraderRow(error=error.message, calls=calls)
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
-        row = row.with_fields(judge=used)
-        return GradingResult(_with_id(row, request_id), reply.token_usage or NO_TOKENS)
+        return voted(row.with_fields(judge=used), token_usage=usage)
 
 
-def _with_id(row: GraderRow, request_id: str) -> GraderRow:
-    return row.model_copy(update={"request_id": request_id})
+def _given(vote: _Vote) -> GradingResult:
+    """The result of a vote that was given before."""
+    assert vote.earlier is not None, "a given vote is one of before"
+    return GradingResult(vote.earlier, NO_TOKENS, earlier_calls=vote.earlier_calls)

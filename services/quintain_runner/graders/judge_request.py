@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import JsonValue
 
@@ -23,11 +23,18 @@ from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
 #: The most characters of an invalid reply that its error shows.
 _MAX_REPLY_CHARACTERS = 100
 
-#: What a judge is told of the marks of `marked_sections`.
-_VERDICT_RULES: Final = """\
-Reply with one JSON object and nothing else:
-{"pass": true or false, "reason": "one or two sentences"}
-or, where a grade is called for, {"score": a number from 0 to 1, "reason": "one or two sentences"}."""
+_VERDICT_FORM: Final = '{"pass": true or false, "reason": "one or two sentences"}'
+_GRADE_FORM: Final = '{"score": a number from 0 to 1, "reason": "one or two sentences"}'
+
+#: How a reply looks, by what it must say; a judge that may choose says either.
+_VERDICT_RULES: Final = {
+    kind: f"Reply with one JSON object and nothing else:\n{form}."
+    for kind, form in {
+        "pass": _VERDICT_FORM,
+        "score": _GRADE_FORM,
+        None: f"{_VERDICT_FORM}\nor, where a grade is called for, {_GRADE_FORM}",
+    }.items()
+}
 
 _VERDICT_SCHEMA: Final[JsonObject] = {
     "type": "object",
@@ -69,7 +76,7 @@ def judge_instructions(spec: JudgeGrader, prompt: str) -> str:
 
 def _reply_rules(spec: JudgeGrader) -> str:
     if not spec.rubric:
-        return _VERDICT_RULES
+        return _VERDICT_RULES[spec.vote_type]
     criteria = "\n".join(f"- {criterion.id}: {criterion.text}" for criterion in spec.rubric)
     return _RUBRIC_RULES.format(criteria=criteria, example=json.dumps(spec.rubric[0].id))
 
@@ -92,11 +99,14 @@ def _object_schema(properties: Mapping[str, JsonValue]) -> JsonObject:
     }
 
 
-def parse_judgement(reply: str, rubric: Sequence[RubricCriterion] = ()) -> GraderRow:
+def parse_judgement(
+    reply: str, rubric: Sequence[RubricCriterion] = (), needed: Literal["pass", "score"] | None = None
+) -> GraderRow:
     """The verdict in a judge's reply. Raises `GraderError` if it is invalid; an invalid reply never becomes a score.
 
     With a ``rubric`` the score is the mean of its criteria by their weights, and each criterion is a check. The answer
-    passes with a score of `PASS_SCORE` or more, if it passes each criterion that is required.
+    passes with a score of `PASS_SCORE` or more, if it passes each criterion that is required. ``needed`` is what the
+    verdict must say without one: votes of different kinds cannot be counted together.
     """
     try:
         value = read_json(extract_fenced_json(reply))
@@ -108,6 +118,8 @@ def parse_judgement(reply: str, rubric: Sequence[RubricCriterion] = ()) -> Grade
         return _rubric_verdict(value, rubric, reply)
     if not isinstance(value, dict) or not value.keys() & {"score", *PASS_FIELDS}:
         raise GraderError(f"The judge's reply is JSON without pass and score; it begins with {_reply_beginning(reply)}")
+    if needed is not None and all(value.get(key) is None for key in (PASS_FIELDS if needed == "pass" else [needed])):
+        raise GraderError(f"The judge's vote has no {needed}; its reply begins with {_reply_beginning(reply)}")
     try:
         return verdict_from_fields({key: value.get(key) for key in ("score", "reason", *PASS_FIELDS)})
     except GraderError as error:

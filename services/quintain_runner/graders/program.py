@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -137,16 +137,15 @@ class ProgramGraderRunner:
         may_lack_budget = row.error is not None and (0 if reserved is None else reserved.calls) <= calls < own_limit
         return GradingResult(row, session_info.token_usage, in_doubt=in_doubt, may_lack_budget=may_lack_budget)
 
-    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> PlannedCalls | None:
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> Sequence[PlannedCalls]:
         """Implements `GraderRunner.planned_calls`: all that the evaluation file allows it, else as many as expected."""
         request = self._session_request(trial, context)
         if not self.needs_session or not request.max_calls:
-            return None
+            return ()
         lifetime_seconds = self.spec.timeout_seconds + SESSION_GRACE_SECONDS + SESSION_LEAD_SECONDS
         reserve = True if self.spec.has_explicit_limit else min(expected_calls, request.max_calls)
-        return PlannedCalls(
-            session=request.model_copy(update={"reserve": reserve, "expires_in_seconds": lifetime_seconds})
-        )
+        session = request.model_copy(update={"reserve": reserve, "expires_in_seconds": lifetime_seconds})
+        return (PlannedCalls(session=session),)
 
     def _session_request(self, trial: Trial, context: GradingContext) -> OpenSession:
         """The child session of one execution, with the grader's limits."""

@@ -139,7 +139,8 @@ def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerpri
     asking = () if policy.given_answers and _asks_the_same(row, case) else asking
     if policy.answers_only and row.has_answer and grading and _asks_the_same(row, case):
         return _grade_again(row, grading, asking)
-    is_kept = row.status is RowStatus.GRADED or not policy.should_rerun(row.status)
+    status = row.open_status
+    is_kept = status is RowStatus.GRADED or not policy.should_rerun(status)
     if policy.keep_stale and (asking or grading) and is_kept:
         return Decision(Action.KEEP, (*asking, *grading))
     if asking:
@@ -171,24 +172,32 @@ def needed_calls(
     if action is not Action.GRADE:
         return NeededCalls()
     now = fingerprints.row_fingerprints(case, target)
-    return NeededCalls(
-        graders=tuple(name for name in graders if reusable_grader_row(row, name, now, fingerprints) is None)
-    )
+    unfinished = [name for name in graders if reusable_grader_row(row, name, now, fingerprints) is None]
+    # Of a jury that is the same only the missing votes are asked for.
+    missing = {
+        name: len(verdict.missing_votes)
+        for name in unfinished
+        if (verdict := unchanged_grader_row(row, name, now, fingerprints)) is not None and verdict.missing_votes
+    }
+    return NeededCalls(votes=sum(missing.values()), graders=tuple(name for name in unfinished if name not in missing))
+
+
+def unchanged_grader_row(
+    row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints
+) -> GraderRow | None:
+    """The result of a grader in a row; None where something of it changed since, or there is none."""
+    if row is None or row.fingerprints.grading != current.grading or (verdict := row.graders.get(name)) is None:
+        return None
+    grader = fingerprints.graders_of(row.target).get(name)
+    return verdict if (verdict.fingerprint, verdict.generation) == (grader, fingerprints.generation) else None
 
 
 def reusable_grader_row(
     row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints
 ) -> GraderRow | None:
-    """The verdict of a row that need not be given again; None where something of it changed, or there is none."""
-    if row is None or row.fingerprints.grading != current.grading:
-        return None
-    verdict = row.graders.get(name)
-    if verdict is None or verdict.error is not None:
-        return None
-    grader = fingerprints.graders_of(row.target).get(name)
-    if (verdict.fingerprint, verdict.generation) != (grader, fingerprints.generation):
-        return None
-    return verdict
+    """The verdict of a row that need not be given again; None where something of it changed or is missing."""
+    verdict = unchanged_grader_row(row, name, current, fingerprints)
+    return None if verdict is None or verdict.error is not None or verdict.missing_votes else verdict
 
 
 def _changes(

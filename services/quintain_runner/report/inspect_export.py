@@ -15,7 +15,7 @@ from quintain_runner.files import atomic_write
 from quintain_runner.report.exports import asked_messages, to_json_line
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.agent_steps import steps_of
-from quintain_runner.results.row import Row, split_column
+from quintain_runner.results.row import GraderRow, Row, split_column
 
 JsonObject = dict[str, Any]
 
@@ -223,8 +223,17 @@ def _score(row: Row, name: str) -> JsonObject:
         "value": grader.score,
         "answer": row.output,
         "explanation": grader.reason,
-        "metadata": {"pass": grader.passed},
+        "metadata": {"pass": grader.passed, **_votes(grader)},
     }
+
+
+def _votes(grader: GraderRow) -> JsonObject:
+    """What each judge of a jury said; nothing of a grader that is none."""
+    if not grader.votes:
+        return {}
+    kept = {"score", "passed", "reason", "error"}
+    votes = {judge: vote.model_dump(by_alias=True, include=kept) for judge, vote in grader.votes.items()}
+    return {"tied": grader.tied, "votes": votes}
 
 
 def _mean_score(name: str, scored: Sequence[float], total: int) -> JsonObject:

@@ -17,7 +17,7 @@ from quintain_runner.report.summary import TrialCounts, exit_line, parked_target
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
 from quintain_runner.results.bill import cost_line
-from quintain_runner.results.row import Row, RowStatus
+from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
 _LEADING_COLUMNS = ("repeat", "status", "score", "pass")
@@ -49,34 +49,45 @@ def flat_rows(report: RunReport) -> tuple[list[str], Iterator[list[Cell]]]:
     )
     has_prompts, has_stale = bool(report.run.configuration.prompts), bool(report.stale_rows)
     columns = ["case_id", "target", *(["prompt"] if has_prompts else []), *_LEADING_COLUMNS]
-    columns += [f"{name} {what}" for name in graders for what in ("score", "pass")]
+    judges = {name: list(jury.judges) for name, jury in report.analysis.juries.items()}
+    for name in graders:
+        columns += [f"{name} {what}" for what in ("score", "pass", *(["tied"] if name in judges else []))]
+        columns += [f"{name} {judge} {what}" for judge in judges.get(name, ()) for what in ("score", "pass")]
     columns += [*_TRAILING_COLUMNS, *(["stale"] if has_stale else [])]
 
     def cells() -> Iterator[list[Cell]]:
         for row in report.rows():
             names: list[Cell] = [row.case_id, row.target, *([row.prompt] if has_prompts else [])]
             stale: list[Cell] = ["; ".join(row.stale or ())] if has_stale else []
-            yield [*names, *_cells(row, graders), *stale]
+            yield [*names, *_cells(row, graders, judges), *stale]
 
     return columns, cells()
 
 
-def _cells(row: Row, graders: Sequence[str]) -> list[Cell]:
-    """The cells of one row after its names, in the order of the columns; ``graders`` are the graders' names."""
+def _cells(row: Row, graders: Sequence[str], judges: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """The cells of one row after its names, in the order of the columns; ``graders`` are the graders' names, and
+    ``judges`` those of the juries among them.
+    """
     passed = None if row.score is None else int(row.passed)
     cells: list[Cell] = [row.repeat, row.status.value, row.score, passed]
     verdicts = row.verdicts
     for name in graders:
-        verdict = verdicts.get(name)
-        cells += (
-            [None, None]
-            if verdict is None
-            else [verdict.score, None if verdict.passed is None else int(verdict.passed)]
-        )
+        cells += _verdict_cells(verdicts.get(name))
+        if name in judges:
+            grader = row.graders.get(name)
+            cells.append(None if grader is None or grader.score is None else int(grader.tied))
+            votes = {} if grader is None else grader.votes
+            cells += (cell for judge in judges[name] for cell in _verdict_cells(votes.get(judge)))
     usage, error, held = row.token_usage, row.error, row.conversation
     cells += [row.calls, usage.input, usage.output, row.duration_ms]
     cells += [None, None] if held is None else [len(held.turns), held.lost_turns]
     return [*cells, *((None, None) if error is None else (error.code, error.error)), row.output]
+
+
+def _verdict_cells(verdict: GraderRow | Check | None) -> list[Cell]:
+    if verdict is None:
+        return [None, None]
+    return [verdict.score, None if verdict.passed is None else int(verdict.passed)]
 
 
 #: The most cases shown that did not pass; the results folder has all of them.

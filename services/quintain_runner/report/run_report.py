@@ -65,7 +65,8 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
         return report
     configuration = run.configuration
     tagged = build_tagged_frames(report.rows(), configuration.columns, repeats=configuration.repeats)
-    return replace(report, analysis=analyse(tagged.columns, configuration.reduce, tagged.by_tag))
+    analysis = analyse(tagged.columns, configuration.reduce, tagged.by_tag, tagged.votes)
+    return replace(report, analysis=analysis)
 
 
 def _counted(folder: Path, run: RunFile) -> RunSummary:

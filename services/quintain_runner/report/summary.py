@@ -51,7 +51,8 @@ class ParkedTarget(Message):
 
 class TrialCounts(Message):
     """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has, and
-    ``stale`` of them count although what made them changed.
+    ``stale`` of them count although what made them changed. Of the graded rows ``tied`` are neither passed nor failed
+    by a jury, and ``lacks_votes`` have a verdict without all votes of one.
     """
 
     trials: int = 0
@@ -60,6 +61,8 @@ class TrialCounts(Message):
     errors: int = 0
     in_doubt: int = 0
     stale: int = 0
+    tied: int = Field(default=0, exclude_if=is_zero)
+    lacks_votes: int = Field(default=0, exclude_if=is_zero)
     mean_score: float | None = None
     calls: int = 0
     token_usage: TokenUsage = NO_TOKENS
@@ -204,7 +207,7 @@ def summarize(
 
 def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
     """The sum of the counts of several columns, by the names of `TrialCounts`."""
-    names = ("trials", "graded", "passed", "errors", "in_doubt", "stale", "calls")
+    names = ("trials", "graded", "passed", "errors", "in_doubt", "stale", "tied", "lacks_votes", "calls")
     counts: dict[str, object] = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
     graded = sum(tally.graded for tally in tallies)
     score = sum((tally.score_sum for tally in tallies), Fraction())

@@ -33,8 +33,8 @@ MAX_SHOWN_PAIRS = 10
 
 
 def run_tables(report: RunReport) -> list[TextTable]:
-    """The tables of a run: its targets, its graders if there are several, each field of ``by``, and its pairs of
-    targets if there are any.
+    """The tables of a run: its targets, its graders if there are several, its juries, each field of ``by``, and its
+    pairs of targets if there are any.
     """
     summary, analysis = report.summary, report.analysis
     tables = [_targets_table(report)]
@@ -42,6 +42,8 @@ def run_tables(report: RunReport) -> list[TextTable]:
         tables.append(_graders_table(analysis))
     if any(judge.length is not None for judge in analysis.judges.values()):
         tables.append(_length_table(analysis))
+    if analysis.juries:
+        tables.append(_juries_table(analysis))
     tables.extend(_tag_table(field, analysis) for field in analysis.by)
     if analysis.pairs:
         tables.append(_pairs_table(analysis, summary))
@@ -77,6 +79,7 @@ class _ReportLine:
         reduced = _reduced_cells(self.statistics.row) if has_reduced else ()
         measured = (*_measured_cells(counts, self.statistics.row), *reduced, f"{counts.errors:,}") if counts else ()
         more = {
+            "tied": f"{counts.tied:,}" if counts else missing,
             "in doubt": f"{counts.in_doubt:,}" if counts else missing,
             "tokens in/out": f"{self.usage.input_tokens:,}/{self.usage.output_tokens:,}",
             "cost": self.cost,
@@ -94,6 +97,7 @@ def _targets_table(report: RunReport) -> TextTable:
     summary, bill = report.summary, report.bill
     all_counts = [*summary.per_target.values(), summary.total]
     extra = {
+        "tied": any(counts.tied for counts in all_counts),
         "in doubt": any(counts.in_doubt for counts in all_counts),
         "tokens in/out": any(counts.token_usage.input or counts.token_usage.output for counts in all_counts),
         "cost": bill is not None and bill.is_priced,
@@ -116,6 +120,7 @@ def _targets_table(report: RunReport) -> TextTable:
         total=total,
         notes=[
             *([_stale_note(report.stale_rows)] if report.stale_rows else []),
+            *([_votes_note(summary.total.lacks_votes)] if summary.total.lacks_votes else []),
             *_left_out_notes(report.analysis),
             *_own_judge_notes(report.analysis),
         ],
@@ -149,6 +154,10 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
 
 def _stale_note(count: int) -> str:
     return f"{count:,} of these rows are stale: what made them changed since, and --keep-stale kept them"
+
+
+def _votes_note(count: int) -> str:
+    return f"{count:,} of these rows have a verdict of a jury without all its votes; the next run asks for the others"
 
 
 def _left_out_notes(analysis: Analysis) -> Iterator[str]:
@@ -261,6 +270,32 @@ def _graders_table(analysis: Analysis) -> TextTable:
     ]
     columns = ("grader", "target", "passed", "95 %", "mean score", "95 %", *(("reduced", "95 %") if reduced else ()))
     return TextTable("by grader", columns, rows, name_columns=2)
+
+
+def _juries_table(analysis: Analysis) -> TextTable:
+    """The table of the judges of each jury: how often they voted, and how they lean."""
+    rows = [
+        (
+            grader,
+            judge,
+            f"{said.votes:,}",
+            f"{said.missing:,}",
+            MISSING if said.pass_rate is None else f"{100 * said.pass_rate:.0f} %",
+            MISSING if said.lean_pass is None else f"{100 * said.lean_pass:+.0f} %",
+            format_score(said.mean_score),
+            MISSING if said.lean_score is None else f"{said.lean_score:+.3f}",
+        )
+        for grader, jury in analysis.juries.items()
+        for judge, said in jury.judges.items()
+    ]
+    notes = [
+        f"{grader}: Krippendorff's alpha {format_score(jury.alpha_pass)} of passes (nominal), "
+        f"{format_score(jury.alpha_score)} of scores (interval), of {jury.answers:,} answers; {jury.tied:,} tied"
+        for grader, jury in analysis.juries.items()
+    ]
+    columns = ("jury", "judge", "votes", "missing", "passed", "lean", "mean score", "lean")
+    notes.append("lean: how much more than the other judges on the same answers")
+    return TextTable("by judge", columns, rows, name_columns=2, notes=notes)
 
 
 def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:

@@ -29,6 +29,8 @@ class RowTally:
         self.lost_turns = 0
         #: The number of rows that count although what made them changed.
         self.stale = 0
+        #: The numbers of rows whose jury is tied, and of graded rows whose jury lacks votes.
+        self.tied = self.lacks_votes = 0
         # The exact sum of the scores, so that the order in which cases end does not change it: numerators by
         # denominator (a power of two).
         self._scores: dict[int, int] = {}
@@ -38,6 +40,8 @@ class RowTally:
         self.by_status[row.status] += times
         self.passed += times * row.passed
         self.stale += times * row.stale_kept
+        self.tied += times * row.tied
+        self.lacks_votes += times * (row.open_status is not row.status)
         self.lost_turns += 0 if row.conversation is None else times * row.conversation.lost_turns
         self.calls += times * row.calls
         self.input_tokens += times * row.token_usage.input
@@ -55,6 +59,8 @@ class RowTally:
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
         self.stale += other.stale
+        self.tied += other.tied
+        self.lacks_votes += other.lacks_votes
         self.lost_turns += other.lost_turns
         for denominator, numerator in other._scores.items():
             self._scores[denominator] = self._scores.get(denominator, 0) + numerator
@@ -98,9 +104,12 @@ _SAFETY_DEVIATIONS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class NeededCalls:
-    """What one trial needs: the calls without its graders, at most, and the graders that have to run."""
+    """What one trial needs: the calls without its graders, at most, the votes that a jury lacks, and the graders that
+    have to run besides.
+    """
 
     asks: int = 0
+    votes: int = 0
     graders: tuple[str, ...] = ()
 
 
@@ -142,29 +151,34 @@ class CallsLeft:
         self._limits = limits or {}
         #: The calls of targets, and of simulated users.
         self.answers = 0
+        #: The missing votes of juries: each is a call.
+        self._votes = 0
         self._executions: Counter[tuple[str, str]] = Counter()
 
     def copy(self) -> CallsLeft:
         """The same numbers, to be changed without these."""
         other = CallsLeft(self._limits)
-        other.answers, other._executions = self.answers, self._executions.copy()
+        other.answers, other._votes, other._executions = self.answers, self._votes, self._executions.copy()
         return other
 
     def add(self, column: str, needed: NeededCalls, *, times: int = 1) -> None:
         """Add what a trial needs; ``times=-1`` takes it out."""
         self.answers += times * needed.asks
+        self._votes += times * needed.votes
         for name in needed.graders:
             self._executions[column, name] += times
 
     @property
     def most(self) -> int:
         """The most calls: each grader uses its limit."""
-        return self.answers + sum(count * self._limits.get(name, 0) for (_, name), count in self._executions.items())
+        limits = self._limits
+        graders = sum(count * limits.get(name, 0) for (_, name), count in self._executions.items())
+        return self.answers + self._votes + graders
 
     def estimate(self, made: GraderCallSamples, *, deviations: float = _SAFETY_DEVIATIONS) -> int:
         """The calls by what the graders took so far, with a margin of so many standard deviations; a grader of which
         nothing is known takes its limit."""
-        mean, variance = float(self.answers), 0.0
+        mean, variance = float(self.answers + self._votes), 0.0
         for (column, name), count in self._executions.items():
             each, spread = made.mean_and_variance(column, name) or (float(self._limits.get(name, 0)), 0.0)
             mean += count * each

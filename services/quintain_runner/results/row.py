@@ -150,7 +150,9 @@ class JudgeUsed(Message):
 
 
 class GraderRow(Message):
-    """The result of one grader: a verdict, or an error. ``calls`` counts the calls that it made.
+    """The result of one grader, or the vote of one judge of a jury: a verdict, or an error.
+
+    ``calls`` counts the calls that it made; of a judge those that it made for this answer before too.
 
     ``score`` is from 0 to 1; ``details`` is any JSON object.
     ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``weight`` is that of its score in the
@@ -158,6 +160,8 @@ class GraderRow(Message):
     the times that the run was graded again on purpose. ``request_id`` is that of a judge's call, and ``session_id`` the
     session of a program's calls. ``judge`` is who answered it.
     ``left_out`` are the characters that a judge was not shown, by the section that was too long.
+    ``in_doubt``: a judge's call may have been charged without an answer. ``votes`` are those of a jury, by judge; a
+    vote with an error is missing. ``tied``: as many votes pass the answer as fail it, and none is missing.
     """
 
     score: float | None = None
@@ -174,6 +178,21 @@ class GraderRow(Message):
     left_out: dict[str, int] = Field(default_factory=dict, exclude_if=operator.not_)
     session_id: str | None = Field(default=None, exclude_if=is_none)
     weight: float = Field(default=1.0, exclude_if=lambda weight: weight == 1.0)
+    in_doubt: bool = Field(default=False, exclude_if=is_zero)
+    tied: bool = Field(default=False, exclude_if=is_zero)
+    votes: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
+
+    @property
+    def missing_votes(self) -> list[GraderRow]:
+        """The votes of a jury that are missing."""
+        return [vote for vote in self.votes.values() if vote.error is not None]
+
+    def without_content(self) -> GraderRow:
+        """The verdict without what it says of the answer."""
+        votes = {judge: vote.without_content() for judge, vote in self.votes.items()}
+        bare: dict[str, object] = {"reason": None, "evidence": None}
+        checks = [check.model_copy(update=bare) for check in self.criteria.values()]
+        return self.model_copy(update={"reason": None, "checks": checks, "details": None, "votes": votes})
 
     @property
     def criteria(self) -> dict[str, Check]:
@@ -243,14 +262,7 @@ class Row(Message):
 
     def without_content(self) -> Row:
         """The row without what was asked, answered and said of the answer."""
-        empty: dict[str, object] = {"reason": None, "details": None}
-        bare = {"reason": None, "evidence": None}
-        graders = {
-            name: grader.model_copy(
-                update={**empty, "checks": [check.model_copy(update=bare) for check in grader.criteria.values()]}
-            )
-            for name, grader in self.graders.items()
-        }
+        graders = {name: grader.without_content() for name, grader in self.graders.items()}
         answer = None if self.answer is None else self.answer.without_content()
         left: dict[str, object] = {"case": None, "output": None, "graders": graders, "answer": answer}
         if self.conversation is not None:
@@ -327,6 +339,19 @@ class Row(Message):
     def steps(self) -> list[AgentStep]:
         """What the target did; empty where the row does not say it."""
         return [] if (result := self.result) is None else steps_of(result)
+
+    @property
+    def open_status(self) -> RowStatus:
+        """Its status; of a graded row whose jury lacks votes, the one that it would have without a verdict."""
+        missing = [vote for grader in self.graders.values() if grader.votes for vote in grader.missing_votes]
+        if self.status is not RowStatus.GRADED or not missing:
+            return self.status
+        return RowStatus.IN_DOUBT if any(vote.in_doubt for vote in missing) else RowStatus.ERROR
+
+    @property
+    def tied(self) -> bool:
+        """Whether the row is graded and a jury with a weight is tied."""
+        return self.status is RowStatus.GRADED and any(one.tied and one.weight for one in self.graders.values())
 
     @property
     def passed(self) -> bool:

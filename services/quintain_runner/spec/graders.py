@@ -278,10 +278,10 @@ def column_names_of(grader: GraderSpec) -> list[str]:
 
 
 def max_calls_of(grader: GraderSpec) -> int:
-    """The most calls that one execution of this grader can make: its limit for programs, 1 for a judge, else 0."""
+    """The most calls that one execution of this grader can make: its limit for programs, 1 for each judge, else 0."""
     if isinstance(grader, CommandGrader | FunctionGrader):
         return grader.target.max_calls
-    return int(isinstance(grader, JudgeGrader))
+    return len(grader.judge_targets or [grader]) if isinstance(grader, JudgeGrader) else 0
 
 
 #: The model at each place of a list of graders, used to suggest known keys in error messages.

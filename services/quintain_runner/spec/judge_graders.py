@@ -7,11 +7,14 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from quintain.contracts.values import MAX_DEADLINE_SECONDS, TargetName
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, TargetName
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, SpecModel, Weight
 
 #: Default timeout of a judge's call, in seconds, including its time in the target's queue.
 JUDGE_TIMEOUT_SECONDS = 600.0
+
+#: How the votes of a jury make its verdict.
+VoteRule = Literal["majority", "mean", "all"]
 
 
 #: How many characters a judge is shown at most, if its grader does not say.
@@ -39,7 +42,7 @@ class RubricCriterion(SpecModel):
 
 
 class JudgeGrader(GraderOptions):
-    """A model grades the answer: one call, which returns a verdict as JSON."""
+    """A model grades the answer: one call, which returns a verdict as JSON; or several do, and vote."""
 
     builtin: Literal["llm-judge"]
     prompt: NonEmptyString | None = None
@@ -53,6 +56,14 @@ class JudgeGrader(GraderOptions):
     """The target that judges. If absent, the judge_target that the configuration names for the target under test;
     failing that, the target under test itself.
     """
+    judge_targets: Annotated[list[TargetName], Field(min_length=2)] | None = None
+    """The targets of a jury, in place of judge_target: each is asked by itself, and they vote."""
+    vote: VoteRule = "majority"
+    """What the votes of a jury must say for an answer to pass: more of them pass than fail it (majority), their mean
+    score is at least 0.5 (mean), or each judge of the jury passes it (all).
+    """
+    min_votes: Count = 2
+    """With how many votes a jury has a verdict though others are missing; with fewer the row is an error."""
     show: Annotated[list[NonEmptyString], Field(min_length=1)] | None = None
     """The sections that the judge sees: question, conversation, system_prompt, expected, output, tool_calls, steps, and
     any field of the row; dots lead into nested objects. One that no case has is an error. If absent, question, expected
@@ -75,6 +86,13 @@ class JudgeGrader(GraderOptions):
         """Whether the judge is shown what the target did, if it did something."""
         return self.show is None or not set(ACTIVITY_SECTIONS).isdisjoint(self.show)
 
+    @property
+    def vote_type(self) -> Literal["pass", "score"] | None:
+        """What each vote of a jury must say, so that the votes can be counted; None of one judge, which may choose."""
+        if self.judge_targets is None:
+            return None
+        return "score" if self.vote == "mean" else "pass"
+
     @field_validator("show")
     @classmethod
     def _validate_show(cls, show: list[str] | None) -> list[str] | None:
@@ -86,6 +104,21 @@ class JudgeGrader(GraderOptions):
             hint = f"; did you mean it by {near[0]!r}?" if near else ""
             raise ValueError(f"it leaves out output, and that is what is judged{hint}")
         return show
+
+    @model_validator(mode="after")
+    def _validate_jury(self) -> Self:
+        """Check that the jury can come to a verdict."""
+        if self.judge_targets is None:
+            if alone := sorted({"vote", "min_votes"} & self.model_fields_set):
+                raise ValueError(f"{alone[0]} is of a jury; name its judges in judge_targets, or leave it out")
+            return self
+        if self.judge_target is not None:
+            raise ValueError("give judge_target, one judge, or judge_targets, a jury, and not both")
+        if twice := sorted({name for name in self.judge_targets if self.judge_targets.count(name) > 1}):
+            raise ValueError(f"judge_targets: {twice[0]!r} is there twice; a judge has one vote")
+        if not 1 <= self.min_votes <= len(self.judge_targets):
+            raise ValueError(f"min_votes: give 1 to {len(self.judge_targets)}, which is the size of the jury")
+        return self
 
     @model_validator(mode="after")
     def _validate_instructions(self) -> Self:

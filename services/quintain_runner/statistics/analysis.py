@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from quintain_runner.statistics.inference import (
     share_interval,
     sign_flip_test,
 )
+from quintain_runner.statistics.jury_agreement import JuryStatistics, VoteFrame
 from quintain_runner.statistics.length_correlation import RankCorrelation, rank_correlation
 from quintain_runner.statistics.reducers import reduce_cases
 
@@ -119,7 +121,8 @@ class Analysis(Message):
     """The statistics of a run, as stored in ``run.json``. ``confidence`` is the confidence level of all intervals.
 
     ``targets`` are those of each column: of a target, under each prompt. ``by`` are those of rows with one tag: by
-    field, tag and column. ``judges`` are the graders that asked one.
+    field, tag and column. ``judges`` are the graders that asked one, and ``juries`` the votes of those that asked
+    several, on answers of all columns.
     """
 
     confidence: float = CONFIDENCE
@@ -127,13 +130,17 @@ class Analysis(Message):
     pairs: list[TargetPair] = Field(default_factory=list)
     by: dict[str, dict[str, dict[str, PassAndScore]]] = Field(default_factory=dict)
     judges: dict[str, JudgeStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
+    juries: dict[str, JuryStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
 
 
 def analyse(
-    frames: Mapping[str, TargetFrame], reducers: Reducers | None = None, by_tag: FramesByTag | None = None
+    frames: Mapping[str, TargetFrame],
+    reducers: Reducers | None = None,
+    by_tag: FramesByTag | None = None,
+    votes: Mapping[str, VoteFrame] = MappingProxyType({}),
 ) -> Analysis:
-    """Compute the statistics of each column, each tag and each pair of columns; no pairs above `MAX_COMPARED_TARGETS`
-    columns."""
+    """Compute the statistics of each column, each tag, each jury and each pair of columns; no pairs above
+    `MAX_COMPARED_TARGETS` columns."""
     reducers = reducers or Reducers()
     targets = {name: _target_statistics(frame, reducers) for name, frame in frames.items()}
     graded = [name for name, statistics in targets.items() if statistics.row is not None]
@@ -153,6 +160,7 @@ def analyse(
             for field, tags in (by_tag or {}).items()
         },
         judges=_judge_statistics(frames),
+        juries={grader: frame.statistics() for grader, frame in votes.items()},
     )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.results.store import key_hash
 from quintain_runner.statistics.inference import Clusters, Floats
+from quintain_runner.statistics.jury_agreement import VoteFrame, VoteTable
 
 #: Hashes have 64 bits: the probability that two of a million cases have the same hash is below 1 in 10⁷.
 _HASH_MASK = (1 << 64) - 1
@@ -127,10 +128,11 @@ FramesByTag = dict[str, dict[str, dict[str, TargetFrame]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaggedFrames:
-    """The frame of each column, and those of the rows with each tag."""
+    """The frame of each column, those of the rows with each tag, and the votes of each jury, by its grader's name."""
 
     columns: dict[str, TargetFrame]
     by_tag: FramesByTag
+    votes: dict[str, VoteFrame]
 
 
 def build_frames(rows: Iterable[Row], targets: Collection[str]) -> dict[str, TargetFrame]:
@@ -146,16 +148,20 @@ def build_frames(rows: Iterable[Row], targets: Collection[str]) -> dict[str, Tar
 
 
 def build_tagged_frames(rows: Iterable[Row], targets: Collection[str], *, repeats: int) -> TaggedFrames:
-    """Build the frame of each column, as `build_frames` does, and those of the rows with each tag.
+    """Build the frame of each column, as `build_frames` does, those of the rows with each tag, and the juries' votes.
 
     ``repeats`` leaves out rows with a higher repeat.
     """
     builders = {target: _FrameBuilder() for target in targets}
     tagged: dict[str, dict[str, dict[str, _FrameBuilder]]] = {}
+    votes: dict[str, VoteTable] = {}
     for row in rows:
         if row.column not in builders or row.repeat > repeats:
             continue
         builders[row.column].add(row)
+        for name, verdict in row.graders.items():
+            if verdict.votes:
+                votes.setdefault(name, VoteTable()).add(verdict)
         for field, tags in (row.tags or {}).items():
             by_tag = tagged.setdefault(field, {})
             for tag in dict.fromkeys(tag if tag in by_tag or len(by_tag) < MAX_TAGS else OTHER_TAGS for tag in tags):
@@ -169,6 +175,7 @@ def build_tagged_frames(rows: Iterable[Row], targets: Collection[str], *, repeat
             }
             for field, by_tag in tagged.items()
         },
+        {name: table.build() for name, table in votes.items()},
     )
 
 
@@ -217,10 +224,11 @@ class _FrameBuilder:
         self._trials.append(_combined_hash(case, row.repeat))
         self._lengths.append(-1 if row.output is None else len(row.output))
         for name, grader in row.graders.items():
-            if grader.judge is not None:
+            used = [one.judge for one in (grader, *grader.votes.values()) if one.judge is not None]
+            if used:
                 self._judges.add(name)
-                if grader.judge.target == row.target:
-                    self._self_judged.add(name)
+            if any(judge.target == row.target for judge in used):
+                self._self_judged.add(name)
         graded = row.status is RowStatus.GRADED
         self._row_measures.add(row.score if graded else None, passed=row.passed)
         for name, measures in self._grader_measures.items():
