@@ -286,6 +286,7 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
     )
     corrected.charged = charged
     corrected.parameter, corrected.provider_error = fault.parameter, fault.provider_error
+    corrected.steps, corrected.steps_cut = fault.steps, fault.steps_cut
     return corrected
 
 

@@ -83,6 +83,8 @@ def response_of(attempt_result: AttemptResult, grant: Admission, timing: CallTim
         # This attempt was not billed, but an earlier one may have been: the ledger keeps the call in doubt, so the
         # fault must say that it is charged.
         fault = with_charge(attempt_result.fault, charged=True) if grant.unproven else attempt_result.fault
+        if fault.steps:
+            fault.steps, fault.steps_cut = cut_steps(fault.steps, fault.steps_cut)
         return CallResponse(fault, attempt_result.outcome)
     assert attempt_result.answer is not None, "an attempt result has an answer or a fault"
     try:

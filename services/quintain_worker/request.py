@@ -114,6 +114,7 @@ class IncomingRequest(NamedTuple):
         ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`.
         """
         result = answer if isinstance(answer, Result) else None
+        fault = FaultReply.from_fault(answer) if isinstance(answer, Fault) else None
         is_text = stored.startswith(b"{")
         settle = Settle.unchecked(
             session_id=self.credential.id,
@@ -125,7 +126,8 @@ class IncomingRequest(NamedTuple):
             queued_ms=None if result is None else result.queued_ms,
             duration_ms=None if result is None else result.duration_ms,
             cost_usd=None if result is None else result.cost_usd,
-            fault=FaultReply.from_fault(answer) if isinstance(answer, Fault) else None,
+            # The ledger keeps no steps of faults.
+            fault=None if fault is None else fault.with_fields(steps=None, steps_cut=None),
             token_usage=None if result is None else result.token_usage,
             traceparent=traceparent,
             report=report,

@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class QuintainError(Exception):
@@ -127,7 +127,8 @@ class Fault(QuintainError):
     the call counts against ``max_calls``; None: unknown, because no ledger decided it, and another copy of the request
     may have been admitted. The same request again, with the same request id, is answered with what the ledger knows.
     ``retry_after_ms``: milliseconds to wait before a retry, if known. ``parameter``: the setting that the fault is
-    about. ``provider_error``: the provider's own words. Example: ``except quintain.Fault as fault: print(fault.code)``.
+    about. ``provider_error``: the provider's own words. ``steps``: what an agent did before, each an `AgentStep`, and
+    ``steps_cut`` what was left out of that. Example: ``except quintain.Fault as fault: print(fault.code)``.
     """
 
     code: ClassVar[str] = "internal"
@@ -139,6 +140,10 @@ class Fault(QuintainError):
 
     parameter: str | None
     provider_error: ProviderError | None
+
+    # Their classes are those of messages, which know faults.
+    steps: Sequence[Any]
+    steps_cut: Any
 
     #: Whether faults of this class are sent only where no ledger decided whether the call is charged.
     always_unknown: ClassVar[bool] = False
@@ -158,7 +163,8 @@ class Fault(QuintainError):
         self.retryable = self.charged is False if self.always_retryable is None else self.always_retryable
         self.retry_after_ms = retry_after_ms
         self.available_targets = None if available_targets is None else tuple(available_targets)
-        self.parameter = self.provider_error = None
+        self.parameter = self.provider_error = self.steps_cut = None
+        self.steps = ()
 
 
 class BadRequest(Fault):

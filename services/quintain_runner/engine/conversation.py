@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from quintain.contracts.agents import MAX_STEPS_BYTES
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result, TokenUsage
+from quintain.contracts.step_log import cut_steps
 from quintain.errors import BudgetExhausted, ConversationLost, Fault, QuintainError, ReplyExpired, WorkerLost
 from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, turn_id
@@ -64,6 +66,15 @@ class HeldConversation:
     budget_spent: bool = False
     expired: bool = False
 
+    def fit_into_row(self) -> None:
+        """Cut the steps to what a row may have: half of it is for a turn that failed, if it has steps."""
+        max_bytes = MAX_STEPS_BYTES
+        if self.error is not None and self.error.steps:
+            max_bytes //= 2
+            steps, cut = cut_steps(self.error.steps, self.error.steps_cut, max_bytes=max_bytes)
+            self.error = self.error.with_fields(steps=steps, steps_cut=cut)
+        self.conversation = replace(self.conversation, turns=turns_of_row(self.conversation.turns, max_bytes))
+
     @property
     def row(self) -> ConversationRow:
         """The conversation as a row has it."""
@@ -101,18 +112,13 @@ async def hold_conversation(trial: Trial, context: GradingContext, may_go_on: Ma
                 held.conversation = held.conversation.begun_again()
                 continue
             request_id = turn_id(trial.request_id, held.conversation.attempt, held.conversation.number)
-            held.error = RowError(
-                code=fault.code,
-                error=f"turn {held.conversation.number}: {fault.message}",
-                request_id=request_id,
-                provider_error=fault.provider_error,
-            )
+            held.error = RowError.of_call(fault, request_id, f"turn {held.conversation.number}: {fault.message}")
             held.fault, held.in_doubt = fault, is_in_doubt(fault)
         # What the budget has cut goes on where it is held, if the same command is given more in time.
         if held.conversation.is_held and (held.conversation.stopped or held.error is not None or held.expired):
             with contextlib.suppress(QuintainError):
                 await context.session.end_conversation(held.conversation.id_in(trial.request_id))
-        held.conversation = replace(held.conversation, turns=turns_of_row(held.conversation.turns))
+        held.fit_into_row()
         return held
 
 

@@ -164,9 +164,7 @@ async def _run_one_call(trial: Trial, context: GradingContext) -> TrialOutcome:
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
-        error = RowError(
-            code=fault.code, error=fault.message, request_id=request_id, provider_error=fault.provider_error
-        )
+        error = RowError.of_call(fault, request_id)
         row = _ungraded_row(trial, error, calls=int(fault.charged is not False), in_doubt=is_in_doubt(fault))
         return TrialOutcome(row=row, target_fault=fault)
     planned = trial.fingerprints.target

@@ -109,6 +109,8 @@ def _sample(row: Row) -> JsonObject:
         stop_reason = _STOP_REASONS.get(None if answer is None else answer.finish_reason, "unknown")
         choices.append({"message": messages[-1], "stop_reason": stop_reason})
         output["completion"] = row.output
+    elif row.error is not None:
+        messages += _messages_of_steps(row.error.steps or ())
     usage = row.token_usage
     output["usage"] = {
         "input_tokens": usage.input,

@@ -168,12 +168,12 @@ def steps_of_turns(turns: Iterable[TurnRow]) -> tuple[list[AgentStep] | None, St
     return steps or None, None if cut == StepsCut() else cut
 
 
-def turns_of_row(turns: Sequence[TurnRow]) -> tuple[TurnRow, ...]:
-    """The turns as a row holds them: their steps have `MAX_STEPS_BYTES` in all, each turn's an equal share of it."""
+def turns_of_row(turns: Sequence[TurnRow], max_bytes: int = MAX_STEPS_BYTES) -> tuple[TurnRow, ...]:
+    """The turns as a row holds them: their steps have ``max_bytes`` in all, each turn's an equal share of it."""
     told = [turn.answer for turn in turns if turn.answer is not None and turn.answer.steps]
-    if sum(len(step.to_wire()) + 1 for answer in told for step in answer.steps or ()) <= MAX_STEPS_BYTES:
+    if sum(len(step.to_wire()) + 1 for answer in told for step in answer.steps or ()) <= max_bytes:
         return tuple(turns)
-    return tuple(turn.with_fields(answer=_within(turn.answer, MAX_STEPS_BYTES // len(told))) for turn in turns)
+    return tuple(turn.with_fields(answer=_within(turn.answer, max_bytes // len(told))) for turn in turns)
 
 
 def _within(answer: Answer | None, max_bytes: int) -> Answer | None:

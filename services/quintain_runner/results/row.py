@@ -9,15 +9,16 @@ from typing import Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, JsonValue
 
-from quintain.contracts.agents import AgentStep
+from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import NO_TOKENS, ChatMessage, Result
 from quintain.contracts.message import Message
-from quintain.errors import ProviderError
+from quintain.errors import Fault, ProviderError
 from quintain.graders import Case, SimulatedUser
 from quintain_runner.results.agent_steps import steps_of
 from quintain_runner.results.answer import (
     Answer,
     ConversationRow,
+    StoredStep,
     StoredUsage,
     TurnRow,
     is_none,
@@ -204,13 +205,27 @@ class RowError(Message):
     """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence.
 
     ``request_id`` is that of the target's call, if that call ended with the fault, and ``provider_error`` what the
-    provider itself said.
+    provider itself said. ``steps`` are what an agent did before it, and ``steps_cut`` what was left out of them.
     """
 
     code: str
     error: str
     request_id: str | None = Field(default=None, exclude_if=is_none)
     provider_error: ProviderError | None = Field(default=None, exclude_if=is_none)
+    steps: list[StoredStep] | None = Field(default=None, exclude_if=is_none)
+    steps_cut: StepsCut | None = Field(default=None, exclude_if=is_none)
+
+    @classmethod
+    def of_call(cls, fault: Fault, request_id: str, message: str | None = None) -> RowError:
+        """The error of a call of the target, with another message than the fault's if one is given."""
+        return cls(
+            code=fault.code,
+            error=fault.message if message is None else message,
+            request_id=request_id,
+            provider_error=fault.provider_error,
+            steps=list(fault.steps) or None,
+            steps_cut=fault.steps_cut,
+        )
 
 
 class RowFingerprints(Message):
@@ -267,6 +282,8 @@ class Row(Message):
         left: dict[str, object] = {"case": None, "output": None, "graders": graders, "answer": answer}
         if self.conversation is not None:
             left["conversation"] = self.conversation.without_content()
+        if self.error is not None:
+            left["error"] = self.error.with_fields(steps=None, steps_cut=None)
         return self.model_copy(update={**left, "content_omitted": self.content_omitted or self.has_answer})
 
     def turns(self) -> list[TurnRow]:
@@ -278,9 +295,11 @@ class Row(Message):
 
     @property
     def answers(self) -> list[Answer]:
-        """The answers of its turns that it holds, or its one answer."""
+        """The answers of its turns that it holds, or its one answer; what was done before an error is the last."""
         answers = [] if self.conversation is None else [turn.answer for turn in self.conversation.turns]
         held = answers if self.answer is None else [*answers[:-1], self.answer]
+        if self.error is not None and self.error.steps:
+            held.append(Answer(steps=self.error.steps, steps_cut=self.error.steps_cut))
         return [answer for answer in held if answer is not None]
 
     @property

@@ -5,8 +5,9 @@ A provider makes one try per call. Retries, deadlines, budgets and replies belon
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -110,6 +111,20 @@ class ProviderFailure(Exception):
             self.outcome = TryOutcome.THROTTLED
         else:
             self.outcome = TryOutcome.FAILED if retryable or isinstance(fault, TimedOut) else TryOutcome.ANSWERED
+
+
+#: Returns the steps of a call so far, and what was left out of them.
+ReadSteps = Callable[[], tuple[Sequence[AgentStep], StepsCut | None]]
+
+
+@contextlib.contextmanager
+def told_with_steps(read_steps: ReadSteps) -> Iterator[None]:
+    """Add to the `ProviderFailure` that is raised inside what the target did before."""
+    try:
+        yield
+    except ProviderFailure as failure:
+        failure.fault.steps, failure.fault.steps_cut = read_steps()
+        raise
 
 
 def clamp_retry_after(retry_after_seconds: float | None) -> float | None:

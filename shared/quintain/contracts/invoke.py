@@ -291,7 +291,8 @@ class FaultReply(Message):
     """The wire format of a fault; `to_fault` converts it to an exception.
 
     ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client that
-    ignores it does not repeat the call under another request id.
+    ignores it does not repeat the call under another request id. ``steps`` are what an agent did before the fault, and
+    ``steps_cut`` what was left out of them; a repeated call is answered without them.
     """
 
     error: str
@@ -304,6 +305,8 @@ class FaultReply(Message):
     available_targets: list[str] | None = None
     parameter: str | None = None
     provider_error: errors.ProviderError | None = None
+    steps: list[AgentStep] | None = None
+    steps_cut: StepsCut | None = None
 
     @classmethod
     def from_fault(cls, fault: errors.Fault) -> Self:
@@ -319,6 +322,8 @@ class FaultReply(Message):
             available_targets=None if fault.available_targets is None else list(fault.available_targets),
             parameter=fault.parameter,
             provider_error=fault.provider_error,
+            steps=list(fault.steps) or None,
+            steps_cut=fault.steps_cut,
         )
 
     def to_fault(self) -> errors.Fault:
@@ -326,6 +331,7 @@ class FaultReply(Message):
         fault_type = errors.FAULTS.get(self.code, errors.InternalFault)
         fault = fault_type(self.error, retry_after_ms=self.retry_after_ms, available_targets=self.available_targets)
         fault.parameter, fault.provider_error = self.parameter, self.provider_error
+        fault.steps, fault.steps_cut = self.steps or (), self.steps_cut
         fault.charged, fault.retryable = None if self.charge_unknown else self.charged, self.retryable
         return fault
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.agents import Continuation
+from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, Continuation
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, ToolCall
 from quintain.errors import ConversationLost, Fault, ProviderFailed, WorkerLost
 from quintain.graders import Case, SimulatedUser
@@ -158,6 +158,26 @@ async def test_the_same_command_goes_on_at_the_first_turn_without_an_answer(tmp_
     row = folder.rows_by_case()["talk"]
     assert (row.status, row.calls, row.tries, len(row.turns())) == (RowStatus.GRADED, 5, 2, 5)
     assert [number for _, number in talker.asked] == [1, 2, 3, 3, 4, 5]
+
+
+async def test_what_an_agent_did_before_a_failure_is_in_the_row(tmp_path: Path) -> None:
+    fault = ProviderFailed("no", charged=True)
+    large = "x" * (MAX_STEPS_BYTES - 1000)
+    fault.steps = [AgentStep(operation="execute_tool", tool="pay", result=large)]
+    talker = Talker()
+    talker.failures[2] = [fault]
+    folder = folder_of(tmp_path, [TURNS], talker)
+    await folder.run()
+    (row,) = folder.rows()
+    assert row.error is not None
+    assert [step.tool for step in row.error.steps or ()] == ["pay"]
+    # Half of what a row may have of steps is left to the turns before.
+    assert len(row.to_line()) < MAX_STEPS_BYTES
+    assert row.error.steps_cut is not None
+    assert row.without_content().error == row.error.with_fields(steps=None, steps_cut=None)
+    (path,) = write_inspect_logs(tmp_path / "logs", read_report(folder.output))
+    (sample,) = json.loads(path.read_text())["samples"]
+    assert [call["function"] for message in sample["messages"] for call in message.get("tool_calls", ())] == ["pay"]
 
 
 async def test_a_changed_turn_asks_the_conversation_again(tmp_path: Path) -> None:

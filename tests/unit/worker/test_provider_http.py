@@ -98,6 +98,14 @@ async def test_values_enter_the_body_as_json_and_longer_strings_as_text(server: 
     assert len(deep) == 32
 
 
+async def test_the_steps_before_a_failure_are_told_with_it(server: ModelServer, endpoint: Make) -> None:
+    provider = endpoint(body={"q": "{{ prompt }}"}, answer="/out", steps="/trace")
+    told = [{"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "pay"}]
+    server.set_responses(ScriptedResponse(body={"trace": told}), ScriptedResponse(body={"trace": "none"}))
+    assert [step.tool for step in (await failure(provider)).fault.steps] == ["pay"]
+    assert (await failure(provider)).fault.steps == ()
+
+
 async def test_values_in_a_url_are_encoded_and_cannot_leave_its_path(server: ModelServer, endpoint: Make) -> None:
     provider = endpoint("/t/{{ session }}/run?q={{ prompt }}&v=1", method="GET", answer="/out", session="/s")
     server.set_responses(ScriptedResponse(body={"out": "A", "s": "../b?c#d %2e"}))

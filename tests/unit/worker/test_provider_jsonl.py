@@ -127,6 +127,16 @@ async def test_an_answer_has_several_forms(
     assert (answer.text, answer.output) == (text, output)
 
 
+@pytest.mark.parametrize(
+    "end", ["tell(type='error', message='no')", "sys.exit(3)", "print('no JSON')", "import time; time.sleep(9)"]
+)
+async def test_what_was_done_before_a_failure_is_told_with_it(tmp_path: Path, end: str) -> None:
+    step = {"type": "step", "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "pay"}
+    async with program(tmp_path, f"tell(**{step})\n{end}") as provider:
+        fault = await failure(provider, seconds=1 if "sleep" in end else 30)
+    assert [(one.operation, one.tool) for one in fault.steps] == [("execute_tool", "pay")]
+
+
 async def test_a_conversation_has_one_process_until_it_ends(tmp_path: Path) -> None:
     async with program(tmp_path, COUNTING, conversation_idle_seconds=0.3) as provider:
         (first, _), (other, _) = await asyncio.gather(ask(provider, "a", 1), ask(provider, "b", 1))

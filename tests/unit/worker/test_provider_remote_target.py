@@ -174,12 +174,15 @@ async def test_every_call_has_an_instance_of_its_own_that_is_reset_and_torn_down
 
 async def test_a_target_that_raises_is_charged_and_its_words_are_its_own() -> None:
     async def script(body: Any, emit: Any, send: Any) -> None:
+        emit(body.observation_event("began"))
         raise ArithmeticError("the key is hunter2")
 
     failure = await failure_of(lambda: BODY(script))
     assert isinstance(failure.fault, ProviderFailed)
     assert (failure.billing, failure.retryable) == (Billing.BILLED, False)
     assert failure.fault.message == "it: the target raised ArithmeticError while running"
+    # What it did before is told all the same.
+    assert [step.operation for step in failure.fault.steps] == ["emit"]
 
 
 async def test_a_target_that_shows_nothing_is_charged_and_told_of_queries() -> None:

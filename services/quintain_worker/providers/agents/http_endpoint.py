@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -43,6 +44,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
+    told_with_steps,
 )
 from quintain_worker.providers.rate_limits import read_rate_report
 
@@ -81,23 +83,22 @@ class HttpProvider:
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Request the endpoint's answer within ``timeout_seconds``. Raises `ProviderFailure`."""
-        call = self._requests.of_call(request)
-        with self._failures.of_connection():
+        call, answer = self._requests.of_call(request), HttpAnswer(self._target, on_text)
+        with told_with_steps(answer.steps_so_far), self._failures.of_connection():
             sent = self._client.request(self._target.method, call.path, call.body, {}, timeout_seconds)
             async with sent as response:
-                return await self._read(response, request, call, on_text)
+                return await self._read(response, request, call, answer)
 
     async def close(self) -> None:
         """Close the HTTP connections."""
         await self._client.close()
 
     async def _read(
-        self, response: aiohttp.ClientResponse, request: InvokeRequest, call: HttpCall, on_text: OnText | None
+        self, response: aiohttp.ClientResponse, request: InvokeRequest, call: HttpCall, answer: HttpAnswer
     ) -> ProviderAnswer:
         if not 200 <= response.status < 300:
             body, names_session = await read_body(response), call.state is not None
             raise self._failures.of_status(response.status, response.headers, body, names_session=names_session)
-        answer = HttpAnswer(self._target, on_text)
         # Some servers answer whole, whatever they are asked for.
         if self._target.stream is not None and response.content_type == EVENT_STREAM:
             came = await self._read_stream(response, answer)
@@ -285,6 +286,12 @@ class HttpAnswer:
         if len(session) > MAX_SESSION_LENGTH:
             raise ValueError(f"session: it has more than {MAX_SESSION_LENGTH} characters")
         return Continuation(state=session)
+
+    def steps_so_far(self) -> tuple[tuple[AgentStep, ...], None]:
+        """Return the steps of a call that failed; none where what was found is no list of steps."""
+        with contextlib.suppress(ValueError):
+            return self._steps(), None
+        return (), None
 
     def _steps(self) -> tuple[AgentStep, ...]:
         if "steps" not in self._found:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from quintain.contracts.agents import AgentStep
+from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import InvokeRequest, JsonObject, OutputMessage, TokenUsage, content_text
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.step_log import StepLog
@@ -147,6 +147,12 @@ class TurnReading:
             duration_ms = round(self._now_ms() - step.start_ms, 1)
         self._steps.add(step.with_fields(result=result, error_type=error_type, duration_ms=duration_ms))
 
+    def _end_steps(self) -> None:
+        self._end_message()
+        for step in self._tools.values():
+            self._steps.add(step)
+        self._tools.clear()
+
     def _end_message(self) -> None:
         if self._message is not None:
             self._steps.add(self._message)
@@ -160,9 +166,7 @@ class TurnReading:
 
         Raises `ValueError` if its text is another one than that of the pieces.
         """
-        self._end_message()
-        for step in self._tools.values():
-            self._steps.add(step)
+        self._end_steps()
         pieces = "".join(self._texts)
         if self._texts and printed.text is None and printed.output is None:
             printed = printed.model_copy(update={"text": pieces})
@@ -174,6 +178,11 @@ class TurnReading:
         for step in answer.steps:
             self._steps.add(step)
         self.answer = dataclasses.replace(answer, steps=self._steps.steps, steps_cut=self._steps.cut)
+
+    def steps(self) -> tuple[tuple[AgentStep, ...], StepsCut | None]:
+        """Return the steps of a turn that failed, and what was left out of them; tools that run have no result."""
+        self._end_steps()
+        return self._steps.steps, self._steps.cut
 
     def fail(self, message: str) -> None:
         """End the turn with an error."""

@@ -55,6 +55,7 @@ from quintain_worker.providers.provider import (
     ProviderContext,
     ProviderFailure,
     SessionScopedProvider,
+    told_with_steps,
 )
 from quintain_worker.providers.quoting import quoted
 
@@ -156,17 +157,18 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         reading = TurnReading(on_text)
         key = conversation_id if holder is None else _key(holder.session_id, conversation_id)
-        async with AsyncExitStack() as stack:
-            token = ""
-            if self._models is not None and holder is not None:
-                token = await stack.enter_async_context(self._models.session(holder, ends_at))
-            process = await stack.enter_async_context(self._process(key, turn, ends_at, timeout_seconds))
-            if process.url is not None and token:
-                stack.enter_context(process.url.standing_for(token))
-            await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
-            process.is_last = reading.error is not None
-        if reading.answer is None:
-            raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
+        with told_with_steps(reading.steps):
+            async with AsyncExitStack() as stack:
+                token = ""
+                if self._models is not None and holder is not None:
+                    token = await stack.enter_async_context(self._models.session(holder, ends_at))
+                process = await stack.enter_async_context(self._process(key, turn, ends_at, timeout_seconds))
+                if process.url is not None and token:
+                    stack.enter_context(process.url.standing_for(token))
+                await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
+                process.is_last = reading.error is not None
+            if reading.answer is None:
+                raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
         return dataclasses.replace(
             reading.answer, ignored=ignored, holds_conversation=turn is not None and not turn.last
         )

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from quintain.bus.base import Bus
 from quintain.config.targets import TargetTarget
+from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.hosting import QueryTarget, SetConfig
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.remote_target import TargetDescriptor
@@ -52,6 +54,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
+    told_with_steps,
 )
 
 log = logging.getLogger(__name__)
@@ -121,24 +124,25 @@ class RemoteTargetProvider(HostedProvider):
             TargetTimeouts(slot_seconds=min(timeout_seconds, LEASE_SECONDS), boot_seconds=timeout_seconds)
         )
         call = _LeasedCall(self._name, self._target, remote_lease)
-        try:
-            async with asyncio.timeout_at(ends_at), call.idle.watch():
-                config = {}
+        with told_with_steps(partial(_steps_of, call, agent_session)):
+            try:
+                async with asyncio.timeout_at(ends_at), call.idle.watch():
+                    config = {}
+                    if agent_session is not None:
+                        self._check_takes_session(remote_lease.descriptor)
+                        config = {SESSION_SLOT: await agent_session.open(ends_at)}
+                    answer = await call.answer(question, {**self._target.config, **config})
+                    masked = answer if agent_session is None else agent_session.masked(answer)
+                    return replace(masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
+            except TimeoutError:
+                idle = self._target.idle_seconds
+                silence = "" if idle is None else f", or sent nothing for {idle:g} s"
+                late = f"{self._name}: the target did not end its run within {timeout_seconds:g} s{silence}"
+                raise ProviderFailure(TimedOut(late), call.billing) from None
+            finally:
                 if agent_session is not None:
-                    self._check_takes_session(remote_lease.descriptor)
-                    config = {SESSION_SLOT: await agent_session.open(ends_at)}
-                answer = await call.answer(question, {**self._target.config, **config})
-                masked = answer if agent_session is None else agent_session.masked(answer)
-                return replace(masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
-        except TimeoutError:
-            idle = self._target.idle_seconds
-            silence = "" if idle is None else f", or sent nothing for {idle:g} s"
-            failure = TimedOut(f"{self._name}: the target did not end its run within {timeout_seconds:g} s{silence}")
-            raise ProviderFailure(failure, call.billing) from None
-        finally:
-            if agent_session is not None:
-                await agent_session.close()
-            await call.release()
+                    await agent_session.close()
+                await call.release()
 
     async def close(self) -> None:
         """Stop asking the hosts, and close the RPC client."""
@@ -218,6 +222,12 @@ class _SessionRemoteTargetProvider:
         """Do nothing: the child session ends with each try."""
 
 
+def _steps_of(call: _LeasedCall, agent_session: AgentSession | None) -> tuple[Sequence[AgentStep], StepsCut | None]:
+    """Return what a target did so far, as it may be stored."""
+    steps, cut = call.steps()
+    return steps if agent_session is None else agent_session.masked_steps(steps), cut
+
+
 class _LeasedCall:
     """One call on one lease, from the instance's configuration to its release."""
 
@@ -227,6 +237,11 @@ class _LeasedCall:
         self.idle = IdleLimit(target.idle_seconds)
         #: The billing if the call ended now.
         self.billing = Billing.UNBILLED
+        self._events: RunEventHandler | None = None
+
+    def steps(self) -> tuple[tuple[AgentStep, ...], StepsCut | None]:
+        """Return what the target did so far, and what was left out of that."""
+        return ((), None) if self._events is None else self._events.steps()
 
     async def answer(self, question: str, config: Mapping[str, str]) -> ProviderAnswer:
         """Configure the instance, run it, and return the answer. Raises `ProviderFailure`."""
@@ -253,7 +268,7 @@ class _LeasedCall:
     async def _run(self, question: str, config: Mapping[str, str]) -> ProviderAnswer:
         if config:
             await self._lease.call(SetConfig(values=dict(config)))
-        event_handler = RunEventHandler(question, self.idle.touch)
+        event_handler = self._events = RunEventHandler(question, self.idle.touch)
         run = RunDriver(
             InlineExecutor(),
             self._lease,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -65,10 +65,14 @@ class AgentSession:
 
     def masked(self, answer: ProviderAnswer) -> ProviderAnswer:
         """Return the agent's answer with the session token masked: answers are stored, graded and shown."""
+        text = answer.text if self._child is None else self._child.mask_token(answer.text)
+        return replace(answer, text=text, steps=self.masked_steps(answer.steps))
+
+    def masked_steps(self, steps: Sequence[AgentStep]) -> tuple[AgentStep, ...]:
+        """Return the agent's steps with the session token masked."""
         if (child := self._child) is None:
-            return answer
-        steps = [AgentStep.from_wire(child.mask_token(step.to_wire().decode())) for step in answer.steps]
-        return replace(answer, text=child.mask_token(answer.text), steps=tuple(steps))
+            return tuple(steps)
+        return tuple(AgentStep.from_wire(child.mask_token(step.to_wire().decode())) for step in steps)
 
 
 class AgentModels:
