@@ -24,6 +24,7 @@ from quintain_runner.plan.labeled_answers import (
     Half,
     LabeledAnswer,
     LabeledAnswers,
+    UnusedLabels,
     answers_of_file,
     answers_of_run,
     is_same_answer,
@@ -33,6 +34,7 @@ from quintain_runner.report.run_file import FILE_NAME, open_run, write_run
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.store import all_current_rows, current_rows, open_results
+from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
 from quintain_runner.statistics.analysis import Difference
 from quintain_runner.statistics.label_agreement import (
     JudgePair,
@@ -84,7 +86,7 @@ class JudgeComparison(Message):
 class Calibration(Message):
     """How far judges agree with labels, by half of the cases.
 
-    ``left_out`` counts labels that are not used, by the reason, and ``without_verdict`` answers that a judge gave no
+    ``left_out`` are the labels that are not used, by the reason, and ``without_verdict`` answers that a judge gave no
     verdict on. ``disagreements`` are of the development half only: whoever reads those of the other half has none left
     to compare judges by.
     """
@@ -94,7 +96,7 @@ class Calibration(Message):
     seed: int
     labels: int
     half: Half | None = None
-    left_out: dict[str, int] = Field(default_factory=dict)
+    left_out: dict[str, UnusedLabels] = Field(default_factory=dict)
     without_verdict: dict[str, int] = Field(default_factory=dict)
     halves: dict[Half, dict[str, LabelAgreement]] = Field(default_factory=dict)
     comparisons: list[JudgeComparison] = Field(default_factory=list)
@@ -124,6 +126,12 @@ def _read_answers(run: RunSettings, labeled_run: Path) -> LabeledAnswers:
         if evaluation.spec.labels is None:
             return answers_of_run(labeled_run, cases, run.targets, evaluation.prompts)
         path = evaluation.folder / evaluation.spec.labels
+        for judge in evaluation.spec.graders:
+            if isinstance(judge, JudgeGrader) and not set(ACTIVITY_SECTIONS).isdisjoint(judge.show or ()):
+                raise ConfigError(
+                    f"{path}: its answers are texts, and the judge {judge.name} is shown what a target did; label "
+                    "answers of a run in `quintain view`, and take labels out of the evaluation file"
+                )
         return answers_of_file(path, cases, run.targets, evaluation.prompts[0])
 
 
@@ -173,7 +181,7 @@ def _compared(
         seed=options.seed,
         labels=len(answers),
         half=options.half,
-        left_out=dict(found.left_out),
+        left_out=found.left_out,
         without_verdict={judge: count for judge, count in missing.items() if count},
         halves={
             half: {judge: label_agreement(_of_judge(ones, judge)) for judge in judges}

@@ -17,8 +17,8 @@ from quintain_runner.statistics.label_agreement import LabeledVerdict, label_agr
 from quintain_view.index_reader import IndexReader, RowMoved, TrialEntry, open_index, read_rows, rows_of_case
 from quintain_view.index_schema import Outcome
 
-#: How many labels an agreement is counted over.
-_MAX_LABELED = 5_000
+#: How many labels an agreement is counted over, and how many cases of earlier answers are named.
+_MAX_LABELED, _NAMED = 5_000, 10
 
 HOW_CHOSEN = {
     Chosen.RANDOM: "chosen at random, labeled after verdicts were shown",
@@ -48,9 +48,12 @@ def agreement_tables(folder: Path) -> list[TextTable]:
         notes_below = ["these labels do not estimate how good a grader is: the answers were not chosen at random"]
         columns = ("grader", "answers", "labels", "agrees with")
         tables.append(TextTable("agreement with other labels", columns, lines, 2, notes=notes_below))
-    if gone := len(labels) - len(rows):
-        text = f"{gone} labels are of answers that this run does not have any more: they were asked again"
-        tables.append(TextTable("labels of earlier answers", ("labels",), [(f"{gone:,}",)], 0, notes=[text]))
+    if gone := [key for key in list(labels)[:_MAX_LABELED] if key not in rows]:
+        named = ", ".join(key.case_id for key in gone[:_NAMED]) + (", …" if len(gone) > _NAMED else "")
+        text = "these labels are of answers that this run does not have any more: the cases were asked again"
+        tables.append(
+            TextTable("labels of earlier answers", ("cases", "labels"), [(named, f"{len(gone):,}")], notes=[text])
+        )
     return tables
 
 

@@ -137,7 +137,8 @@ def test_labels_of_the_random_queue_are_used_and_others_are_counted(shell: Comma
     before = calls(shell)
     result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json").json
     assert result["labels"] == 6
-    assert sorted(result["leftOut"].values()) == [1, 1]
+    left_out = [{"labels": 1, "cases": [row.case_id]} for row in rows[6:8]]
+    assert sorted(result["leftOut"].values(), key=str) == sorted(left_out, key=str)
     assert calls(shell) - before == {"strict": 6, "lenient": 6}
     shell.run("calibrate", "eval.yaml", "--output", "runs/eval", code=2)
     assert [Row.model_validate(row) for row in rows_of(folder)] == rows
@@ -176,3 +177,15 @@ def test_check_names_the_labels_of_unknown_cases_with_their_count(shell: Command
     (problem,) = checked["problems"]
     assert "1 of 3" in problem
     assert "'nobody'" in problem
+
+
+def test_a_judge_of_what_a_target_did_is_not_calibrated_on_texts(shell: CommandLine) -> None:
+    write_all(shell, labels=gold())
+    agent = "provider: command, command: ['true'], output_format: json"
+    (shell.folder / "quintain.yaml").write_text(CONFIG.replace('provider: python, callable: "models:bot"', agent))
+    evaluation = (shell.folder / "eval.yaml").read_text()
+    (shell.folder / "eval.yaml").write_text(evaluation.replace("strict.md,", "strict.md, show: [output, steps],"))
+    refused = shell.run("calibrate", "eval.yaml", "--json", code=2)
+    assert "gold.jsonl: " in refused.stdout
+    assert "strict" in refused.stdout
+    assert calls(shell) == {}

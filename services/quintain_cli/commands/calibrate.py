@@ -133,8 +133,9 @@ def _comparison_table(result: Calibration) -> TextTable:
 
 def _lines(result: Calibration) -> Iterator[str]:
     yield f"labels   {result.labels:,} of {result.source}; halves by seed {result.seed}"
-    for reason, count in result.left_out.items():
-        yield f"left out {format_count(count, 'label')}: {reason}"
+    for reason, left in result.left_out.items():
+        others = ", …" if left.labels > len(left.cases) else ""
+        yield f"left out {format_count(left.labels, 'label')} {reason} ({', '.join(left.cases)}{others})"
     for judge, count in result.without_verdict.items():
         yield f"missing  {judge} gave no verdict on {format_count(count, 'answer')}"
     for one in result.disagreements[:_SHOWN_DISAGREEMENTS]:

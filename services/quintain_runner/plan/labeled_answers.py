@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from quintain.contracts.invoke import NO_TOKENS
+from quintain.contracts.message import Message
 from quintain.contracts.values import TargetName
 from quintain.errors import ConfigError
 from quintain.graders import Case
@@ -19,7 +20,7 @@ from quintain_runner.plan.changes import grading_fingerprint, input_fingerprint
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.labels import NoteKey, answer_sha256, blind_labels, latest_notes, read_notes
 from quintain_runner.results.row import GRADER_FAILED, Row, RowCase, RowError, RowFingerprints, RowKey, RowStatus
-from quintain_runner.results.store import current_rows, key_hash
+from quintain_runner.results.store import all_current_rows, key_hash
 from quintain_runner.spec.grader_options import NonEmptyString, SpecModel
 from quintain_runner.spec.prompts import Prompt
 
@@ -69,13 +70,25 @@ class LabeledAnswer:
         return self.row.key
 
 
-@dataclass(frozen=True, slots=True)
+class UnusedLabels(Message):
+    """How many labels are not used for one reason, and the ids of their cases, the first of them."""
+
+    labels: int = 0
+    cases: list[str] = Field(default_factory=list)
+
+
+@dataclass(slots=True)
 class LabeledAnswers:
-    """The answers with labels of one source. ``left_out`` counts the labels that are not used, by the reason."""
+    """The answers with labels of one source; ``left_out`` are the labels that are not used, by the reason."""
 
     source: Path
-    answers: tuple[LabeledAnswer, ...]
-    left_out: Counter[str]
+    answers: list[LabeledAnswer] = field(default_factory=list)
+    left_out: dict[str, UnusedLabels] = field(default_factory=dict)
+
+    def leave_out(self, reason: str, case_id: str) -> None:
+        """Count a label that is not used."""
+        one = self.left_out.get(reason, UnusedLabels())
+        self.left_out[reason] = UnusedLabels(labels=one.labels + 1, cases=[*one.cases, case_id][:_NAMED])
 
     def in_half(self, half: Half | None, seed: int) -> list[LabeledAnswer]:
         """The answers of a half of the cases; of None all."""
@@ -143,7 +156,7 @@ def answers_of_file(path: Path, cases: Iterable[Case], targets: Sequence[str], p
         named = ", ".join(f"{name} ({count})" for name, count in others.items())
         raise ConfigError(f"{path}: labels are of targets that the evaluation does not have: {named}; mend the names")
     repeats: Counter[tuple[str, str]] = Counter()
-    answers = []
+    found = LabeledAnswers(path)
     for label, case in labels:
         target, asked = label.target or targets[0], prompt.apply(case)
         repeats[label.case_id, target] += 1
@@ -158,8 +171,8 @@ def answers_of_file(path: Path, cases: Iterable[Case], targets: Sequence[str], p
             answer=Answer(),
             fingerprints=RowFingerprints(input=input_fingerprint(asked), grading=grading_fingerprint(asked)),
         )
-        answers.append(LabeledAnswer(_unjudged(row), label.passed))
-    return LabeledAnswers(path, tuple(answers), Counter())
+        found.answers.append(LabeledAnswer(_unjudged(row), label.passed))
+    return found
 
 
 def answers_of_run(
@@ -170,41 +183,39 @@ def answers_of_run(
     Raises `ConfigError` where there are none.
     """
     notes = read_notes(folder)
-    labels = blind_labels(notes)
-    left_out = Counter[str]()
-    others = sum(note.passed is not None and key not in labels for key, note in latest_notes(notes).items())
-    if others:
-        left_out["not chosen at random, or labeled after verdicts were shown"] = others
+    labels, found = blind_labels(notes), LabeledAnswers(folder)
+    for key, note in latest_notes(notes).items():
+        if note.passed is not None and key not in labels:
+            found.leave_out("not chosen at random, or labeled after verdicts were shown", key.case_id)
     by_id = {case.id: case for case in cases} if labels else {}
-    answers = []
     gone = set(labels)
     for row, key in _rows_of(folder, labels):
         gone.discard(key)
         prompt = next((one for one in prompts if one.name == row.prompt), None)
         if row.target not in targets or prompt is None:
-            left_out["of targets or prompts that the evaluation does not have any more"] += 1
+            found.leave_out("of targets or prompts that the evaluation does not have any more", row.case_id)
         elif (case := by_id.get(row.case_id)) is None:
-            left_out["of cases that the dataset does not have any more"] += 1
-        elif row.fingerprints.input != input_fingerprint(prompt.apply(case)):
-            left_out["of answers to another question: the case or the prompt changed"] += 1
-        elif row.is_gradable:
-            answers.append(LabeledAnswer(_unjudged(row), bool(labels[key].passed)))
-    if gone:
-        left_out["of another answer: the case was asked again"] = len(gone)
-    if not answers:
-        reasons = "; ".join(f"{count} are {why}" for why, count in left_out.items())
+            found.leave_out("of cases that the dataset does not have any more", row.case_id)
+        elif row.fingerprints.input != input_fingerprint(prompt.apply(case)) or not row.is_gradable:
+            found.leave_out("of answers to another question: the case or the prompt changed", row.case_id)
+        else:
+            found.answers.append(LabeledAnswer(_unjudged(row), bool(labels[key].passed)))
+    for key in gone:
+        found.leave_out("of another answer: the case was asked again", key.case_id)
+    if not found.answers:
+        reasons = "; ".join(f"{one.labels} are {why}" for why, one in found.left_out.items())
         raise ConfigError(
             f"{folder}: there are no labels of answers chosen at random{f' ({reasons})' if reasons else ''}; label "
             f"some in `quintain view {folder}`, or name a file of them in the evaluation file: labels: gold.jsonl"
         )
-    return LabeledAnswers(folder, tuple(answers), left_out)
+    return found
 
 
 def _rows_of(folder: Path, keys: Iterable[NoteKey]) -> Iterator[tuple[Row, NoteKey]]:
     """The rows that hold these answers."""
     wanted = set(keys)
     trials = {key[:3] for key in wanted}
-    for row in current_rows(folder):
+    for row in all_current_rows(folder):
         if (row.case_id, row.column, row.repeat) in trials and (key := NoteKey.of(row)) in wanted:
             yield row, key
 

@@ -72,7 +72,7 @@ def test_an_answer_that_was_asked_again_has_no_label(tmp_path: Path) -> None:
     folder = indexed(tmp_path / "run", [after, judged_row("2", 0.0)])
     label(folder, before, True)
     (table,) = agreement_tables(folder)
-    assert table.rows == [("1",)]
+    assert table.rows == [("1", "1")]
     write_html_report(tmp_path / "report.html", [folder])
     assert "Label:" not in (tmp_path / "report.html").read_text()
 
