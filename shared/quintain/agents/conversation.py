@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
+from quintain.apis.reported_steps import read_steps
 from quintain.contracts.agents import AgentStep, Operation
 
 
@@ -47,7 +48,7 @@ class TurnReport:
     """Collects what an agent does in one turn: its steps, and pieces of its answer where it streams."""
 
     def __init__(self, on_step: Callable[[AgentStep], None], on_text: Callable[[str], None]) -> None:
-        self._on_step, self.text = on_step, on_text
+        self.step, self.text = on_step, on_text
         self._began, self._began_at = time.monotonic(), time.time()
         #: The tokens of all its model calls, of which the framework told any.
         self.input_tokens: int | None = None
@@ -89,7 +90,7 @@ class TurnReport:
 
     def _report(self, operation: Operation, start_ms: float, end_ms: float | None, fields: dict[str, Any]) -> None:
         times = {"start_ms": start_ms, "duration_ms": None if end_ms is None else max(0.0, end_ms - start_ms)}
-        self._on_step(AgentStep(**{"operation": operation, **times, **fields}))
+        self.step(AgentStep(**{"operation": operation, **times, **fields}))
 
 
 class Conversation(ABC):
@@ -153,24 +154,15 @@ def answer_text(value: object) -> str:
     raise AgentError(f"its answer is {_article(type(value).__name__)}, and not text or what JSON can hold")
 
 
-def openai_calls(calls: Iterable[Mapping[str, Any]] | None) -> dict[str | None, dict[str, Any]]:
-    """The parts of the tool calls of a message of OpenAI's chat API, by their ids."""
-    named = [(call.get("id"), call.get("function") or {}) for call in calls or ()]
-    return {call_id: call_part(call_id, str(call.get("name")), call.get("arguments")) for call_id, call in named}
-
-
 def report_messages(messages: Iterable[Mapping[str, Any]], report: TurnReport) -> None:
-    """Report the model's messages, and the tools that it called, as OpenAI's chat API has them."""
-    calls: dict[str | None, dict[str, Any]] = {}
+    """Report the model's messages, and the tools that it called, as OpenAI's chat API has them. Raises `AgentError`."""
     now = report.now()
-    for message in messages:
-        if message["role"] == "assistant":
-            calls |= (made := openai_calls(message.get("tool_calls")))
-            report.chat([*text_part(message_text(message)), *made.values()], start_ms=now)
-        elif message["role"] == "tool":
-            call = calls.get(call_id := message.get("tool_call_id"), message)
-            fields = {"arguments": call.get("arguments"), "result": message.get("content"), "tool_call_id": call_id}
-            report.tool(str(call.get("name")), start_ms=now, **fields)
+    try:
+        steps = read_steps(as_json([dict(message) for message in messages]))
+    except ValueError as error:
+        raise AgentError(f"its messages cannot be read: {error}") from None
+    for step in steps:
+        report.step(step.with_fields(start_ms=now))
 
 
 def message_text(message: Mapping[str, Any]) -> str:

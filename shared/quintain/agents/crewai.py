@@ -17,7 +17,8 @@ from crewai.events import (
     crewai_event_bus,
 )
 
-from quintain.agents.conversation import AgentError, Conversation, TurnInput, TurnReport, openai_calls, text_part
+from quintain.agents.conversation import AgentError, Conversation, TurnInput, TurnReport, text_part
+from quintain.apis.reported_steps import tool_call_part
 from quintain.errors import ConfigError
 
 
@@ -70,12 +71,11 @@ def _recording(report: TurnReport) -> Iterator[None]:
     def on_end(_: Any, event: Any) -> None:
         ended, usage = report.at(event.timestamp.timestamp()), getattr(event, "usage", None) or {}
         said = getattr(event, "response", None) or ()
-        calls = () if isinstance(said, str) else openai_calls(one for one in said if isinstance(one, dict)).values()
         start = started.get(event.call_id, ended)
         chat: dict[str, Any] = {"start_ms": start, "end_ms": ended, "model": event.model, "agent": event.agent_role}
         chat["tokens"] = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
         chat["error_type"] = "LLMCallFailed" if isinstance(event, LLMCallFailedEvent) else None
-        told.append((start, partial(report.chat, text_part(said) if isinstance(said, str) else [*calls], **chat)))
+        told.append((start, partial(report.chat, _parts(said), **chat)))
 
     def on_tool(_: Any, event: Any) -> None:
         ended = report.at(event.timestamp.timestamp())
@@ -98,3 +98,9 @@ def _recording(report: TurnReport) -> Iterator[None]:
             crewai_event_bus.off(kind, handler)
         for _, tell in sorted(told, key=itemgetter(0)):
             tell()
+
+
+def _parts(said: Any) -> list[dict[str, Any]]:
+    if isinstance(said, str):
+        return text_part(said)
+    return [tool_call_part(one) for one in said if isinstance(one, dict) and "function" in one]

@@ -8,10 +8,10 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintain.apis.reported_steps import read_steps
 from quintain.config.http_targets import HttpTarget
 from quintain_worker.providers.agents.a2a import read_reply
 from quintain_worker.providers.agents.http_endpoint import HttpAnswer
-from quintain_worker.providers.agents.reported_steps import read_steps
 
 NAMES = """
 id status state message messages parts text data file role agent tool tool_calls tool_call_id function name arguments

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 from pydantic import JsonValue
 
+from quintain.apis.reported_steps import read_steps
 from quintain.apis.streams import DONE, EventReader, parse_json
 from quintain.config.http_targets import HttpTarget
 from quintain.config.http_template import fill_template, fill_url, find
@@ -24,7 +25,6 @@ from quintain.errors import BadRequest
 from quintain.runtime.http_client import HttpClient
 from quintain_worker.providers.agents.a2a import A2AProvider
 from quintain_worker.providers.agents.failures import STREAM_INTERRUPTED, UNREADABLE, AgentFailures
-from quintain_worker.providers.agents.reported_steps import read_steps
 from quintain_worker.providers.conversation import (
     MAX_SESSION_LENGTH,
     ignored_settings,

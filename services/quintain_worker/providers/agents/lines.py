@@ -10,11 +10,11 @@ from typing import Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
+from quintain.apis.reported_steps import read_steps
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import InvokeRequest, JsonObject, OutputMessage, TokenUsage, content_text
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.step_log import StepLog
-from quintain_worker.providers.agents.reported_steps import read_steps
 from quintain_worker.providers.conversation import named_messages, refusal
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 

@@ -43,11 +43,10 @@ def _steps_of(item: object, tools: dict[str, dict[str, Any]]) -> Iterator[dict[s
         asked = item.get("tool_calls") or []
         if not isinstance(asked, list):
             raise ValueError("its tool_calls are no list")
-        calls = [_call_of(call) for call in asked]
+        calls = [tool_call_part(call) for call in asked]
         tools.update({call["id"]: call for call in calls})
         texts = [{"type": "text", "content": text}] if (text := _text_of(item.get("content"))) else []
-        parts = [*texts, *({"type": "tool_call", **call} for call in calls)]
-        yield {_OPERATION: "chat", "gen_ai.output.messages": [{"role": "assistant", "parts": parts}]}
+        yield {_OPERATION: "chat", "gen_ai.output.messages": [{"role": "assistant", "parts": [*texts, *calls]}]}
     elif role == "tool":
         call_id = str(item.get("tool_call_id") or "")
         call = tools.get(call_id, {})
@@ -62,7 +61,8 @@ def _steps_of(item: object, tools: dict[str, dict[str, Any]]) -> Iterator[dict[s
         raise ValueError(f"it has neither {_OPERATION} nor the role of a message")
 
 
-def _call_of(call: object) -> dict[str, Any]:
+def tool_call_part(call: object) -> dict[str, Any]:
+    """Return the part of a model's message that a tool call of OpenAI's chat API is. Raises `ValueError`."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise ValueError("a tool call without function")  # noqa: TRY004 -- a wrong value
@@ -73,7 +73,7 @@ def _call_of(call: object) -> dict[str, Any]:
         except ValueError:
             # A model's text, which may be no JSON.
             arguments = str(arguments)
-    return {"id": str(call.get("id") or ""), "name": function.get("name"), "arguments": arguments}
+    return {"type": "tool_call", "id": str(call.get("id") or ""), "name": function.get("name"), "arguments": arguments}
 
 
 def _text_of(content: object) -> str:
