@@ -86,7 +86,7 @@ class RunEstimate(Message):
 class EstimateInput:
     """The data that an estimate is computed from.
 
-    ``agents`` are the targets that tell their own steps, which judges are shown.
+    ``agents`` are the targets whose answers have steps as a rule, which judges are shown.
     ``judge_prompts`` are the judges' instructions by grader name, and ``probed_usage`` the tokens of one probe call by
     target. ``earlier_usage`` is what calls of earlier rows took, and ``max_tokens`` limits answers, by target.
     """

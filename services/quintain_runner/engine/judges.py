@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.config.loader import Config
-from quintain.config.targets import ModelTarget, TargetConfig
+from quintain.config.targets import ModelTarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import JsonObject
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.graders import Case
@@ -23,10 +23,15 @@ def judge_targets_of(config: Config | None) -> dict[str, str | None]:
 
 
 def agents_of(config: Config | None) -> frozenset[str]:
-    """The configured targets that tell their own steps, and not only what a model said."""
+    """The configured targets whose answers have steps as a rule.
+
+    Others may have some, such as a Python function: of these it is known once there is an answer.
+    """
     targets = {} if config is None else config.targets
     return frozenset(
-        name for name, target in targets.items() if target.tells_steps and not isinstance(target, ModelTarget)
+        name
+        for name, target in targets.items()
+        if target.tells_steps and (target.is_agent or isinstance(target, TargetTarget))
     )
 
 

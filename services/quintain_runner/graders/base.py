@@ -194,7 +194,7 @@ class GradingContext:
     which no grader's limit exceeds. ``process_slots`` bounds the number of grader processes that run at the same time.
     ``on_retry`` is called with the trial's column and the error before each retry of a call. ``prices`` are the known
     token prices by target. ``fingerprints`` are those of the run's targets and graders.
-    ``agents`` are the targets that tell their own steps, and ``settings`` the configured settings of those whose
+    ``agents`` are the targets whose answers have steps as a rule, and ``settings`` the configured ones of those whose
     configuration is known.
     ``scoring`` makes rows of verdicts. ``waits`` is how calls wait for quotas. ``sessions`` are those that were opened
     for this trial's graders before it began, by the grader's name. ``timeouts`` are the time limits of the targets that
