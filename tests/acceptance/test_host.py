@@ -234,6 +234,9 @@ def test_a_slot_is_ready_once_its_process_has_made_an_instance(shell: CommandLin
         (("desk",), "module:factory"),
         (("desk:Desk", "--name", "two words"), "a name has letters"),
         (("desk:Desk", "--name", "desk", "--slots", "0"), "--slots"),
+        (("desk:Desk", "--gateway", "http://127.0.0.1:9", "--isolation", "thread"), "--gateway"),
+        (("desk:Desk", "--gateway", "gateway.internal:8787"), "--gateway"),
+        (("desk:Desk", "--gateway", "http://127.0.0.1:9", "--env", "OPENAI_API_KEY=k"), "OPENAI_API_KEY"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -26,6 +26,7 @@ from quintain.observe.health import OpsEndpoints
 from quintain.programs.agent_gateway import forward_agent_urls
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrl, AgentUrls
 from quintain.programs.processes import ProcessMark, adopt_orphans, reap_orphans
+from quintain.programs.session_variables import set_by_session
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, add_variables, environment, read_settings
 from quintain_cli.console import StopSignal, handle_stop_signals, run_command, set_up_logging
@@ -114,6 +115,9 @@ class HostOptions:
         pairs = [text.partition("=") for text in self.env]
         if unnamed := [name for name, separator, _ in pairs if not name or not separator]:
             raise ConfigError(f"--env: {unnamed[0]!r} has no value: write it as NAME=VALUE")
+        names = [*self.env_from, *(name for name, _, _ in pairs)]
+        if self.gateway is not None and (taken := set_by_session(names)):
+            raise ConfigError(f"--gateway sets {taken[0]}: take that out of --env and --env-from")
         return slot_environment(env, self.env_from, {name: value for name, _, value in pairs})
 
 

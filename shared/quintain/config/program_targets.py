@@ -15,6 +15,7 @@ from quintain.config.secrets import without_references
 from quintain.config.target_fields import PythonReference, TargetFields, TimeLimit, WatchedTarget
 from quintain.programs.agent_urls import BASE_URL
 from quintain.programs.sandbox import SandboxOption
+from quintain.programs.session_variables import set_by_session
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")
@@ -102,6 +103,13 @@ class ProgramTarget(TargetFields, WatchedTarget):
     """The session for its own calls, opened for each call as a child of its caller's session. If absent, none."""
     conversation_idle_seconds: TimeLimit = 300
     """A conversation ends, and with it its process, when no turn has come for so long."""
+
+    @model_validator(mode="after")
+    def _check_variables(self) -> Self:
+        taken = [] if self.child_session is None else set_by_session([*self.env, *self.env_from])
+        if taken:
+            raise ValueError(f"child_session: it sets {taken[0]}; take that out of env and env_from")
+        return self
 
     @property
     def max_conversations(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,6 +28,11 @@ def session_variables(gateway_url: str, token: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": token,
     }
+
+
+def set_by_session(names: Iterable[str]) -> list[str]:
+    """Return those of these variables that a session sets, sorted."""
+    return sorted(session_variables("", "").keys() & set(names))
 
 
 def with_proxy_bypass(env: Mapping[str, str], gateway_url: str) -> dict[str, str]:

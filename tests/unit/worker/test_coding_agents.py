@@ -144,6 +144,8 @@ async def test_a_program_that_ends_without_a_result_failed(tmp_path: Path) -> No
         ({"preset": "codex", "output_format": "json"}, "output_format"),
         ({"protocol": "jsonl", "command": ["x", "{prompt_file}"]}, "{prompt_file}"),
         ({"command": ["x"], "child_session": {"targets": ["m"]}}, "child_session"),
+        ({"preset": "codex", "child_session": {"targets": ["m"]}, "env": {"OPENAI_API_KEY": "k"}}, "OPENAI_API_KEY"),
+        ({"preset": "codex", "child_session": {"targets": ["m"]}, "env_from": ["OPENAI_BASE_URL"]}, "OPENAI_BASE_URL"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_by_name(fields: dict[str, object], names: str) -> None:
