@@ -32,6 +32,7 @@ from quintain_runner.plan.labeled_answers import (
 from quintain_runner.plan.selection import CaseSelection
 from quintain_runner.report.run_file import FILE_NAME, open_run, write_run
 from quintain_runner.report.run_report import RunReport
+from quintain_runner.results.labels import verdicts_of
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.store import all_current_rows, current_rows, open_results
 from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
@@ -86,9 +87,9 @@ class JudgeComparison(Message):
 class Calibration(Message):
     """How far judges agree with labels, by half of the cases.
 
-    ``left_out`` are the labels that are not used, by the reason, and ``without_verdict`` answers that a judge gave no
-    verdict on. ``disagreements`` are of the development half only: whoever reads those of the other half has none left
-    to compare judges by.
+    ``left_out`` are the labels that are not used, by the reason, and ``without_verdict`` the answers on which a judge
+    gave no verdict, or a jury a tie. ``disagreements`` are of the development half only: whoever reads those of the
+    other half has none left to compare judges by.
     """
 
     evaluation: str
@@ -113,8 +114,8 @@ async def calibrate(options: CalibrationOptions, listener: RunListener | None = 
     run = _narrowed(run, found, answers)
     await _store_answers(run, answers)
     report = await execute_checked(run, listener)
-    names = [grader.name for grader in run.evaluation.spec.graders]
-    result = await asyncio.to_thread(_compared, options, found, answers, names)
+    judges = [one for one in run.evaluation.spec.graders if isinstance(one, JudgeGrader)]
+    result = await asyncio.to_thread(_compared, options, found, answers, judges)
     with atomic_write(options.run.folder / CALIBRATION_FILE_NAME) as file:
         file.write(result.to_wire() + b"\n")
     return result, report
@@ -169,8 +170,11 @@ async def _store_answers(run: RunSettings, answers: Sequence[LabeledAnswer]) -> 
 
 
 def _compared(
-    options: CalibrationOptions, found: LabeledAnswers, answers: Sequence[LabeledAnswer], judges: Sequence[str]
+    options: CalibrationOptions, found: LabeledAnswers, answers: Sequence[LabeledAnswer], graders: Sequence[JudgeGrader]
 ) -> Calibration:
+    judges = [
+        name for one in graders for name in (one.name, *(f"{one.name} · {judge}" for judge in one.judge_targets or ()))
+    ]
     rows = {row.key: row for row in current_rows(options.run.folder)}
     judged = {half: [_verdicts(one, rows) for one in answers if _half(one, options) is half] for half in Half}
     every = [one for half in judged.values() for one in half]
@@ -188,7 +192,7 @@ def _compared(
             for half, ones in judged.items()
             if ones
         },
-        comparisons=_comparisons(judged[Half.HELD_OUT], judges),
+        comparisons=_comparisons(judged[Half.HELD_OUT], [one.name for one in graders]),
         disagreements=list(_disagreements(judged[Half.DEVELOPMENT], judges))[:MAX_DISAGREEMENTS],
     )
 
@@ -208,7 +212,7 @@ class _Judged:
 def _verdicts(answer: LabeledAnswer, rows: Mapping[RowKey, Row]) -> _Judged:
     row = rows.get(answer.key)
     graders = row.graders if row is not None and is_same_answer(row, answer.row) else {}
-    return _Judged(answer, {name: one.passed for name, one in graders.items() if one.passed is not None})
+    return _Judged(answer, verdicts_of(graders))
 
 
 def _of_judge(judged: Iterable[_Judged], judge: str) -> list[LabeledVerdict]:

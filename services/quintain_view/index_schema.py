@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ from quintain_runner.results.row import Row, RowStatus
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 #: Of so many graders a row's index says which failed the answer: the bits of a positive SQLite integer.
 MAX_GRADER_BITS: Final = 62
@@ -102,9 +102,15 @@ def outcome_of(row: Row) -> Outcome:
 
 
 def disagreement_of(row: Row) -> float:
-    """The distance between the highest and the lowest score that graders gave; 0 with fewer than two scores."""
-    scores = [grader.score for grader in row.graders.values() if grader.score is not None]
-    return max(scores) - min(scores) if len(scores) > 1 else 0.0
+    """The distance between the highest and the lowest score that graders gave, or the judges of one jury; 0 with fewer
+    than two scores."""
+    groups = [row.graders, *(grader.votes for grader in row.graders.values())]
+    return max(_spread(one.score for one in group.values()) for group in groups)
+
+
+def _spread(scores: Iterable[float | None]) -> float:
+    given = [score for score in scores if score is not None]
+    return max(given) - min(given) if len(given) > 1 else 0.0
 
 
 def entry_of(row: Row) -> IndexEntry:

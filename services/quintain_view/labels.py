@@ -10,7 +10,7 @@ import numpy as np
 
 from quintain_runner.report.label_tables import agreement_table
 from quintain_runner.report.text_table import TextTable
-from quintain_runner.results.labels import Chosen, Note, NoteKey, blind_labels, latest_notes, read_notes
+from quintain_runner.results.labels import Chosen, Note, NoteKey, blind_labels, latest_notes, read_notes, verdicts_of
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import key_hash
 from quintain_runner.statistics.label_agreement import LabeledVerdict, label_agreement
@@ -65,12 +65,11 @@ def _apart_lines(rows: dict[NoteKey, Row], notes: dict[NoteKey, Note]) -> Iterat
 
 
 def _verdicts(labeled: Iterable[tuple[Row, Note]]) -> dict[str, list[LabeledVerdict]]:
-    """The labels with the verdicts of each grader that gave one."""
+    """The labels, none of which was taken back, with the verdicts of each grader that gave one."""
     verdicts: dict[str, list[LabeledVerdict]] = {}
     for row, note in labeled:
-        for name, grader in row.graders.items():
-            if grader.passed is not None and note.passed is not None:
-                verdicts.setdefault(name, []).append(LabeledVerdict(row.case_id, note.passed, grader.passed))
+        for name, passed in verdicts_of(row.graders).items():
+            verdicts.setdefault(name, []).append(LabeledVerdict(row.case_id, bool(note.passed), passed))
     return verdicts
 
 

@@ -189,3 +189,17 @@ def test_a_judge_of_what_a_target_did_is_not_calibrated_on_texts(shell: CommandL
     assert "gold.jsonl: " in refused.stdout
     assert "strict" in refused.stdout
     assert calls(shell) == {}
+
+
+def test_each_judge_of_a_jury_is_compared_with_the_labels(shell: CommandLine) -> None:
+    write_all(shell, labels=gold(6))
+    evaluation = (shell.folder / "eval.yaml").read_text()
+    jury = "{name: jury, builtin: llm-judge, prompt: strict.md, judge_targets: [judge, bot], min_votes: 1}"
+    judges = "\n".join(line for line in evaluation.splitlines() if "judge" not in line)
+    (shell.folder / "eval.yaml").write_text(f"{judges}\n  - {jury}\n")
+    result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json", code=None).json
+    figures = next(iter(result["halves"].values()))
+    assert list(figures) == ["jury", "jury · judge", "jury · bot"]
+    assert figures["jury"]["labels"] == figures["jury · judge"]["labels"] > figures["jury · bot"]["labels"] == 0
+    assert result["withoutVerdict"] == {"jury · bot": 6}
+    assert result["comparisons"] == []

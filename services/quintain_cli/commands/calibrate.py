@@ -137,7 +137,7 @@ def _lines(result: Calibration) -> Iterator[str]:
         others = ", …" if left.labels > len(left.cases) else ""
         yield f"left out {format_count(left.labels, 'label')} {reason} ({', '.join(left.cases)}{others})"
     for judge, count in result.without_verdict.items():
-        yield f"missing  {judge} gave no verdict on {format_count(count, 'answer')}"
+        yield f"missing  {judge} gave no verdict, or a tie, on {format_count(count, 'answer')}"
     for one in result.disagreements[:_SHOWN_DISAGREEMENTS]:
         said, labeled = ("passes" if passed else "fails" for passed in (one.verdict, one.label))
         yield f"differs  {one.case_id} · {one.column}: {one.judge} says {said}, the label {labeled}"

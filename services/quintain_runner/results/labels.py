@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +17,7 @@ from pydantic import AliasChoices, Field, ValidationError
 
 from quintain.contracts.message import Message
 from quintain.errors import QuintainError
-from quintain_runner.results.row import Row
+from quintain_runner.results.row import GraderRow, Row
 
 FILE_NAME = "notes.jsonl"
 
@@ -143,6 +143,16 @@ def append_note(folder: Path, note: Note) -> None:
         raise QuintainError(
             f"{path}: the note cannot be written ({error.strerror}); make room, and save again"
         ) from None
+
+
+def verdicts_of(graders: Mapping[str, GraderRow]) -> dict[str, bool]:
+    """Whether an answer passes by each grader, and by each judge of a jury; those without a verdict, and a jury that is
+    tied, are not in it."""
+    verdicts: dict[str, bool] = {}
+    for name, grader in graders.items():
+        named = {name: grader, **{f"{name} · {judge}": vote for judge, vote in grader.votes.items()}}
+        verdicts.update((each, one.passed) for each, one in named.items() if one.passed is not None and not one.tied)
+    return verdicts
 
 
 def _notes(lines: Iterable[bytes]) -> Iterable[Note]:

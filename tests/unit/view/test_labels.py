@@ -94,6 +94,16 @@ def test_agreement_is_computed_from_blind_labels_of_the_random_queue(tmp_path: P
     assert sorted(cells[2:] for cells in others.rows) == [("1", "0"), ("1", "0"), ("1", "0")]
 
 
+def test_the_judges_of_a_jury_have_their_own_agreement_and_a_tie_is_no_verdict(tmp_path: Path) -> None:
+    votes = {"a": GraderRow(score=1.0, passed=True), "b": GraderRow(score=0.0, passed=False)}
+    tied = GraderRow(score=0.5, passed=False, tied=True, votes=votes)
+    row = judged_row("1", 1.0).with_fields(graders={"jury": tied})
+    folder = indexed(tmp_path / "run", [row])
+    label(folder, row, True)
+    (table,) = agreement_tables(folder)
+    assert [(cells[0], cells[3][:4]) for cells in table.rows] == [("jury · a", "1.00"), ("jury · b", "0.00")]
+
+
 def test_the_random_order_depends_on_nothing_that_graders_said(tmp_path: Path) -> None:
     def order(folder: Path) -> list[str]:
         found: list[str] = []
@@ -111,7 +121,10 @@ def test_the_random_order_depends_on_nothing_that_graders_said(tmp_path: Path) -
 
 
 def test_disputed_answers_come_first_and_then_scores_near_the_one_that_passes(tmp_path: Path) -> None:
+    votes = {name: GraderRow(score=score, passed=score > 0) for name, score in (("a", 0.0), ("b", 0.7), ("c", 0.8))}
+    jury = judged_row("voted", 1.0).with_fields(graders={"jury": GraderRow(score=1.0, passed=True, votes=votes)})
     rows = [
+        jury,
         judged_row("sure", 1.0, 1.0),
         judged_row("near", 0.45, 0.45),
         judged_row("nearer", 0.52, 0.52),
@@ -120,11 +133,11 @@ def test_disputed_answers_come_first_and_then_scores_near_the_one_that_passes(tm
     folder = indexed(tmp_path / "run", rows)
     found: list[str] = []
     # One that was labeled elsewhere is not asked for again here.
-    label(folder, rows[2], True, Chosen.RANDOM)
+    label(folder, rows[3], True, Chosen.RANDOM)
     while (queued := next_in_queue(folder, Chosen.DISPUTED)) is not None:
         found.append(queued.row.case_id)
         label(folder, queued.row, None, Chosen.DISPUTED)
-    assert found == ["split", "near"]
+    assert found == ["split", "voted", "near"]
 
 
 async def test_no_verdict_is_in_the_page_until_the_label_is_given(tmp_path: Path) -> None:
