@@ -46,7 +46,7 @@ from quintain_runner.report.summary import (
     unavailable_grader_notes,
 )
 from quintain_runner.report.tables import run_tables
-from quintain_runner.report.text_table import TextTable, rich_table
+from quintain_runner.report.text_table import TextTable, rich_tables
 from quintain_runner.results.bill import cost_line, tries_line
 from quintain_runner.untrusted import plain_line
 from quintain_view.html_report import write_html_report
@@ -283,11 +283,11 @@ def _worst_answer_lines(worst: WorstAnswer) -> Iterator[str]:
 
 def print_table(text_table: TextTable) -> None:
     """Print a table and its notes; without a terminal the table is as wide as its contents."""
-    console, table = stdout_console(), rich_table(text_table)
+    console = stdout_console()
     if not console.is_terminal:
-        table_width = console.measure(table, options=console.options.update(max_width=_MAX_TABLE_WIDTH)).maximum
-        console.width = max(console.width, table_width)
-    console.print(table)
+        console.width = _MAX_TABLE_WIDTH
+    for table in rich_tables(text_table, console.width):
+        console.print(table)
     for line in text_table.notes:
         console.print(plain_line(line), markup=False, soft_wrap=True)
 

@@ -48,6 +48,42 @@ class Latencies:
         return None
 
 
+#: So many kinds of errors are shown during a run; the results have all.
+MAX_SHOWN_ERRORS = 10
+
+
+class ErrorLines:
+    """The first kinds of errors of a run, one line each, with how often each occurred."""
+
+    def __init__(self) -> None:
+        #: Of each text, where it occurred first and how often, since the last `take_lines`.
+        self._seen: dict[str, tuple[str, int]] = {}
+        self._left, self._has_more, self._is_more_said = MAX_SHOWN_ERRORS, False, False
+
+    def add(self, where: str, text: str) -> None:
+        """Count an error of a row."""
+        first, count = self._seen.get(text, (where, 0))
+        if count or len(self._seen) < self._left:
+            self._seen[text] = first, count + 1
+        else:
+            self._has_more = True
+
+    def lines(self) -> Iterator[str]:
+        """The errors since the last `take_lines`."""
+        for text, (where, count) in self._seen.items():
+            yield f"error: {where}: {text}" if count == 1 else f"error: {text} × {count:,}, first at {where}"
+        if self._has_more and not self._is_more_said:
+            yield "error: there are more errors; all are in the results"
+
+    def take_lines(self) -> list[str]:
+        """Return the errors since the last call."""
+        lines = list(self.lines())
+        self._left -= len(self._seen)
+        self._seen.clear()
+        self._is_more_said = self._has_more
+        return lines
+
+
 class TargetProgress:
     """The progress of one target in this invocation. ``overload_count`` counts overload errors, with and without a
     retry.
@@ -142,10 +178,6 @@ class MoneyProgress:
         return f"{money_text(self.cost, self.limit_usd)}{projected if is_priced(self.cost) else ''}"
 
 
-#: The most errors that wait to be shown; the results contain all of them.
-_MAX_PENDING_ERRORS = 20
-
-
 class ProgressState:
     """The progress of a run.
 
@@ -194,7 +226,7 @@ class ProgressState:
         #: What calls wait for at present, a line for each quota.
         self.waits: tuple[str, ...] = ()
         self._calls_in_rows_before = self.calls_in_rows
-        self._pending_errors: deque[str] = deque(maxlen=_MAX_PENDING_ERRORS)
+        self.errors = ErrorLines()
 
     @property
     def calls(self) -> int:
@@ -259,12 +291,7 @@ class ProgressState:
         for name, grader in row.graders.items():
             self.grader_gauges.setdefault(name, GraderProgress()).add_row(grader)
         if row.error is not None:
-            self._pending_errors.append(f"{row.case_id} · {row.column}: {row.error.error}")
-
-    def take_new_errors(self) -> Iterator[str]:
-        """Iterate over the errors since the last call, at most the latest 20."""
-        while self._pending_errors:
-            yield self._pending_errors.popleft()
+            self.errors.add(f"{row.case_id} · {row.column}", row.error.error)
 
     @property
     def trials(self) -> int:

@@ -24,9 +24,6 @@ from quintain_runner.results.row import column_name
 from quintain_runner.statistics.analysis import format_score
 from quintain_runner.untrusted import plain_text
 
-#: Terminals with fewer characters per line show only the most important columns.
-WIDE_COLUMNS = 112
-
 #: A trial that runs for so long is named, of several the oldest, with its time in lines and at the provider.
 LONG_TRIAL_SECONDS, MAX_NAMED_TRIALS = 60.0, 3
 
@@ -79,33 +76,33 @@ class _TargetLine:
 
 @dataclass(frozen=True, slots=True)
 class _TableColumn:
-    """A column of the table: its heading, the function for its cells, and whether narrow terminals show it."""
+    """A column of the table: its heading, the function for its cells, and its place among those that a narrow terminal
+    shows, of which the lowest comes first.
+    """
 
     heading: str
     cell: Callable[[_TargetLine], str]
-    shown_when_narrow: bool = True
+    rank: int
 
 
 _COLUMNS = (
-    _TableColumn("done", lambda line: f"{line.tally.done:,}/{line.tally.trials:,}"),
-    _TableColumn("in flight", lambda line: f"{line.progress.in_flight:,}"),
-    _TableColumn("queued", lambda line: f"{line.queued:,}", shown_when_narrow=False),
-    _TableColumn("per min", lambda line: line.trials_per_minute),
-    _TableColumn("p50", lambda line: duration(line.progress.latencies.quantile(0.5)), shown_when_narrow=False),
-    _TableColumn("p95", lambda line: duration(line.progress.latencies.quantile(0.95))),
-    _TableColumn("mean", lambda line: format_score(line.tally.mean_score)),
-    _TableColumn("errors", lambda line: f"{line.tally.errors:,}"),
-    _TableColumn("in doubt", lambda line: f"{line.tally.in_doubt:,}", shown_when_narrow=False),
-    _TableColumn("throttled", lambda line: f"{line.progress.overload_count:,}", shown_when_narrow=False),
-    _TableColumn("calls", lambda line: f"{line.usage.calls:,}", shown_when_narrow=False),
+    _TableColumn("done", lambda line: f"{line.tally.done:,}/{line.tally.trials:,}", 0),
+    _TableColumn("in flight", lambda line: f"{line.progress.in_flight:,}", 2),
+    _TableColumn("queued", lambda line: f"{line.queued:,}", 8),
+    _TableColumn("per min", lambda line: line.trials_per_minute, 5),
+    _TableColumn("p50", lambda line: duration(line.progress.latencies.quantile(0.5)), 10),
+    _TableColumn("p95", lambda line: duration(line.progress.latencies.quantile(0.95)), 6),
+    _TableColumn("mean", lambda line: format_score(line.tally.mean_score), 3),
+    _TableColumn("errors", lambda line: f"{line.tally.errors:,}", 1),
+    _TableColumn("in doubt", lambda line: f"{line.tally.in_doubt:,}", 9),
+    _TableColumn("throttled", lambda line: f"{line.progress.overload_count:,}", 11),
+    _TableColumn("calls", lambda line: f"{line.usage.calls:,}", 12),
     _TableColumn(
-        "tokens in/out",
-        lambda line: f"{amount(line.usage.input_tokens)}/{amount(line.usage.output_tokens)}",
+        "tokens in/out", lambda line: f"{amount(line.usage.input_tokens)}/{amount(line.usage.output_tokens)}", 7
     ),
+    # Of the target's calls, as its tokens; the cost of judges is in the budget's line.
+    _TableColumn("cost", lambda line: "-" if line.billed is None else cost_text(line.billed.cost), 4),
 )
-
-#: The cost of the target's calls, as its tokens; the cost of judges is included in the budget line.
-_COST_COLUMN = _TableColumn("cost", lambda line: "-" if line.billed is None else cost_text(line.billed.cost))
 
 
 def render_progress(
@@ -124,12 +121,16 @@ def render_progress(
         )
         for name, tally in progress_state.tallies.items()
     }
-    parts: list[RenderableType] = [_targets_table(lines, wide=width >= WIDE_COLUMNS)]
+    parts: list[RenderableType] = [_targets_table(lines, width)]
     if progress_state.grader_gauges:
         parts.append(_graders_table(progress_state))
     parts += _budget_lines(progress_state, lines, elapsed_seconds, now)
     parts += _long_trials(progress_state, clock_seconds)
     parts += (plain_text(f"waits   {wait}") for wait in progress_state.waits)
+    for line in progress_state.errors.lines():
+        shown = plain_text(line, "red")
+        shown.truncate(width, overflow="ellipsis")
+        parts.append(shown)
     return Group(*parts)
 
 
@@ -146,17 +147,25 @@ def _long_trials(progress_state: ProgressState, clock_seconds: float) -> Iterato
         yield plain_text(f"longest {', '.join(named)}{more}")
 
 
-def _targets_table(lines: dict[str, _TargetLine], *, wide: bool) -> Table:
-    """The table of the targets."""
-    columns = [column for column in _COLUMNS if wide or column.shown_when_narrow]
-    if any(line.billed is not None for line in lines.values()):
-        columns.append(_COST_COLUMN)
+def _targets_table(lines: Mapping[str, _TargetLine], width: int) -> Table:
+    """The table of the targets, with as many columns as fit beside their whole names."""
+    names = {name: f"{name} (parked)" if line.progress.is_parked else name for name, line in lines.items()}
+    has_cost = any(line.billed is not None for line in lines.values())
+    left, shown = width - max(map(len, ["target", *names.values()])), set[str]()
+    for column in sorted(_COLUMNS, key=lambda column: column.rank):
+        if column.heading == "cost" and not has_cost:
+            continue
+        # One character parts two columns.
+        left -= 1 + max(len(column.heading), *(len(column.cell(line)) for line in lines.values()))
+        if left < 0 and shown:
+            break
+        shown.add(column.heading)
+    columns = [column for column in _COLUMNS if column.heading in shown]
     table = Table("target", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for name, line in lines.items():
-        shown_name = f"{name} (parked)" if line.progress.is_parked else name
-        table.add_row(plain_text(shown_name), *(column.cell(line) for column in columns))
+        table.add_row(plain_text(names[name]), *(column.cell(line) for column in columns))
     return table
 
 
@@ -226,9 +235,6 @@ TICK_SECONDS = 0.25
 _LINE_SECONDS = 10.0
 _LINE_FRACTION = 0.1
 
-#: The most errors shown during a run; the results contain all of them.
-_MAX_SHOWN_ERRORS = 10
-
 Clock = Callable[[], float]
 
 
@@ -258,22 +264,15 @@ class NoProgressDisplay:
         """Show nothing at the end of the run."""
 
 
-class _ErrorPrinter:
-    """Prints the first errors of a run, one line each, and then one line that there are more."""
+def _print_warnings(console: Console, progress_state: ProgressState) -> None:
+    while progress_state.warnings:
+        console.print(plain_text(f"warning  {progress_state.warnings.popleft()}"), soft_wrap=True)
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._printed_count = console, 0
 
-    def print_new(self, progress_state: ProgressState) -> None:
-        """Print the warnings and errors since the last call."""
-        while progress_state.warnings:
-            self._console.print(plain_text(f"warning  {progress_state.warnings.popleft()}"), soft_wrap=True)
-        for error in progress_state.take_new_errors():
-            self._printed_count += 1
-            if self._printed_count <= _MAX_SHOWN_ERRORS:
-                self._console.print(plain_text(f"error: {error}", "red"), soft_wrap=True)
-            elif self._printed_count == _MAX_SHOWN_ERRORS + 1:
-                self._console.print(plain_text("error: there are more errors; all are in the results", "red"))
+def _print_errors(console: Console, progress_state: ProgressState) -> None:
+    """Print the errors since the last time, equal ones in one line."""
+    for line in progress_state.errors.take_lines():
+        console.print(plain_text(line, "red"), soft_wrap=True)
 
 
 class Lines:
@@ -284,7 +283,6 @@ class Lines:
 
     def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._errors = _ErrorPrinter(console)
         self._progress_state: ProgressState | None = None
         self._printed_at, self._printed_done = 0.0, 0
 
@@ -294,16 +292,17 @@ class Lines:
         self._print(start_line(progress_state))
 
     def tick(self) -> None:
-        """Print new errors, and a line of progress if one is due."""
+        """Print new warnings, and the errors and a line of progress if one is due."""
         progress_state = self._progress_state
         if progress_state is None:
             return
-        self._errors.print_new(progress_state)
+        _print_warnings(self._console, progress_state)
         is_step_reached = progress_state.done - self._printed_done >= max(1, progress_state.trials * _LINE_FRACTION)
         is_news = progress_state.done > self._printed_done
         is_due = self._clock() - self._printed_at >= _LINE_SECONDS and (is_news or progress_state.waits)
         if is_step_reached or is_due:
             self._printed_at, self._printed_done = self._clock(), progress_state.done
+            _print_errors(self._console, progress_state)
             if is_news:
                 self._print(progress_line(progress_state))
             for wait in progress_state.waits:
@@ -312,7 +311,8 @@ class Lines:
     def stop(self) -> None:
         """Print the errors and the progress that are not yet printed."""
         if self._progress_state is not None:
-            self._errors.print_new(self._progress_state)
+            _print_warnings(self._console, self._progress_state)
+            _print_errors(self._console, self._progress_state)
             if self._progress_state.done > self._printed_done:
                 self._print(progress_line(self._progress_state))
 
@@ -322,11 +322,10 @@ class Lines:
 
 
 class LiveTable:
-    """A table that is redrawn in place and removed when the run ends. ``clock`` returns seconds."""
+    """A table, and the errors, that are redrawn in place; the errors stay at the end. ``clock`` returns seconds."""
 
     def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._errors = _ErrorPrinter(console)
         self._progress_state: ProgressState | None = None
         self._live: Live | None = None
         self._started = 0.0
@@ -339,16 +338,17 @@ class LiveTable:
         self._live.start(refresh=True)
 
     def tick(self) -> None:
-        """Print new errors and redraw the table."""
+        """Print new warnings and redraw the table."""
         if self._progress_state is not None and self._live is not None:
-            self._errors.print_new(self._progress_state)
+            _print_warnings(self._console, self._progress_state)
             self._live.update(self._render(self._progress_state), refresh=True)
 
     def stop(self) -> None:
-        """Print new errors and remove the table."""
+        """Print the errors and remove the table."""
         if self._progress_state is not None and self._live is not None:
-            self._errors.print_new(self._progress_state)
+            _print_warnings(self._console, self._progress_state)
             self._live.stop()
+            _print_errors(self._console, self._progress_state)
 
     def _render(self, progress_state: ProgressState) -> RenderableType:
         """The table at this moment."""

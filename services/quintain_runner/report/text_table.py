@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -26,17 +27,42 @@ class TextTable:
     notes: list[str] = field(default_factory=list)
 
 
-def rich_table(text_table: TextTable) -> Table:
-    """A text table as a rich table, without its notes."""
-    table = Table(title=Text(plain_line(text_table.title)), title_justify="left", title_style="bold")
-    for number, column in enumerate(text_table.columns):
-        table.add_column(column, justify="left" if number < text_table.name_columns else "right", overflow="fold")
+def rich_tables(text_table: TextTable, width: int) -> list[Table]:
+    """A text table as rich tables, without its notes: several, each with the names, where one is wider than ``width``.
+
+    So no number is broken in two; a name is, where names take more than half of the width.
+    """
+    widths = [_column_width(text_table, number) for number in range(len(text_table.columns))]
+    names = range(text_table.name_columns)
+    room = width - 1 - min(sum(widths[number] for number in names), width // 2)
+    groups: list[list[int]] = [[]]
+    for number in range(text_table.name_columns, len(widths)):
+        if groups[-1] and sum(widths[each] for each in groups[-1]) + widths[number] > room:
+            groups.append([])
+        groups[-1].append(number)
+    return [_rich_table(text_table, [*names, *group], has_title=group is groups[0]) for group in groups]
+
+
+def _rich_table(text_table: TextTable, shown: Sequence[int], *, has_title: bool) -> Table:
+    title = Text(plain_line(text_table.title)) if has_title else None
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number in shown:
+        is_name = number < text_table.name_columns
+        table.add_column(
+            text_table.columns[number], justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name
+        )
     for row in text_table.rows:
-        table.add_row(*map(plain_text, row))
+        table.add_row(*(plain_text(row[number]) for number in shown))
     if text_table.total is not None:
         table.add_section()
-        table.add_row(*map(plain_text, text_table.total))
+        table.add_row(*(plain_text(text_table.total[number]) for number in shown))
     return table
+
+
+def _column_width(text_table: TextTable, number: int) -> int:
+    """The width of a column in characters, with its padding and its line."""
+    rows = [text_table.columns, *text_table.rows, *([] if text_table.total is None else [text_table.total])]
+    return 3 + max(cell_len(plain_text(row[number]).plain) for row in rows)
 
 
 def bill_table(bill: Bill) -> TextTable:

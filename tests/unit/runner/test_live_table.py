@@ -83,6 +83,8 @@ def test_a_narrow_terminal_has_the_columns_that_matter_most_each_in_full() -> No
     board.trial_started(RowKey("1", "a-target-with-a-long-name", 1), 1)
     lines = rendered_lines(board, width=80)
     assert "100,000" in lines[1]
+    assert lines[1].startswith("a-target-with-a-long-name ")
+    assert {"done", "errors"} <= set(lines[0].split())
     assert "p50" not in lines[0]
     assert all(len(line) <= 80 for line in lines)
     assert "…" not in lines[0]

@@ -106,11 +106,24 @@ def test_a_flood_of_errors_is_told_by_its_first() -> None:
     board, lines = progress_state(100), Lines(console)
     lines.start(board)
     for number in range(15):
-        board.add_row(row(str(number), error="bad"))
+        board.add_row(row(str(number), error=f"bad {number}"))
         lines.tick()
+    lines.stop()
     told = [line for line in stream.getvalue().splitlines() if line.startswith("error")]
     assert len(told) == 11
     assert told[-1] == "error: there are more errors; all are in the results"
+
+
+@pytest.mark.parametrize("kind", [Lines, LiveTable])
+def test_equal_errors_are_one_line_with_their_number(kind: type[Lines | LiveTable]) -> None:
+    console, stream = terminal() if kind is LiveTable else pipe()
+    board, progress = progress_state(1000), kind(console)
+    progress.start(board)
+    for number in range(3):
+        board.add_row(row(str(number), error="bad"))
+    progress.stop()
+    assert [line for line in stream.getvalue().splitlines() if "× 3" in line and "bad" in line and "0 · bot" in line]
+    assert "1 · bot" not in stream.getvalue()
 
 
 def test_the_live_table_is_gone_when_the_run_ends() -> None:

@@ -14,7 +14,7 @@ from quintain.errors import ConfigError
 from quintain_runner.report.report_files import MAX_SHOWN_CASES, render_markdown, write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.tables import run_tables
-from quintain_runner.report.text_table import TextTable, rich_table
+from quintain_runner.report.text_table import TextTable, rich_tables
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row, RowStatus
 from support.junit_schema import validate_junit
@@ -35,11 +35,23 @@ def hostile_row() -> Row:
     return graded_row(HOSTILE, 0.0, output=HOSTILE).model_copy(update={"graders": graders})
 
 
-def shown(sheet: TextTable) -> list[str]:
-    console = Console(width=200, no_color=True)
+def shown(sheet: TextTable, width: int = 200) -> list[str]:
+    console = Console(width=width, no_color=True)
     with console.capture() as capture:
-        console.print(rich_table(sheet))
+        console.print(*rich_tables(sheet, width))
     return capture.get().splitlines()
+
+
+def test_a_table_that_is_wider_than_the_terminal_is_several_and_breaks_no_word() -> None:
+    columns = ("target", *(f"grader-{number}" for number in range(12)))
+    rows = [("alpha-large", *(f"{number}.123" for number in range(12))), ("beta", *(["-"] * 12))]
+    lines = shown(TextTable("scores", columns, rows), width=80)
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).split()
+    assert set(columns) | set(rows[0]) <= set(words)
+    assert words.count("alpha-large") == words.count("target") > 1
+    assert words.count("scores") == 1
+    assert len(shown(TextTable("scores", columns, rows), width=200)) < len(lines)
 
 
 def test_junit_has_a_suite_per_target_and_a_case_per_row(tmp_path: Path) -> None:
