@@ -38,16 +38,9 @@ from quintain_runner.graders.program import unconfined_programs
 from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.summary import (
-    exit_line,
-    lost_turns_note,
-    parked_target_notes,
-    unaccounted_calls_note,
-    unavailable_grader_notes,
-)
+from quintain_runner.report.summary import account_lines, exit_line, parked_target_notes, unavailable_grader_notes
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, rich_tables
-from quintain_runner.results.bill import cost_line, tries_line
 from quintain_runner.untrusted import plain_line
 from quintain_view.html_report import write_html_report
 from quintain_view.index_reader import WorstAnswer, worst_answers
@@ -239,16 +232,12 @@ def print_report(report: RunReport, command: str) -> None:
         print_table(table)
     summary = report.summary
     notes = (
-        cost_line(report.bill),
-        tries_line(report.bill),
-        unaccounted_calls_note(summary, report.bill),
-        lost_turns_note(summary),
+        *account_lines(summary.total, report.bill),
         *parked_target_notes(summary),
         *unavailable_grader_notes(summary),
     )
     for line in (*notes, *_reading_lines(report), exit_line(summary, command)):
-        if line is not None:
-            print_stdout(line)
+        print_stdout(line)
 
 
 def _write_index(report: RunReport) -> None:

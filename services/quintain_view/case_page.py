@@ -206,8 +206,9 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     if row.tries > 1:
         yield "tries", f"{row.tries}"
     if (held := row.conversation) is not None:
-        lost = f"; {held.lost_turns} were lost, in {held.attempts - 1} attempts before" if held.lost_turns else ""
-        yield "turns", f"{len(held.turns)}{lost}"
+        ended = ", ended by the simulated user" if held.stopped else ""
+        again = f"; begun {held.attempts} times, {held.lost_turns} turns lost" if held.attempts > 1 else ""
+        yield "turns", f"{len(held.turns)}{ended}{again}"
     answer = row.answer
     if answer is not None:
         optional = {"model": answer.model, "finish reason": answer.finish_reason, "request id": answer.request_id}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.run_report import RunReport
+from quintain_runner.report.summary import account_lines
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
-from quintain_runner.results.bill import cost_line, tries_line
 from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
 from quintain_runner.untrusted import plain_line
 from quintain_view.case_page import OUTCOME_WORDS
@@ -275,7 +275,7 @@ def run_page(
         status=status_of(run),
         is_ended=run.ended_at is not None,
         tables=[*run_tables(report), *([bill_table(run.bill)] if run.bill else [])] if run.ended_at is not None else [],
-        notes=[plain_line(line, max_length=1_000) for line in (cost_line(run.bill), tries_line(run.bill)) if line],
+        notes=[plain_line(line, max_length=1_000) for line in account_lines(run.totals, run.bill)],
         histograms=[histogram(name, column.bins) for name, column in list(counts.items())[:MAX_HISTOGRAMS]],
         differences=difference_plot(report.analysis),
         matrix=page_matrix,

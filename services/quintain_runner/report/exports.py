@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -53,7 +53,7 @@ def write_agentv_run(folder: Path, report: RunReport) -> list[Path]:
 
 def _write_row(folder: Path, row: Row) -> None:
     (folder / "outputs").mkdir(parents=True, exist_ok=True)
-    question = "\n\n".join(f"@[{role}]:\n{text}" for role, text in asked_messages(row))
+    question = "\n\n".join(f"@[{role}]:\n{text}" for role, text in (*asked_messages(row), *_earlier_turns(row)))
     (folder / "input.md").write_text(question, encoding="utf-8", errors="replace")
     (folder / "outputs" / "answer.md").write_text(row.output or "", encoding="utf-8", errors="replace")
     checks = [check for grader in row.graders.values() for check in _assertions(grader)]
@@ -134,6 +134,16 @@ def asked_messages(row: Row) -> list[tuple[str, str]]:
         *((message.role, content_text(message.content)) for message in row.case.messages or ()),
         *question,
     ]
+
+
+def _earlier_turns(row: Row) -> Iterator[tuple[str, str]]:
+    """What was said in a conversation after what was asked first, without the row's answer, as roles and texts."""
+    turns = row.turns()
+    for number, turn in enumerate(turns, start=1):
+        if turn.question is not None:
+            yield "user", turn.question
+        if turn.output and (number < len(turns) or row.output is None):
+            yield "assistant", turn.output
 
 
 class _Summary:

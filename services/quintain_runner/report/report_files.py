@@ -13,10 +13,15 @@ from xml.sax.saxutils import XMLGenerator
 from quintain.errors import QuintainError
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.summary import TrialCounts, exit_line, parked_target_notes, unavailable_grader_notes
+from quintain_runner.report.summary import (
+    TrialCounts,
+    account_lines,
+    exit_line,
+    parked_target_notes,
+    unavailable_grader_notes,
+)
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
-from quintain_runner.results.bill import cost_line
 from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
@@ -123,8 +128,8 @@ def render_markdown(report: RunReport, command: str) -> str:
         page.write(f"\n{markdown_code_span(note, max_length=1000)}\n")
     for table in (*run_tables(report), *([] if report.bill is None else [bill_table(report.bill)])):
         page.write(f"\n{''.join(markdown_table_lines(table))}")
-    if (cost := cost_line(report.bill)) is not None:
-        page.write(f"\n{_escape_markdown(cost)}\n")
+    for line in account_lines(report.summary.total, report.bill):
+        page.write(f"\n{_escape_markdown(line)}\n")
     rows = list(islice(_rows_not_passed(report), MAX_SHOWN_CASES + 1))
     if rows:
         cells = [_not_passed_cells(row) for row in rows[:MAX_SHOWN_CASES]]

@@ -18,7 +18,7 @@ from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.results.answer import is_zero
-from quintain_runner.results.bill import Bill, CallRole, dollars
+from quintain_runner.results.bill import Bill, CallRole, cost_line, dollars, tries_line
 from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import TARGET_CHANGED, split_column
 from quintain_runner.statistics.analysis import format_score
@@ -220,9 +220,14 @@ def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
 _BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =]\S+")
 
 
-def unaccounted_calls_note(summary: RunSummary, bill: Bill | None) -> str | None:
+def account_lines(total: RunTotals, bill: Bill | None) -> list[str]:
+    """What a report says below its tables of money, requests and calls, a line each."""
+    lines = (cost_line(bill), tries_line(bill), unaccounted_calls_note(total, bill), lost_turns_note(total))
+    return [line for line in lines if line is not None]
+
+
+def unaccounted_calls_note(total: RunTotals, bill: Bill | None) -> str | None:
     """A sentence about the calls that are in no row, or None if every call is in one."""
-    total = summary.total
     if not total.calls_without_row:
         return None
     made = None if bill is None else bill.roles.get(CallRole.AGENT)
@@ -236,9 +241,9 @@ def unaccounted_calls_note(summary: RunSummary, bill: Bill | None) -> str | None
     return f"{total.calls_without_row} of {total.calls} calls are in no row: {'; '.join(reasons)}"
 
 
-def lost_turns_note(summary: RunSummary) -> str | None:
+def lost_turns_note(total: RunTotals) -> str | None:
     """A sentence about the turns of conversations that were lost; None where none was."""
-    if not (lost := summary.total.lost_turns):
+    if not (lost := total.lost_turns):
         return None
     turns = "1 turn of a conversation was" if lost == 1 else f"{lost:,} turns of conversations were"
     return f"{turns} lost with the worker that held it, and asked again from the first turn; their calls count"

@@ -299,7 +299,8 @@ class Row(Message):
         answers = [] if self.conversation is None else [turn.answer for turn in self.conversation.turns]
         held = answers if self.answer is None else [*answers[:-1], self.answer]
         if self.error is not None and self.error.steps:
-            held.append(Answer(steps=self.error.steps, steps_cut=self.error.steps_cut))
+            error = self.error
+            held.append(Answer(request_id=error.request_id, steps=error.steps, steps_cut=error.steps_cut))
         return [answer for answer in held if answer is not None]
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -19,12 +21,15 @@ from quintain_runner.plan.cases import parse_jsonl, require_question
 from quintain_runner.plan.changes import input_fingerprint
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, most_asks, most_turns, planned_ids
 from quintain_runner.plan.dataset import check_dataset
+from quintain_runner.report.exports import write_agentv_run
 from quintain_runner.report.inspect_export import write_inspect_logs
+from quintain_runner.report.report_files import render_markdown, write_csv
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.evaluation import DatasetSpec
+from quintain_view.case_page import case_page
 from support.evaluations import EvaluationFolder, Json, write_evaluation, write_script
 from support.fake_client import FakeClient
 
@@ -174,6 +179,10 @@ async def test_what_an_agent_did_before_a_failure_is_in_the_row(tmp_path: Path) 
     # Half of what a row may have of steps is left to the turns before.
     assert len(row.to_line()) < MAX_STEPS_BYTES
     assert row.error.steps_cut is not None
+    (answer,) = case_page("talk", [row], evaluation="eval.yaml", folder="runs").answers
+    assert answer.timeline is not None
+    assert [step.title for step in answer.timeline.steps if step.kind == "tool"] == ["pay"]
+    assert any("characters of texts" in note for note in answer.timeline.notes)
     assert row.without_content().error == row.error.with_fields(steps=None, steps_cut=None)
     (path,) = write_inspect_logs(tmp_path / "logs", read_report(folder.output))
     (sample,) = json.loads(path.read_text())["samples"]
@@ -206,6 +215,13 @@ async def test_a_conversation_that_is_lost_begins_again_and_its_turns_are_counte
     assert Counter(name for name, _ in talker.asked) == Counter({talker.asked[0][0]: 3, talker.asked[-1][0]: 5})
     assert (summary.total.lost_turns, summary.total.calls) == (2, 7 + charged)
     assert json.loads((folder.output / "run.json").read_text())["totals"]["lostTurns"] == 2
+    report = read_report(folder.output)
+    write_csv(tmp_path / "rows.csv", report)
+    (cells,) = csv.DictReader((tmp_path / "rows.csv").read_text(encoding="utf-8-sig").splitlines())
+    assert (cells["turns"], cells["lost_turns"]) == ("5", "2")
+    assert "2 turns of conversations were lost" in render_markdown(report, "quintain run eval.yaml")
+    (answer,) = case_page("talk", [row], evaluation="eval.yaml", folder="runs").answers
+    assert "2 turns lost" in dict(answer.facts)["turns"]
 
 
 @pytest.mark.parametrize(
@@ -382,6 +398,11 @@ async def test_an_export_has_every_turn(tmp_path: Path) -> None:
         ("user", "first"), ("assistant", "answer 1"), ("user", "then"), ("assistant", "answer 2"),
     ]  # fmt: skip
     assert (sample["input"], sample["output"]["completion"]) == ("first", "answer 2")
+    write_agentv_run(tmp_path / "agentv", read_report(folder.output))
+    (shown,) = (tmp_path / "agentv").glob("**/input.md")
+    assert re.findall(r"@\[(\w+)\]:\n(.*)", shown.read_text()) == [
+        ("user", "first"), ("assistant", "answer 1"), ("user", "then"),
+    ]  # fmt: skip
 
 
 def test_rows_without_content_hold_nothing_that_was_said(tmp_path: Path) -> None:

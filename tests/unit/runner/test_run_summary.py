@@ -169,10 +169,10 @@ def test_the_next_command_has_one_budget() -> None:
 
 
 def test_calls_that_no_row_accounts_for_are_said() -> None:
-    assert unaccounted_calls_note(PASSED, None) is None
-    some = with_totals(PASSED, calls_without_row=3)
+    assert unaccounted_calls_note(GOOD, None) is None
+    some = GOOD.with_fields(calls_without_row=3)
     assert "3 of 8 calls are in no row" in str(unaccounted_calls_note(some, None))
     lines = [UsageLine(target="gpt", calls=5), UsageLine(target="gpt", grader=AGENTS, calls=2)]
     assert "2 were made by agents" in str(unaccounted_calls_note(some, Bill.of(lines)))
-    only = str(unaccounted_calls_note(with_totals(PASSED, calls_without_row=2), Bill.of(lines)))
+    only = str(unaccounted_calls_note(GOOD.with_fields(calls_without_row=2), Bill.of(lines)))
     assert "graders" not in only
