@@ -42,7 +42,7 @@ class Agent(scripted_target_class("ours")):  # type: ignore[misc]
 
     @property
     def config_specs(self) -> list[Any]:
-        return [self.types.config_spec(SESSION_SLOT, self.user, "what it calls models with")]
+        return [self.types.module.ConfigSpec(SESSION_SLOT, self.user, "what it calls models with")]
 
     def set_config(self, name: str, value: str) -> None:
         assert name == SESSION_SLOT

@@ -414,7 +414,7 @@ async def test_specs_and_domain_are_the_targets(placement: TargetPlacement) -> N
     assert (slot.name, slot.description) == ("persona", "who it is")
     assert slot.security_domain is placement.target_class.user  # type: ignore[attr-defined]
     assert (question.name, [param.name for param in question.params]) == ("runs", ["since"])
-    assert type(slot) is placement.types.config_spec
+    assert type(slot) is placement.types.module.ConfigSpec
     assert [root.name for root in target.security_domain.roots] == ["root"]
     assert len(target.security_domain.distinct_combinations()) == 5
 

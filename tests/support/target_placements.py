@@ -41,8 +41,8 @@ class ScriptedTarget:
 
     def __init__(self, script: TargetScript) -> None:
         self.script = script
-        self.question = self.types.controllable("question", self.user, "what the user asks")
-        self.screen = self.types.observable("screen", self.tools, "what is shown")
+        self.question = self.types.module.Controllable("question", self.user, "what the user asks")
+        self.screen = self.types.module.Observable("screen", self.tools, "what is shown")
         self.persona = "plain"
         self.runs_since_reset = self.total_runs = 0
         self.torn_down = False
@@ -52,7 +52,7 @@ class ScriptedTarget:
 
     @property
     def config_specs(self) -> list[Any]:
-        return [self.types.config_spec("persona", self.user, "who it is")]
+        return [self.types.module.ConfigSpec("persona", self.user, "who it is")]
 
     def set_config(self, name: str, value: str) -> None:
         if name != "persona":
@@ -61,7 +61,11 @@ class ScriptedTarget:
 
     @property
     def query_specs(self) -> list[Any]:
-        return [self.types.query_spec("runs", "How often it ran.", [self.types.query_param("since", "reset or lease")])]
+        return [
+            self.types.module.QuerySpec(
+                "runs", "How often it ran.", [self.types.module.QueryParam("since", "reset or lease")]
+            )
+        ]
 
     def query(self, name: str, **params: str) -> str:
         if name != "runs":
@@ -70,13 +74,13 @@ class ScriptedTarget:
 
     @property
     def security_domain(self) -> Any:
-        return self.types.domain([self.root, self.user, self.tools])
+        return self.types.module.SecurityDomain([self.root, self.user, self.tools])
 
     def get_controllables(self) -> list[Any]:
-        return [self.question, self.types.controllable(f"voice of {self.persona}", self.tools, "", "json")]
+        return [self.question, self.types.module.Controllable(f"voice of {self.persona}", self.tools, "", "json")]
 
     def get_observables(self) -> list[Any]:
-        return [self.types.observable_value(self.screen, {"persona": self.persona})]
+        return [self.types.module.ObservableValue(self.screen, {"persona": self.persona})]
 
     async def run(self, emit: Callable[[Any], None], send_event: Callable[[Any], Awaitable[Any]]) -> None:
         self.runs_since_reset += 1
@@ -103,8 +107,12 @@ class ScriptedTarget:
 def scripted_target_class(interface_name: str) -> type:
     """The class of scripted targets in a speech. Its tags are made once, as a package's are."""
     types = types_of(interface_name)
-    root = types.tag("root")
-    tags = {"root": root, "user": types.tag("user", root), "tools": types.tag("tools", root)}
+    root = types.module.SecurityDomainTag("root")
+    tags = {
+        "root": root,
+        "user": types.module.SecurityDomainTag("user", root),
+        "tools": types.module.SecurityDomainTag("tools", root),
+    }
     # superred is imported only for its own speech: that takes seconds.
     base = Target if interface_name == "ours" else target_interfaces()[interface_name]
     return type("Scripted", (ScriptedTarget, base), {"types": types, **tags})

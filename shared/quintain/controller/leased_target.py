@@ -45,6 +45,7 @@ from quintain.target import (
     QuerySpec,
     Scope,
     SecurityDomain,
+    SecurityDomainTag,
 )
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES, TagRegistry
@@ -265,7 +266,7 @@ async def lease(  # noqa: PLR0913 -- what a lease may be given, by name
     token = None if child_session is None else child_session.token or settings.require_session_token()
     folder = None if trajectories is None else TrajectoryFolder.create(trajectories)
     given = [each for each in (*as_list(scope or ()), *as_list(read_only)) if not isinstance(each, str)]
-    codec = Codec(QUINTAIN_TYPES.with_classes(events), TagRegistry(QUINTAIN_TYPES.tag, given))
+    codec = Codec(QUINTAIN_TYPES.with_classes(events), TagRegistry(SecurityDomainTag, given))
     if connection is None and memory is None:
         url = url or settings.require_broker_url()
     async with (

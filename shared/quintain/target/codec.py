@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from quintain.contracts import remote_target as wire
@@ -131,12 +131,16 @@ _WIRE_FIELDS = _TEXT_FIELDS | {
 }
 
 
+#: What has a name in a security domain.
+_Named: TypeAlias = wire.WireConfigSpec | wire.WireControllable | wire.WireObservable
+
+
 class Codec:
     """Decodes wire messages with one side's classes and tags."""
 
     def __init__(self, type_registry: TypeRegistry, tags: TagRegistry | None = None) -> None:
         self.type_registry = type_registry
-        self.tags = TagRegistry(type_registry.tag) if tags is None else tags
+        self.tags = TagRegistry(type_registry.module.SecurityDomainTag) if tags is None else tags
         self._located: tuple[list[Any], list[str]] | None = None
 
     # The description of a target.
@@ -152,15 +156,12 @@ class Codec:
             target_class=type(target).__name__,
             tags=[tag_path(tag) for tag in tags],
             tag_locations=self._locate(tags, type(target)),
-            config_specs=[
-                wire.WireConfigSpec(name=spec.name, domain=tag_path(spec.security_domain), description=spec.description)
-                for spec in target.config_specs
-            ],
+            config_specs=[wire.WireConfigSpec(**_write_named(spec)) for spec in target.config_specs],
             query_specs=[
                 wire.WireQuerySpec(
                     name=spec.name,
                     description=spec.description,
-                    params=[wire.WireParam(name=param.name, description=param.description) for param in spec.params],
+                    params=[wire.WireParam(name=each.name, description=each.description) for each in spec.params],
                 )
                 for spec in target.query_specs
             ],
@@ -185,7 +186,7 @@ class Codec:
         With ``by_path`` a tag in any imported module counts whose path is the same. Raises `ConfigError` if there are
         several such tags.
         """
-        tag_class = self.type_registry.tag
+        tag_class = self.type_registry.module.SecurityDomainTag
         for path, location in zip(descriptor.tags, descriptor.tag_locations, strict=False):
             tag = find_tag(location, path, tag_class)
             self.tags.register([] if tag is None else [tag])
@@ -202,51 +203,40 @@ class Codec:
 
     def domain(self, descriptor: wire.TargetDescriptor) -> Any:
         """Return a descriptor's security domain, with this side's tags."""
-        return self.type_registry.domain([self.tags.get(path) for path in descriptor.tags])
+        return self.type_registry.module.SecurityDomain([self.tags.get(path) for path in descriptor.tags])
 
     def config_specs(self, descriptor: wire.TargetDescriptor) -> list[Any]:
         """Return a descriptor's configuration slots."""
-        make = self.type_registry.config_spec
-        return [make(spec.name, self.tags.get(spec.domain), spec.description) for spec in descriptor.config_specs]
+        return [self.type_registry.module.ConfigSpec(*self._read_named(spec)) for spec in descriptor.config_specs]
 
     def query_specs(self, descriptor: wire.TargetDescriptor) -> list[Any]:
         """Return a descriptor's queries."""
-        param, make = self.type_registry.query_param, self.type_registry.query_spec
+        make, param = self.type_registry.module.QuerySpec, self.type_registry.module.QueryParam
         return [
-            make(
-                spec.name,
-                spec.description,
-                [param(wire_param.name, wire_param.description) for wire_param in spec.params],
-            )
+            make(spec.name, spec.description, [param(each.name, each.description) for each in spec.params])
             for spec in descriptor.query_specs
         ]
 
     def observables(self, descriptor: wire.TargetDescriptor) -> list[Any]:
         """Return a descriptor's observables with their values."""
-        make = self.type_registry.observable_value
+        make = self.type_registry.module.ObservableValue
         return [
-            make(self.observable(wire_value.observable), decode_value(wire_value.content, self.tags.get))
-            for wire_value in descriptor.observables
+            make(self.observable(each.observable), decode_value(each.content, self.tags.get))
+            for each in descriptor.observables
         ]
 
     def controllable(self, wire_controllable: wire.WireControllable) -> Any:
         """Decode a controllable."""
-        domain = self.tags.get(wire_controllable.domain)
-        return self.type_registry.controllable(
-            wire_controllable.name,
-            domain,
-            replace_surrogates(wire_controllable.description),
-            wire_controllable.value_type,
-        )
+        named = self._read_named(wire_controllable)
+        return self.type_registry.module.Controllable(*named, wire_controllable.value_type)
 
     def observable(self, wire_observable: wire.WireObservable) -> Any:
         """Decode an observable."""
-        return self.type_registry.observable(
-            wire_observable.name,
-            self.tags.get(wire_observable.domain),
-            wire_observable.description,
-            wire_observable.observable_type,
-        )
+        named = self._read_named(wire_observable)
+        return self.type_registry.module.Observable(*named, wire_observable.observable_type)
+
+    def _read_named(self, part: _Named) -> tuple[str, Tag, str]:
+        return part.name, self.tags.get(part.domain), replace_surrogates(part.description)
 
     # The events and responses of a run.
 
@@ -282,13 +272,11 @@ class Codec:
                 f"Response type {wire_response.kind!r} is unknown to the target: "
                 f"name it in {type(event).__name__}.response_types"
             )
-        named_controllable = (
-            None if wire_response.controllable is None else self.controllable(wire_response.controllable)
-        )
-        own_controllable = getattr(event, "controllable", None)
+        named = None if wire_response.controllable is None else self.controllable(wire_response.controllable)
+        own = getattr(event, "controllable", None)
         fields = {
             "event": event,
-            "controllable": own_controllable if named_controllable == own_controllable else named_controllable,
+            "controllable": own if named == own else named,
             "value": wire_response.value,
             **self._read_extra(wire_response.extra),
         }
@@ -300,22 +288,18 @@ class Codec:
 
 def write_controllable(controllable: Any) -> wire.WireControllable:
     """Encode a controllable."""
-    return wire.WireControllable(
-        name=controllable.name,
-        domain=tag_path(controllable.security_domain),
-        description=replace_surrogates(controllable.description),
-        value_type=controllable.value_type,
-    )
+    return wire.WireControllable(**_write_named(controllable), value_type=controllable.value_type)
 
 
 def write_observable(observable: Any) -> wire.WireObservable:
     """Encode an observable."""
-    return wire.WireObservable(
-        name=observable.name,
-        domain=tag_path(observable.security_domain),
-        description=replace_surrogates(observable.description),
-        observable_type=observable.observable_type,
-    )
+    return wire.WireObservable(**_write_named(observable), observable_type=observable.observable_type)
+
+
+def _write_named(part: Any) -> dict[str, Any]:
+    """The fields of all that has a name in a security domain."""
+    domain = tag_path(part.security_domain)
+    return {"name": part.name, "domain": domain, "description": replace_surrogates(part.description)}
 
 
 def write_event(event: Any) -> wire.WireEvent:

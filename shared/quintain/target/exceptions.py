@@ -11,7 +11,7 @@ import builtins
 import importlib
 import secrets
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import JsonValue
@@ -28,32 +28,6 @@ _TOKEN_ATTRIBUTE = "__quintain_token__"  # noqa: S105 -- the name of an attribut
 #: Tracebacks are shortened to their last so many characters.
 MAX_TRACEBACK_LENGTH = 8_000
 
-
-def _superred_builder(name: str) -> Callable[[RemoteFailure], BaseException]:
-    def build(failure: RemoteFailure) -> BaseException:
-        try:
-            types = importlib.import_module("superred.core.types")
-            task = importlib.import_module("superred.core.interfaces.task")
-        except ImportError:
-            return unknown_exception(failure)
-        if name == "NotApplicable":
-            return _as_exception(task.NotApplicable(failure.message))
-        values = failure.values or {}
-        usage = types.LLMUsage(calls=values.get("calls", 0), cost=values.get("cost", 0.0))
-        return _as_exception(types.BudgetExhaustedError(failure.message, usage))
-
-    return build
-
-
-def _as_exception(error: Any) -> BaseException:
-    assert isinstance(error, BaseException)
-    return error
-
-
-#: Constructors of superred's exceptions, by class name.
-_SUPERRED_BUILDERS: Mapping[str, Callable[[RemoteFailure], BaseException]] = {
-    name: _superred_builder(name) for name in ("BudgetExhaustedError", "NotApplicable")
-}
 
 #: The built-in exceptions that keep their class, by name. A future cannot raise the two others.
 BUILTIN_EXCEPTIONS: Mapping[str, type[Exception]] = {
@@ -119,12 +93,11 @@ def from_failure(failure: RemoteFailure, where: str = "the hosted target") -> Ba
 
     ``where`` is the other side, for that note.
     """
-    if failure.type in _SUPERRED_BUILDERS:
-        error = _SUPERRED_BUILDERS[failure.type](failure)
-    elif failure.type in BUILTIN_EXCEPTIONS:
-        error = _builtin_exception(BUILTIN_EXCEPTIONS[failure.type], failure, where)
-    else:
-        error = unknown_exception(failure)
+    try:
+        error = _known_exception(failure, where)
+    except Exception:
+        # No class of ours, superred is not installed, or the arguments are not those of its class.
+        error = _unknown_exception(failure)
     if failure.token is not None:
         setattr(error, _TOKEN_ATTRIBUTE, failure.token)
     if failure.traceback:
@@ -132,24 +105,30 @@ def from_failure(failure: RemoteFailure, where: str = "the hosted target") -> Ba
     return error
 
 
-def _builtin_exception(kind: type[Exception], failure: RemoteFailure, where: str) -> BaseException:
-    try:
-        decoded: Any = [failure.message] if failure.arguments is None else decode_value(failure.arguments, _no_tag)
+def _known_exception(failure: RemoteFailure, where: str) -> BaseException:
+    """Return an exception of the class that a failure names. Raises any `Exception` where that cannot be made."""
+    kind: Any
+    if failure.type == "NotApplicable":
+        kind, decoded = importlib.import_module("superred.core.interfaces.task").NotApplicable, [failure.message]
+    elif failure.type == "BudgetExhaustedError":
+        types = importlib.import_module("superred.core.types")
+        usage = types.LLMUsage(**{"calls": 0, "cost": 0.0, **(failure.values or {})})
+        kind, decoded = types.BudgetExhaustedError, [failure.message, usage]
+    else:
+        kind = BUILTIN_EXCEPTIONS[failure.type]
+        decoded = [failure.message] if failure.arguments is None else decode_value(failure.arguments, _no_tag)
         if failure.exceptions is not None:
             decoded = [*decoded, [from_failure(each, where) for each in failure.exceptions]]
-        error = kind(*decoded)
-    except Exception:
-        # The other side's message must not prevent its own exception from being raised.
-        return unknown_exception(failure)
+    error: BaseException = kind(*decoded)
     # `OSError` chooses a subclass by its number.
-    return error if type(error) is kind else unknown_exception(failure)
+    return error if type(error) is kind else _unknown_exception(failure)
 
 
 def _no_tag(path: TagPath) -> Any:
     raise ValueError(f"The tag {path} is no argument of an exception")
 
 
-def unknown_exception(failure: RemoteFailure) -> BaseException:
+def _unknown_exception(failure: RemoteFailure) -> BaseException:
     """Return the exception for a class that is unknown here."""
     error = RemoteTargetError(f"{failure.type}: {failure.message}")
     error.add_note(f"Its class {failure.type} is not known in this process: RemoteTargetError stands for it")

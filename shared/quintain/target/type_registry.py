@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from quintain import target as ours
 from quintain.contracts.remote_target import TagPath
 from quintain.contracts.values import replace_surrogates
+from quintain.target.types import ancestors
 
 #: Modules with these names are another program in another process.
 _PROGRAMS = frozenset({"__main__", "__mp_main__"})
@@ -96,27 +97,15 @@ class Tag(Protocol):
         """The enclosing tag, None for a root."""
 
 
-class TagConstructor(Protocol):
-    """Creates tags: `quintain.SecurityDomainTag` or superred's class."""
-
-    def __call__(self, name: str, parent: Tag | None = None) -> Tag:
-        """Create a tag."""
-
-
 def tag_path(tag: Tag) -> TagPath:
     """Return the names of the tag, its parent, and so on up to the root."""
-    path = []
-    current: Tag | None = tag
-    while current is not None:
-        path.append(current.name)
-        current = current.parent
-    return path
+    return [each.name for each in ancestors(tag)]
 
 
 class TagRegistry:
     """The tags of one side, by path: the first one registered, else one created here."""
 
-    def __init__(self, create: TagConstructor, known: Iterable[Tag] = ()) -> None:
+    def __init__(self, create: Callable[[str, Any], Tag], known: Iterable[Tag] = ()) -> None:
         self._create = create
         self._registered: dict[tuple[str, ...], Tag] = {}
         self._created: dict[tuple[str, ...], Tag] = {}
@@ -125,10 +114,8 @@ class TagRegistry:
     def register(self, tags: Iterable[Tag]) -> None:
         """Register these tags and their parents; the first tag registered under a path stays."""
         for tag in tags:
-            current: Tag | None = tag
-            while current is not None:
-                self._registered.setdefault(tuple(tag_path(current)), current)
-                current = current.parent
+            for each in ancestors(tag):
+                self._registered.setdefault(tuple(tag_path(each)), each)
 
     def is_registered(self, path: TagPath) -> bool:
         """Whether a tag with this path was registered."""
@@ -152,16 +139,9 @@ RESPONSE_NAMES = ("EventResponse", "ControllableInjection", "ControllableNoInjec
 
 @dataclass(frozen=True, slots=True)
 class TypeRegistry:
-    """The classes of one side; their instances are frozen dataclasses, created with keyword arguments."""
+    """The classes of one side: those of a module, whose events and responses can be added to."""
 
-    tag: Any
-    domain: Any
-    controllable: Any
-    observable: Any
-    observable_value: Any
-    config_spec: Any
-    query_spec: Any
-    query_param: Any
+    module: Any
     events: Mapping[str, Any]
     responses: Mapping[str, Any]
 
@@ -179,18 +159,8 @@ class TypeRegistry:
 
 
 def _registry_from_module(module: ModuleType) -> TypeRegistry:
-    return TypeRegistry(
-        tag=module.SecurityDomainTag,
-        domain=module.SecurityDomain,
-        controllable=module.Controllable,
-        observable=module.Observable,
-        observable_value=module.ObservableValue,
-        config_spec=module.ConfigSpec,
-        query_spec=module.QuerySpec,
-        query_param=module.QueryParam,
-        events={name: getattr(module, name) for name in EVENT_NAMES if hasattr(module, name)},
-        responses={name: getattr(module, name) for name in RESPONSE_NAMES},
-    )
+    events = {name: getattr(module, name) for name in EVENT_NAMES if hasattr(module, name)}
+    return TypeRegistry(module, events, {name: getattr(module, name) for name in RESPONSE_NAMES})
 
 
 QUINTAIN_TYPES = _registry_from_module(ours)

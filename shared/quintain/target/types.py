@@ -123,9 +123,9 @@ class SecurityDomainTag:
         return any(tag is self for tag in ancestors(other))
 
 
-def ancestors(tag: SecurityDomainTag) -> Iterator[SecurityDomainTag]:
-    """Yield the tag, its parent, and so on up to the root."""
-    current: SecurityDomainTag | None = tag
+def ancestors(tag: Any) -> Iterator[Any]:
+    """Yield the tag, its parent, and so on up to the root; superred's, too."""
+    current = tag
     while current is not None:
         yield current
         current = current.parent

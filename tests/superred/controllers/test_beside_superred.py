@@ -54,9 +54,9 @@ def make_event(types: TypeRegistry, kind: str, number: int, tag: Any, domain: An
     fields: dict[str, Any] = {"event_id": f"event {number}", "timestamp": BEGIN + timedelta(seconds=number)}
     if kind == "ObservableEvent":
         content = {"number": number, "when": BEGIN, "odd": {1: (2, b"3")}}
-        fields |= {"observable": types.observable("screen", tag, "what is shown"), "content": content}
+        fields |= {"observable": types.module.Observable("screen", tag, "what is shown"), "content": content}
     elif kind != "Event":
-        fields |= {"controllable": types.controllable("question", tag, "what is asked"), "request": "Who is it?"}
+        fields |= {"controllable": types.module.Controllable("question", tag, "what is asked"), "request": "Who is it?"}
     if kind == "ControllablePostCallEvent":
         fields["answer"] = "It is me."
     return types.events[kind](security_domain=tag if kind == "Event" else domain, **fields)
@@ -70,7 +70,9 @@ def make_answer(types: TypeRegistry, answer: str, event: Any) -> Any:
         event, answer = type(event)(**{**vars(event), "event_id": "another"}), answer_of_class(event)
     fields: dict[str, Any] = {"event": event}
     if answer != "EventResponse":
-        fields["controllable"] = getattr(event, "controllable", None) or types.controllable("any", types.tag("any"))
+        fields["controllable"] = getattr(event, "controllable", None) or types.module.Controllable(
+            "any", types.module.SecurityDomainTag("any")
+        )
     if answer == "ControllableInjection":
         fields["value"] = "put in"
     return types.responses[answer](**fields)
@@ -108,7 +110,7 @@ class Side:
     def _take(self, what: str, *args: Any) -> str:
         loop = asyncio.get_running_loop()
         if what == "send":
-            event = make_event(self.types, args[0], len(self.senders), self.types.tag("user"))
+            event = make_event(self.types, args[0], len(self.senders), self.types.module.SecurityDomainTag("user"))
             self.senders.append(loop.create_task(self.channel.send(event)))
         elif what == "receive":
             self.receivers.append(loop.create_task(self.channel.receive()))
@@ -276,7 +278,9 @@ async def test_where_superred_waits_for_ever_the_sender_is_told(holds_an_envelop
 
     with pytest.raises(Poison if holds_an_envelope else RuntimeError):
         async with event_channel(receiver) as ours:
-            await asyncio.wait_for(ours.send(make_event(QUINTAIN_TYPES, PRE, 0, QUINTAIN_TYPES.tag("user"))), 5)
+            await asyncio.wait_for(
+                ours.send(make_event(QUINTAIN_TYPES, PRE, 0, QUINTAIN_TYPES.module.SecurityDomainTag("user"))), 5
+            )
 
 
 # The scope filter and the trajectory.
@@ -313,7 +317,7 @@ def play_run(types: TypeRegistry, run: Run, make: Callable[[Any, Any, Any], tupl
     """What all see of a run with one side's classes, step by step."""
     tags: list[Any] = []
     for number, parent in enumerate(run.parents):
-        tags.append(types.tag(f"tag {number}", None if parent is None else tags[parent]))
+        tags.append(types.module.SecurityDomainTag(f"tag {number}", None if parent is None else tags[parent]))
     asked: list[str] = []
 
     async def answer(event: Any) -> Any:

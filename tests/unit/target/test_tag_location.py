@@ -33,7 +33,7 @@ def described(module: ModuleType) -> TargetDescriptor:
 
 
 def controller_side(*tags: SecurityDomainTag) -> Codec:
-    return Codec(QUINTAIN_TYPES, TagRegistry(QUINTAIN_TYPES.tag, tags))
+    return Codec(QUINTAIN_TYPES, TagRegistry(QUINTAIN_TYPES.module.SecurityDomainTag, tags))
 
 
 def test_the_tags_of_an_imported_module_are_its_own_objects(monkeypatch: pytest.MonkeyPatch) -> None:

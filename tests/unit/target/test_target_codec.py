@@ -75,7 +75,7 @@ def over_the_wire(message: Any) -> Any:
 
 def codec() -> Codec:
     """A side that holds the tags above."""
-    return Codec(QUINTAIN_TYPES, TagRegistry(QUINTAIN_TYPES.tag, [USER, TOOLS]))
+    return Codec(QUINTAIN_TYPES, TagRegistry(QUINTAIN_TYPES.module.SecurityDomainTag, [USER, TOOLS]))
 
 
 @given(EVENT)
@@ -225,7 +225,7 @@ class Knock(ours.Event):
 
 
 def test_a_class_of_somebodys_own_crosses_with_all_its_fields() -> None:
-    mine = Codec(QUINTAIN_TYPES.with_classes([Knock]), TagRegistry(QUINTAIN_TYPES.tag, [USER]))
+    mine = Codec(QUINTAIN_TYPES.with_classes([Knock]), TagRegistry(QUINTAIN_TYPES.module.SecurityDomainTag, [USER]))
     knock = Knock(times=3, silent={"yes": True}, security_domain=USER)
     assert mine.event(over_the_wire(write_event(knock)), timestamp=knock.timestamp) == knock
     # The event itself says which classes answer it.
