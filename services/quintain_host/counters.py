@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
 from quintain.observe.metrics import ServiceMetrics
+from quintain.programs.program import OutputTail
 
 #: Events that `HostCounters.count` takes: a lease was given, a lease ended, and the outcome of a run.
 LEASE_GIVEN: Final = "lease"
@@ -22,22 +23,20 @@ LEASE_ENDED: Final = "over"
 RUN_OUTCOMES: Final = ("ended", "failed", "cancelled")
 
 
-def ignore_count(_: str) -> None:
-    """Do nothing: the default of ``HostCounters.on_count``."""
-
-
 @dataclass(slots=True)
 class HostCounters:
     """Counts of one host: leases given, leases active and runs by outcome.
 
     The outcome of a run is ``ended``, ``failed`` (the target raised) or ``cancelled``. ``on_count`` is called with each
-    event after it was counted.
+    event after it was counted, ``on_address`` with the id of a lease and its driver's routing key when that changes,
+    and with two empty texts at the end of the lease.
     """
 
     leases: int = 0
     active_leases: int = 0
     runs: Counter[str] = field(default_factory=Counter)
-    on_count: Callable[[str], None] = ignore_count
+    on_count: Callable[[str], object] = lambda event: None
+    on_address: Callable[[str, str], object] = lambda lease_id, key: None
 
     def count(self, event: str) -> None:
         """Count one event: `LEASE_GIVEN`, `LEASE_ENDED` or one of `RUN_OUTCOMES`."""
@@ -58,22 +57,16 @@ READY: Final = "ready"
 #: The messages that `HostCounters.count` takes.
 COUNTED: Final = frozenset({LEASE_GIVEN, LEASE_ENDED, *RUN_OUTCOMES})
 
-#: How much one read takes from the pipe, in bytes.
-_READ_BYTES = 4096
-
-
-def make_pipe() -> tuple[int, int]:
-    """Create a non-blocking pipe and return its read and its write descriptor; child processes do not inherit them by
-    default.
-    """
-    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+#: An unfinished message is kept up to so many bytes.
+MAX_MESSAGE_BYTES = 4096
 
 
 class IpcWriter:
-    """Writes messages to the write end of a `make_pipe`."""
+    """Writes messages to the pipe of an `IpcReader`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        os.set_blocking(descriptor, False)
 
     def send(self, message: str) -> None:
         """Write a line: `READY` or one of `COUNTED`; a message that cannot be written is dropped."""
@@ -98,38 +91,19 @@ class IpcWriter:
             loop.remove_reader(self._descriptor)
 
 
-@contextlib.contextmanager
-def read_ipc(descriptor: int, on_message: Callable[[str], None]) -> Iterator[None]:
-    """Call ``on_message`` for each line that arrives at the pipe's read end while the context is open.
+class IpcReader(OutputTail):
+    """Calls ``on_message`` with each line; it may be anything, because the writing process runs the target's code."""
 
-    Lines that are still in the pipe at the end are read too; then the descriptor is closed. A line may be anything,
-    because the writing process runs the target's code.
-    """
-    loop, rest = asyncio.get_running_loop(), b""
+    def __init__(self, on_message: Callable[[str], None]) -> None:
+        super().__init__(MAX_MESSAGE_BYTES)
+        self._on_message = on_message
 
-    def read() -> bool:
-        nonlocal rest
-        try:
-            data = os.read(descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        *lines, rest = (rest + data).split(b"\n")
-        rest = rest[-_READ_BYTES:]
+    def data_received(self, data: bytes) -> None:
+        """Implements `asyncio.Protocol.data_received`."""
+        *lines, self.data = (self.data + data).split(b"\n")
+        del self.data[:-MAX_MESSAGE_BYTES]
         for line in lines:
-            on_message(line.decode(errors="replace"))
-        if not data:
-            # End of file: the writer closed its end. The descriptor would stay readable for ever.
-            loop.remove_reader(descriptor)
-        return len(data) == _READ_BYTES
-
-    loop.add_reader(descriptor, read)
-    try:
-        yield
-    finally:
-        while read():
-            pass
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+            self._on_message(line.decode(errors="replace"))
 
 
 class HostMetrics(ServiceMetrics):

@@ -37,9 +37,8 @@ def host_card(identity: ServiceIdentity, bus: Bus, name: str, *, slots: int, in_
 class Host:
     """Serves leases of one target: each of its slots holds at most one leased instance at a time.
 
-    ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known. ``on_address`` is called
-    with each lease's id and its driver's routing key, and with two empty texts at its end. ``boot_seconds`` is how long
-    the factory may take. ``after_lease`` is called after each lease and returns whether this process must end.
+    ``fingerprint`` is that of the factory (`factory_fingerprint`), or None if it is not known. ``boot_seconds`` is how
+    long the factory may take. ``after_lease`` is called after each lease and returns whether this process must end.
     """
 
     def __init__(  # noqa: PLR0913 -- a composition root
@@ -51,7 +50,6 @@ class Host:
         counters: HostCounters | None = None,
         *,
         fingerprint: str | None = None,
-        on_address: Callable[[str, str], None] = lambda lease_id, key: None,
         boot_seconds: float = BOOT_SECONDS,
         after_lease: Callable[[], Awaitable[bool]] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
@@ -67,7 +65,6 @@ class Host:
         self._slots = [
             LeaseSlot(
                 *(bus, name, factory, description, self.must_end.set, self.counters),
-                on_address=on_address,
                 boot_seconds=boot_seconds,
                 after_lease=after_lease,
                 timings=timings,

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from quintain.agents.hosted_agent import target_factory
 from quintain.config.fingerprint import dependency_digests, fingerprint_of, import_digests, module_digests
 from quintain.config.python_imports import load_object
+from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import ConfigError
 from quintain.programs.agent_urls import AgentUrl
 from quintain.target.codec import Codec
@@ -209,24 +210,44 @@ def require_target(instance: Any, path: str) -> None:
         )
 
 
+async def create_instance(
+    factory: InstanceFactory, path: str, instance_thread: InstanceThread, boot_seconds: float
+) -> tuple[Any, Codec, TargetDescriptor]:
+    """Create an instance on this thread, and describe it: what its description waits for is as unbounded.
+
+    Raises what the factory raises, `ConfigError` for what is no target, and `TimeoutError` after ``boot_seconds``.
+    """
+    limit = asyncio.timeout(boot_seconds)
+    try:
+        async with limit:
+            target: Any = await instance_thread.call(factory)
+            require_target(target, path)
+            codec = Codec(types_of_target(type(target)))
+            return target, codec, await instance_thread.call(lambda: codec.describe(target))
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(
+            f"{path} did not return a target that describes itself within {boot_seconds:g} s: "
+            "--boot-timeout-seconds of its host is the limit"
+        ) from None
+
+
 async def probe_factory(factory: InstanceFactory, path: str, boot_seconds: float) -> None:
-    """Create one instance, describe it and tear it down, within ``boot_seconds``.
+    """Create one instance and tear it down, each within ``boot_seconds``.
 
     So errors of the factory show when the host starts, and what it imports is imported before the first lease. Raises
     `ConfigError`.
     """
     instance_thread = InstanceThread("probe")
     try:
+        instance, _, _ = await create_instance(factory, path, instance_thread, boot_seconds)
         async with asyncio.timeout(boot_seconds):
-            instance = await instance_thread.call(factory)
-            require_target(instance, path)
-            await instance_thread.call(lambda: Codec(types_of_target(type(instance))).describe(instance))
             await instance_thread.run(instance.teardown())
     except ConfigError:
         raise
     except Exception as error:
         # A constructor may raise anything; its message is shown to the user who starts the host.
-        words = str(error) or f"not within {boot_seconds:g} s; --boot-timeout-seconds is the limit"
-        raise ConfigError(f"{path} made no target: {type(error).__name__}: {words}") from error
+        raise ConfigError(f"{path} made no target: {type(error).__name__}: {error}") from error
     finally:
         await instance_thread.close()

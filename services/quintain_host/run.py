@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quintain.contracts.hosting import EmitEvent, EventReply, LeaseResult, LogLine, RunTarget, SendEvent
-from quintain.contracts.message import MAX_RUN_ITEM_BYTES
 from quintain.contracts.remote_target import RemoteFailure, WireResponse
 from quintain.contracts.values import replace_surrogates
 from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span, send_event_span
 from quintain.observe.spans import current_traceparent, span_in_trace
-from quintain.remote.stream import LeaseStream
+from quintain.remote.stream import LeaseStream, encode_item
 from quintain.target.codec import Codec, write_event
 from quintain.target.exceptions import from_failure, to_failure
-from quintain.target.type_registry import require_size
 from quintain_host.instances import InstanceThread
 
 log = logging.getLogger(__name__)
@@ -70,7 +68,7 @@ class HostedRun:
     def emit(self, event: Any) -> None:
         """Send an event to the driver without waiting for a response."""
         self._require_sendable(event)
-        self._send(EmitEvent.unchecked(type="emit", event=write_event(event)), type(event).__name__)
+        self._send(EmitEvent.unchecked(type="emit", event=write_event(event)))
 
     async def send_event(self, event: Any) -> Any:
         """Send an event to the driver and return its response."""
@@ -79,7 +77,6 @@ class HostedRun:
         response: asyncio.Future[Any] = loop.create_future()
         number = self._send(
             SendEvent.unchecked(type="send", event=write_event(event)),
-            type(event).__name__,
             lambda number: self._pending_responses.update({number: (loop, response, event)}),
         )
         try:
@@ -91,7 +88,7 @@ class HostedRun:
     def log(self, line: LogLine) -> None:
         """Send a log record to the driver; after the end of the run it is dropped."""
         with contextlib.suppress(RuntimeError):
-            self._send(line, "The log record")
+            self._send(line)
 
     def _require_sendable(self, event: Any) -> None:
         if self._is_over:
@@ -109,18 +106,14 @@ class HostedRun:
     def _send(
         self,
         item: EmitEvent | SendEvent | LogLine,
-        description: str,
         on_numbered: Callable[[int], None] = lambda number: None,
     ) -> int:
-        body = item.to_wire()
-        require_size(len(body), MAX_RUN_ITEM_BYTES, description)
-
         def require_running(number: int) -> None:
             if self._is_over:
                 raise RuntimeError(RUN_OVER_MESSAGE)
             on_numbered(number)
 
-        return self._stream.send(body, on_numbered=require_running, is_given_up=lambda: self._is_over)
+        return self._stream.send(encode_item(item), on_numbered=require_running, is_given_up=lambda: self._is_over)
 
     # Called by the host.
 
@@ -170,7 +163,7 @@ class HostedRun:
 
     def _on_done(self, _: asyncio.Task[None]) -> None:
         self._end()
-        self._stream.send(LeaseResult(to=self.number, failure=self._failure).to_wire())
+        self._stream.send(encode_item(LeaseResult(to=self.number, failure=self._failure)))
         self._on_ended(self._outcome)
 
     async def _run_target(self) -> None:

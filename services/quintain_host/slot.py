@@ -10,7 +10,6 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.contracts.hosting import (
@@ -21,20 +20,17 @@ from quintain.contracts.hosting import (
     LeaseResult,
     OpenLease,
 )
-from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import BadRequest, BusError, QueueFull, Unroutable
 from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import span_in_trace
 from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import send_reply
-from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
-from quintain.target.type_registry import types_of_target
 from quintain.timings import Timings
 from quintain.topology import host_topology, lease_topology
 from quintain_host.counters import LEASE_ENDED, LEASE_GIVEN, HostCounters
-from quintain_host.instances import InstanceFactory, InstanceThread, require_target
+from quintain_host.instances import InstanceFactory, InstanceThread, create_instance
 from quintain_host.lease import HostedLease
 
 log = logging.getLogger(__name__)
@@ -51,8 +47,7 @@ class LeaseSlot:
 
     ``description`` is the reply to requests for a description of the host. ``must_end`` is called when an instance
     blocks its thread at the end of its lease, and when ``after_lease`` returns True; then the slot drains, too.
-    ``on_address`` is called with the id of the lease that is served and its driver's routing key, and with two empty
-    texts when there is none any more. An instance must be created within ``boot_seconds``.
+    An instance must be created within ``boot_seconds``.
     """
 
     def __init__(  # noqa: PLR0913 -- what a host has for each of its slots
@@ -64,7 +59,6 @@ class LeaseSlot:
         must_end: Callable[[], None],
         counters: HostCounters,
         *,
-        on_address: Callable[[str, str], None],
         boot_seconds: float,
         after_lease: Callable[[], Awaitable[bool]] | None,
         timings: Timings,
@@ -72,15 +66,13 @@ class LeaseSlot:
         self._bus, self._name, self._factory, self._description = bus, name, factory, description
         self._must_end, self._counters, self._timings = must_end, counters, timings
         self._after_lease = after_lease
-        self._on_address, self._boot_seconds = on_address, boot_seconds
+        self._boot_seconds = boot_seconds
         self._queue = host_topology(name).queues[0]
         self.lease: HostedLease | None = None
         #: True from the receipt of a lease request to the end of its lease. A drain does not interrupt this: the
         #: controller would hold a lease that no host serves.
         self._is_busy = False
         self.is_draining = False
-        #: Whether the factory was called for the current request.
-        self._is_used = False
         self._request_consumer: Consumer | None = None
         #: The queue of the next lease, declared while the slot waits or serves: the controller need not wait for that.
         self._next_queue: PrivateQueue | None = None
@@ -111,10 +103,9 @@ class LeaseSlot:
                     lease = await self._offer(request)
                 if lease is not None:
                     await self._serve_lease(lease)
-                if self._is_used and self._after_lease is not None and await self._after_lease():
-                    self.is_draining = True
-                    self._must_end()
-                self._is_used = False
+                    if self._after_lease is not None and await self._after_lease():
+                        self.is_draining = True
+                        self._must_end()
             except Exception:
                 log.exception("A lease of %s failed; the slot takes the next one", self._name)
                 await asyncio.sleep(self._timings.host_pause_seconds)
@@ -164,8 +155,7 @@ class LeaseSlot:
             queue,
             request.correlation_id or "",
             InstanceThread(f"target {self._name}"),
-            on_address=self._on_address,
-            on_run_ended=self._counters.count,
+            counters=self._counters,
             timings=self._timings,
         )
         assert self._request_consumer is not None, "a request came to a consumer"
@@ -209,7 +199,7 @@ class LeaseSlot:
                 )
                 self._must_end()
         finally:
-            self._on_address("", "")
+            self._counters.on_address("", "")
             # The next lease does not wait for the deletion of this one's queue.
             task = asyncio.get_running_loop().create_task(lease.close_queue())
             self._closing_tasks.add(task)
@@ -223,36 +213,19 @@ class LeaseSlot:
 
     async def _boot(self, lease: HostedLease) -> bool:
         """Create the instance of a lease, and tell its driver; returns whether there is one."""
+        target = codec = None
         try:
             with span_in_trace(lease_request_span("lease"), lease.traceparent):
-                target, codec, descriptor = await self._create_instance(lease.instance_thread)
+                target, codec, descriptor = await create_instance(
+                    self._factory, self._name, lease.instance_thread, self._boot_seconds
+                )
+            result = LeaseResult(to=1, descriptor=descriptor, fingerprint=self._description.fingerprint)
         except Exception as error:
             # The factory's exception is sent to the driver with its class and message, and logged here.
             log.exception("The factory of %s failed", self._name)
-            await lease.open(LeaseResult(to=1, failure=to_failure(error)))
-            return False
-        result = LeaseResult(to=1, descriptor=descriptor, fingerprint=self._description.fingerprint)
+            result = LeaseResult(to=1, failure=to_failure(error))
         await lease.open(result, target, codec)
-        return True
-
-    async def _create_instance(self, instance_thread: InstanceThread) -> tuple[Any, Codec, TargetDescriptor]:
-        """Make an instance and describe it, within the limit: what its description waits for is as unbounded."""
-        self._is_used = True
-        limit = asyncio.timeout(self._boot_seconds)
-        what = f"The factory of {self._name} did not return"
-        try:
-            async with limit:
-                target: Any = await instance_thread.call(self._factory)
-                what = f"The target {self._name} did not describe itself"
-                require_target(target, self._name)
-                codec = Codec(types_of_target(type(target)))
-                return target, codec, await instance_thread.call(lambda: codec.describe(target))
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise TimeoutError(
-                f"{what} within {self._boot_seconds:g} s: --boot-timeout-seconds of its host is its limit"
-            ) from None
+        return target is not None
 
 
 def refusal_of(request: Delivery) -> BadRequest | None:

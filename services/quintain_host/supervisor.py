@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -30,7 +29,7 @@ from quintain.programs.processes import ProcessMark, end_process, start_process
 from quintain.programs.program import CannotStart, OutputTail, Program, program_environment, read_pipe
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import REPLY
-from quintain_host.counters import COUNTED, LEASE_ENDED, READY, HostCounters, make_pipe, read_ipc
+from quintain_host.counters import COUNTED, LEASE_ENDED, READY, HostCounters, IpcReader
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,8 @@ LOG_TAIL_BYTES = 2048
 #: How long the ends of the children may take to be told when all are stopped, in seconds.
 STOP_SECONDS = 2.0
 
-#: How long after the end of a child the rest of its standard error is waited for, in seconds.
-LOG_TAIL_SECONDS = 0.2
+#: How long after the end of a child the rest of its pipes is waited for, in seconds.
+PIPE_END_SECONDS = 0.2
 
 #: What a slot's process needs of the host's environment itself: to reach the broker, to log and to trace.
 HOST_VARIABLES: Final = (
@@ -163,11 +162,9 @@ class SlotProcesses:
             else:
                 driver.set_address(message)
 
-        read_fd, write_fd = make_pipe()
         beating = asyncio.create_task(driver.send_heartbeats())
         try:
-            with read_ipc(read_fd, on_message):
-                ended, log_tail = await self._run_child(write_fd)
+            ended, log_tail = await self._run_child(IpcReader(on_message))
             await driver.send(LeaseEnded(reason=f"its process {ended}", log_tail=log_tail))
             return None if ready_event.is_set() and ended == describe_exit(REPLACE_EXIT_CODE) else ended
         finally:
@@ -177,30 +174,28 @@ class SlotProcesses:
             for _ in range(counters.active_leases):
                 counters.count(LEASE_ENDED)
 
-    async def _run_child(self, write_fd: int) -> tuple[str, str]:
-        """Run one child; returns how it ended, and the end of its standard error. Closes the pipe's end here."""
-        mark = ProcessMark(self._env)
-        argv = [*self._command, PARENT_FD_OPTION, str(write_fd)]
-        program = Program(argv=argv, env={**self._env, **mark.variables})
-        log_output = _LogOutput(LOG_TAIL_BYTES)
+    async def _run_child(self, messages: IpcReader) -> tuple[str, str]:
+        """Run one child; returns how it ended, and the end of its standard error."""
+        mark, log_output = ProcessMark(self._env), _LogOutput(LOG_TAIL_BYTES)
         try:
-            async with read_pipe(log_output) as stderr_end:
+            async with read_pipe(messages) as messages_end, read_pipe(log_output) as stderr_end:
+                write_fd = messages_end.fileno()
+                argv = [*self._command, PARENT_FD_OPTION, str(write_fd)]
+                program = Program(argv=argv, env={**self._env, **mark.variables})
                 try:
-                    with stderr_end:
+                    with messages_end, stderr_end:
                         child = await start_process(
                             program, stdout=None, stderr=stderr_end, pass_fds=[write_fd], mark=mark
                         )
                 except CannotStart as error:
                     return f"cannot be started ({error.reason})", ""
-                finally:
-                    os.close(write_fd)
                 self._processes.add(child)
                 if self._stopping.is_set():
                     child.terminate()
                 ended = describe_exit(await child.wait())
                 await end_process(child)
                 self._processes.discard(child)
-                await asyncio.wait([log_output.ended], timeout=LOG_TAIL_SECONDS)
+                await asyncio.wait([messages.ended, log_output.ended], timeout=PIPE_END_SECONDS)
         finally:
             mark.kill()
         return ended, log_output.text

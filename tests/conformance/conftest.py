@@ -10,7 +10,7 @@ import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from conformance.transports import Transport, open_transport
-from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
+from quintain.remote.connection_thread import ConnectionThread
 from quintain_metadata.store.opening import open_ledger
 from support.thread_host import ThreadHost, thread_host
 
@@ -43,6 +43,6 @@ def thread_target_host(broker_url: str) -> Iterator[ThreadHost]:
 @pytest.fixture(scope="module")
 def connection_thread(broker_url: str) -> Iterator[ConnectionThread]:
     """A controller's connection to the same broker."""
-    line = open_connection_thread(broker_url)
+    line = ConnectionThread(broker_url)
     yield line
     line.close()

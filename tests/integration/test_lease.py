@@ -15,7 +15,7 @@ import quintain
 from quintain.contracts.credentials import SessionToken
 from quintain.errors import ConfigError, NoAnswer
 from quintain.remote.child_session import ChildSessionPolicy
-from quintain.remote.connection_thread import open_connection_thread
+from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import TargetTimeouts
 from quintain.target import (
     ControllableInjection,
@@ -109,7 +109,7 @@ async def test_three_tasks_on_two_slots_wait_without_blocking_the_loop(host: Thr
 
 
 async def test_leases_share_a_connection(host: ThreadHost, broker_url: str) -> None:
-    thread = await asyncio.to_thread(open_connection_thread, broker_url)
+    thread = await asyncio.to_thread(ConnectionThread, broker_url)
     try:
         async with (
             quintain.lease(host.name, connection=thread) as one,

@@ -18,7 +18,7 @@ from quintain.contracts.hosting import DriverMessage
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import ConfigError, NoAnswer, RemoteTargetError
 from quintain.remote.child_session import ChildSessionPolicy
-from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
+from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.factory import RemoteFactory
 from quintain.remote.lease import TargetTimeouts, acquire_lease
 from quintain.target import Event, ObservableEvent, scope_includes
@@ -57,7 +57,7 @@ def host(broker_url: str, timings: Timings) -> Iterator[ThreadHost]:
 
 @pytest.fixture
 def connection_thread(broker_url: str) -> Iterator[ConnectionThread]:
-    line = open_connection_thread(broker_url)
+    line = ConnectionThread(broker_url)
     yield line
     line.close()
 

@@ -22,7 +22,7 @@ from superred.core.types.event import Event, EventResponse
 from superred.core.types.security_domain import SecurityDomainTag
 
 from quintain.bus.connect import connect_bus
-from quintain.remote.connection_thread import open_connection_thread
+from quintain.remote.connection_thread import ConnectionThread
 from quintain.rpc.server import delete_queues
 from quintain.superred import RemoteTargetFactory, remote_factory
 from quintain.target.type_registry import TagRegistry
@@ -88,7 +88,7 @@ class ProcessHosts:
     """A process for each Controller's host."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._connection = url, open_connection_thread(url)
+        self._url, self._connection = url, ConnectionThread(url)
         self._started = 0
         self._running: list[HostProcess] = []
 

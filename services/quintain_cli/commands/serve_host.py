@@ -359,9 +359,9 @@ async def _serve_slot(
 
     async with connect_when_available(settings, "host", print_waiting) as bus:
         host = Host(
-            *(bus, host_options.name, factory, 1, HostCounters(on_count=ipc_writer.send)),
+            *(bus, host_options.name, factory, 1),
+            HostCounters(on_count=ipc_writer.send, on_address=ipc_writer.send_address),
             fingerprint=fingerprint,
-            on_address=ipc_writer.send_address,
             boot_seconds=host_options.boot_seconds,
             after_lease=after_lease,
             timings=settings.timings,

@@ -38,11 +38,10 @@ class OpenLease(LeaseRequest):
 
 
 class SetConfig(LeaseRequest):
-    """Set configuration slots, in order; with ``described`` the result has the target's description after that."""
+    """Set configuration slots, in order."""
 
     type: Literal["set_config"] = "set_config"
     values: dict[str, str]
-    described: bool = False
 
 
 class DescribeTarget(LeaseRequest):
@@ -110,7 +109,7 @@ class LeaseResult(Message):
     type: Literal["result"] = "result"
     to: int
     failure: RemoteFailure | None = None
-    #: For `OpenLease`, `DescribeTarget`, and a `SetConfig` that asked for it.
+    #: For `OpenLease` and `DescribeTarget`.
     descriptor: TargetDescriptor | None = None
     #: For `OpenLease`: the fingerprint of the host's factory, if it computes one.
     fingerprint: str | None = None

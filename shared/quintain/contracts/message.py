@@ -32,9 +32,6 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 #: The largest reply that is kept for replays: with the JSON around it, it must fit into one message.
 MAX_REPLAY_BYTES = MAX_BODY_BYTES - 4096
 
-#: The largest event or response of a hosted target's run, as JSON: several of them may be in one message.
-MAX_RUN_ITEM_BYTES = 8 * 1024 * 1024
-
 #: The largest body of a metadata operation; 10,000 request ids of 128 ASCII characters are 1.3 MB.
 MAX_OPERATION_BYTES = 2 * 1024 * 1024
 

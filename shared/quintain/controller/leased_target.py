@@ -30,7 +30,7 @@ from quintain.controller.scope import GivenScope, OnEvent, answer_in_scope, as_l
 from quintain.controller.trajectory import Trajectory
 from quintain.errors import BusError, HostLost, NoAnswer, Unroutable
 from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, check_takes_session, open_with_token
-from quintain.remote.connection_thread import ConnectionThread, Executor, InlineExecutor, open_connection_thread
+from quintain.remote.connection_thread import ConnectionThread, Executor, InlineExecutor
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.remote.run_driver import RunDriver
 from quintain.remote.target import to_wire_text
@@ -251,7 +251,7 @@ async def lease(  # noqa: PLR0913 -- what a lease may be given, by name
     - ``timeouts``: the time limits, also that for a slot; see `TargetTimeouts`.
     - ``trajectories``: a results folder in which each run is recorded, for `quintain view`.
     - ``url``: the broker's URL, by default ``QUINTAIN_BROKER_URL``.
-    - ``connection``: an open connection of `open_connection_thread`, to share between leases.
+    - ``connection``: an open connection of `ConnectionThread`, to share between leases.
     - ``memory``: the in-memory broker of a fleet in this process, in place of a URL.
 
     Raises `ConfigError` for a tag that the target does not have, `NoAnswer` if no host serves the name or no slot is
@@ -297,7 +297,7 @@ async def _connect(
         yield _Connection(connection, connection.bus, connection.rpc_client)
     else:
         assert url is not None, "the caller has one"
-        opening = asyncio.create_task(asyncio.to_thread(open_connection_thread, url))
+        opening = asyncio.create_task(asyncio.to_thread(ConnectionThread, url))
         try:
             thread = await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from quintain.contracts.credentials import mask_tokens
 from quintain.contracts.headers import TOKEN_HEADER
@@ -62,22 +61,20 @@ OpenOne = Callable[[float | None], Awaitable[SessionOpened]]
 
 def open_with_token(rpc_client: RpcClient, token: str, policy: ChildSessionPolicy) -> OpenOne:
     """Return how to open a child of the session with this token."""
-    return partial(_open_with_token, rpc_client, token, policy)
-
-
-async def _open_with_token(
-    rpc_client: RpcClient, token: str, policy: ChildSessionPolicy, expires_in_seconds: float | None
-) -> SessionOpened:
     headers = {TOKEN_HEADER: token}
-    parent = await rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=OPEN_SECONDS)
-    request = OpenSession(
-        default_target=policy.targets[0],
-        allowed_targets=list(policy.targets),
-        # A limit above the parent's would be refused, and a parent with a small budget is no error.
-        max_calls=min(policy.max_calls, parent.max_calls),
-        expires_in_seconds=expires_in_seconds,
-    )
-    return await rpc_client.call_route(OPEN, request, headers, timeout_seconds=OPEN_SECONDS)
+
+    async def open_one(expires_in_seconds: float | None) -> SessionOpened:
+        parent = await rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=OPEN_SECONDS)
+        request = OpenSession(
+            default_target=policy.targets[0],
+            allowed_targets=list(policy.targets),
+            # A limit above the parent's would be refused, and a parent with a small budget is no error.
+            max_calls=min(policy.max_calls, parent.max_calls),
+            expires_in_seconds=expires_in_seconds,
+        )
+        return await rpc_client.call_route(OPEN, request, headers, timeout_seconds=OPEN_SECONDS)
+
+    return open_one
 
 
 def check_takes_session(name: str, slots: Iterable[str]) -> None:

@@ -12,53 +12,32 @@ import functools
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from quintain.bus.base import Bus
-from quintain.bus.connect import connect_bus
+from quintain.bus.connect import open_bus
 from quintain.errors import HostLost
 from quintain.rpc.requests import RpcClient
 
 Returned = TypeVar("Returned")
 
 
-class Executor(Protocol):
-    """How code on an application's event loop runs code on the connection's loop, which may be the same one."""
-
-    async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run a coroutine on the connection's loop; cancelling the caller cancels it."""
-
-    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
-        """Schedule a function call on the connection's loop; does nothing after the connection is closed."""
-
-
 class ConnectionThread:
-    """A broker connection on a thread of its own, which can be used from any thread."""
+    """A broker connection on a thread of its own, which can be used from any thread; the bus is for its own loop.
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    Raises `BrokerUnavailable`, `BrokerRefused`.
+    """
+
+    bus: Bus
+    rpc_client: RpcClient
+
+    def __init__(self, url: str, timeout_seconds: float = 30.0) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="quintain connection", daemon=True)
-        self._bus: Bus | None = None
-        self._rpc_client: RpcClient | None = None
-
-    @property
-    def bus(self) -> Bus:
-        """The connection's bus, to be used on its own loop."""
-        assert self._bus is not None, "the connection is open"
-        return self._bus
-
-    @property
-    def rpc_client(self) -> RpcClient:
-        """The connection's RPC client, to be used on its own loop."""
-        assert self._rpc_client is not None, "the connection is open"
-        return self._rpc_client
-
-    def open(self, timeout_seconds: float = 30.0) -> None:
-        """Start the thread and connect. Raises `BrokerUnavailable`, `BrokerRefused`."""
         self._thread.start()
+        self._stack = contextlib.AsyncExitStack()
         try:
-            self.run_blocking(self._connect(timeout_seconds))
+            self.run_blocking(self._connect(url, timeout_seconds))
         except BaseException:
             self.close()
             raise
@@ -104,19 +83,15 @@ class ConnectionThread:
             coroutine.close()
             raise HostLost("The connection to the target's host was closed here") from None
 
-    async def _connect(self, timeout_seconds: float) -> None:
-        self._bus = await connect_bus(self._url, "controller", timeout_seconds=timeout_seconds)
+    async def _connect(self, url: str, timeout_seconds: float) -> None:
+        opening = open_bus(url, "controller", timeout_seconds=timeout_seconds)
+        self.bus = await self._stack.enter_async_context(opening)
         # Exclusive: a host takes no request of a process that has ended.
-        self._rpc_client = RpcClient(self._bus, exclusive=True)
-        await self._rpc_client.start()
+        self.rpc_client = await self._stack.enter_async_context(RpcClient(self.bus, exclusive=True))
 
     async def _disconnect(self) -> None:
-        current = asyncio.current_task()
-        if self._rpc_client is not None:
-            await self._rpc_client.close()
-        if self._bus is not None:
-            await self._bus.close()
-        others = [task for task in asyncio.all_tasks() if task is not current]
+        await self._stack.aclose()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -140,7 +115,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class InlineExecutor:
-    """An `Executor` for an application that runs the connection on its own loop, which must not block."""
+    """Has the methods of a `ConnectionThread` for a connection on the application's own loop, which must not block."""
 
     async def run(self, coroutine: Coroutine[Any, Any, Returned]) -> Returned:
         """Await the coroutine."""
@@ -151,8 +126,5 @@ class InlineExecutor:
         asyncio.get_running_loop().call_soon(callback, *args)
 
 
-def open_connection_thread(url: str) -> ConnectionThread:
-    """Open a connection on a new thread. Raises `BrokerUnavailable`, `BrokerRefused`."""
-    thread = ConnectionThread(url)
-    thread.open()
-    return thread
+#: How code on an application's event loop runs code on the connection's loop, which may be the same one.
+Executor: TypeAlias = ConnectionThread | InlineExecutor

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from quintain.errors import ConfigError
 from quintain.remote.child_session import ChildSessionPolicy, ChildSessions, open_with_token
-from quintain.remote.connection_thread import ConnectionThread, open_connection_thread
+from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts
 from quintain.remote.lease_pool import LeasePool
-from quintain.remote.target import ConfigOrder, RemoteTarget
+from quintain.remote.target import RemoteTarget
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, domain_tags
@@ -64,7 +64,7 @@ class RemoteFactory:
         self._owns_connection = connection is None
         settings = read_settings(environment())
         parent = None if child_session is None else child_session.token or settings.require_session_token()
-        self._connection = connection or open_connection_thread(url or settings.require_broker_url())
+        self._connection = connection or ConnectionThread(url or settings.require_broker_url())
         self._sessions: ChildSessions | None = None
         if child_session is not None and parent is not None:
             rpc_client = self._connection.rpc_client
@@ -77,9 +77,7 @@ class RemoteFactory:
             timeouts=timeouts,
             timings=timings or settings.timings,
         )
-        self._pool.fill()
         self._tags_by_name: dict[str, Any] | None = None
-        self._config_order = ConfigOrder()
 
     def create(self) -> Any:
         """Return a new instance from the prefetched leases.
@@ -154,10 +152,7 @@ class RemoteFactory:
         return frozenset(self._tags_by_name[name] for name in names)
 
     def _wrap(self, lease: RemoteLease) -> RemoteTarget:
-        target = self._target_class(
-            *(self._connection, lease, self._codec, self._pool.release, self._timeouts),
-            config_order=self._config_order,
-        )
+        target = self._target_class(self._connection, lease, self._codec, self._pool.release, self._timeouts)
         target.record_runs(self._trajectories)
         return target
 

@@ -34,11 +34,10 @@ from quintain.contracts.hosting import (
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import Fault, HostLost, LeaseRequestNotDelivered, NoAnswer, Unroutable
 from quintain.observe.spans import current_traceparent
-from quintain.remote.stream import MAX_ITEM_BYTES, LeaseStream
+from quintain.remote.stream import LeaseStream, encode_item
 from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.target.exceptions import RemoteExceptions, from_failure
-from quintain.target.type_registry import require_size
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import HOST
 
@@ -147,37 +146,35 @@ class RemoteLease:
         Raises `NoAnswer` without a slot, `TimeoutError` without an instance, `HostLost` where the host was lost after
         its offer, what the target's factory raised, and what `Bus.publish` raises.
         """
-        opened = self._results[1] = self._loop.create_future()
         try:
-            request = OpenLease(traceparent=current_traceparent())
-            await self.stream.send_now(request, self.name, max(1, int(1000 * slot_seconds)))
-            await self._wait_for(self._offered, slot_seconds)
-            if self._offered.done():
-                on_boot(1)
-                try:
-                    await self._wait_for(opened, boot_seconds)
-                finally:
-                    on_boot(-1)
-            self.descriptor, self.fingerprint = self._opened(opened, slot_seconds, boot_seconds)
+            await self._open(slot_seconds, boot_seconds, on_boot)
         except BaseException:
             # A slot that takes the request later is told that nobody wants the instance.
             self._end(REASON_RELEASED)
-            self._end_at_host()
+            self._tear_down()
             wait_seconds = self._timings.host_heartbeat_seconds if self._offered.done() else slot_seconds
             self._loop.call_later(wait_seconds, lambda: self._loop.create_task(self.close()))
             raise
 
-    def _opened(
-        self, opened: asyncio.Future[LeaseResult], slot_seconds: float, boot_seconds: float
-    ) -> tuple[TargetDescriptor, str | None]:
+    async def _open(self, slot_seconds: float, boot_seconds: float, on_boot: Callable[[int], None]) -> None:
+        opened = self._results[1] = self._loop.create_future()
+        request = OpenLease(traceparent=current_traceparent())
+        await self.stream.send_now(request, self.name, max(1, int(1000 * slot_seconds)))
+        await self._wait_for(self._offered, slot_seconds)
         if not self._offered.done():
             raise NoAnswer(f"No slot within {slot_seconds:.1f} s")
+        on_boot(1)
+        try:
+            await self._wait_for(opened, boot_seconds)
+        finally:
+            on_boot(-1)
         if opened.done():
             result = opened.result()
             if result.failure is not None:
                 raise from_failure(result.failure)
             if result.descriptor is not None:
-                return result.descriptor, result.fingerprint
+                self.descriptor, self.fingerprint = result.descriptor, result.fingerprint
+                return
         if self.ended:
             raise self._with_log(
                 HostLost(f"Host {self.host_id} was creating an instance of {self.name!r}: {self._end_reason}")
@@ -196,11 +193,8 @@ class RemoteLease:
         """
         if self._overdue and not isinstance(request, Teardown):
             raise TimeoutError(self._overdue)
-        self.require_active()
         future: asyncio.Future[LeaseResult] = self._loop.create_future()
-        item = request.with_fields(traceparent=current_traceparent()).to_wire()
-        require_size(len(item), MAX_ITEM_BYTES, f"A {request.type} request")
-        number = self.stream.send(item, on_numbered=lambda number: self._results.update({number: future}))
+        number = self._send(request, lambda number: self._results.update({number: future}))
         await self._wait_for(future, self._request_seconds)
         if not future.done():
             if self.ended:
@@ -216,20 +210,20 @@ class RemoteLease:
 
     def start_run(self, events: list[str], on_items: Callable[[RunItems], None]) -> int:
         """Start a run, and return its number. ``on_items`` is called with what the target says, until `leave_run`."""
-        self.require_active()
-        item = RunTarget(events=events, traceparent=current_traceparent()).to_wire()
-        return self.stream.send(item, on_numbered=lambda number: self._runs.update({number: on_items}))
+        return self._send(RunTarget(events=events), lambda number: self._runs.update({number: on_items}))
+
+    def _send(self, request: LeaseRequest, on_numbered: Callable[[int], None]) -> int:
+        """Send a request, and return its number. Raises `LeaseRequestNotDelivered` if the lease has ended."""
+        if self.ended:
+            raise self.host_lost_error()
+        item = encode_item(request.with_fields(traceparent=current_traceparent()))
+        return self.stream.send(item, on_numbered=on_numbered)
 
     def leave_run(self, number: int) -> None:
         """Drop what still comes of this run."""
         if number in self._runs:
             self._runs[number] = None
         self.stream.released = self.stream.held
-
-    def require_active(self) -> None:
-        """Raise `LeaseRequestNotDelivered` if the lease has ended."""
-        if self.ended:
-            raise self.host_lost_error()
 
     def host_lost_error(self, number: int | None = None) -> HostLost:
         """Return the error for the request with this number, or for none, of an ended lease.
@@ -248,7 +242,7 @@ class RemoteLease:
     async def release(self, *, reset: bool = False) -> None:
         """End the lease, and ask its host to tear the instance down, with ``reset`` after a reset. Never raises."""
         if not self.ended:
-            self._end_at_host(reset=reset)
+            self._tear_down(reset=reset)
         await self.close()
 
     async def close(self) -> None:
@@ -257,9 +251,9 @@ class RemoteLease:
         await self.stream.close(self._timings.host_heartbeat_seconds)
         self._unsubscribe()
 
-    def _end_at_host(self, *, reset: bool = False) -> None:
+    def _tear_down(self, *, reset: bool = False) -> None:
         if self.stream.key:
-            self.stream.send(Teardown(reset=reset).to_wire())
+            self.stream.send(encode_item(Teardown(reset=reset)))
 
     async def _wait_for(
         self, future: asyncio.Future[LeaseResult] | asyncio.Future[None], seconds: float | None
@@ -339,7 +333,7 @@ class RemoteLease:
         if not self._offered.done():
             self._offered.set_result(None)
         if self.ended:
-            self._end_at_host()
+            self._tear_down()
         else:
             self.stream.start_beating()
             self._watch = self._loop.create_task(self._watch_silence(), name=f"watch {self.lease_id[:8]}")

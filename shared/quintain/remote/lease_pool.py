@@ -7,10 +7,8 @@ exception of the target's own factory is raised to the caller of `create`. Every
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
-from typing import Any
 
 from quintain.errors import BusError, NoAnswer
 from quintain.remote.connection_thread import ConnectionThread
@@ -19,8 +17,8 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 
 log = logging.getLogger(__name__)
 
-#: How often is looked whether an instance is still being created once the time for a slot is over, in seconds.
-BOOT_POLL_SECONDS = 0.1
+#: How often a caller that waits looks whether an unused lease was returned, in seconds.
+POLL_SECONDS = 0.02
 
 #: After how long without a further lease the slots are counted, in seconds.
 SETTLE_SECONDS = 0.5
@@ -45,18 +43,14 @@ class LeasePool:
         self._timeouts, self._timings = timeouts, timings
         #: Leases, and what the target's factory raised.
         self._ready: deque[RemoteLease | Exception] = deque()
-        self._arrived = asyncio.Event()
         self._last_error = ""
         #: The number of waiting callers, and of instances that hosts are creating.
         self._waiting = self._booting = 0
         self._requests: set[asyncio.Task[None]] = set()
         self._leases: set[RemoteLease] = set()
         self._is_open = True
-
-    def fill(self) -> None:
-        """Request all prefetched leases; returns at once."""
-        for _ in range(self._prefetch):
-            self._connection.call_soon(self._request_below, self._prefetch)
+        for _ in range(prefetch):
+            connection.call_soon(self._request_below, prefetch)
 
     def acquire(self) -> RemoteLease:
         """Return a ready lease, blocking until there is one.
@@ -72,7 +66,7 @@ class LeasePool:
 
     def return_unused(self, lease: RemoteLease) -> None:
         """Make an acquired lease, to which no request was sent, available again."""
-        self._connection.call_soon(self._put, lease)
+        self._connection.call_soon(self._ready.append, lease)
 
     def count_slots(self, wanted: int) -> int:
         """Return how many of the ``wanted`` slots are leased here; blocks until no further lease comes.
@@ -98,8 +92,11 @@ class LeasePool:
             while True:
                 # Several controllers that share a pool may need more leases than are prefetched.
                 self._request_below(self._waiting)
-                while not self._ready:
-                    await self._wait_arrived(deadline - loop.time())
+                if not self._ready:
+                    if loop.time() >= deadline and not self._booting:
+                        raise self._no_answer()
+                    await asyncio.wait(self._requests, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    continue
                 ready = self._ready.popleft()
                 if isinstance(ready, Exception):
                     self._request_below(self._prefetch)
@@ -111,18 +108,12 @@ class LeasePool:
         finally:
             self._waiting -= 1
 
-    async def _wait_arrived(self, remaining_seconds: float) -> None:
-        """Wait until a lease may be ready. Raises `NoAnswer` once the time for a slot is over."""
-        if remaining_seconds <= 0 and not self._booting:
-            raise NoAnswer(
-                f"No lease of target {self._name!r} within {self._timeouts.slot_seconds:.0f} s: every slot is taken, "
-                f"or no host serves it. Start one with `quintain serve host module:factory --name {self._name}`, or "
-                f"more --slots, or lower the concurrency{self._last_error}"
-            )
-        self._arrived.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(remaining_seconds, BOOT_POLL_SECONDS)):
-                await self._arrived.wait()
+    def _no_answer(self) -> NoAnswer:
+        return NoAnswer(
+            f"No lease of target {self._name!r} within {self._timeouts.slot_seconds:.0f} s: every slot is taken, or no "
+            f"host serves it. Start one with `quintain serve host module:factory --name {self._name}`, or more "
+            f"--slots, or lower the concurrency{self._last_error}"
+        )
 
     async def _count_slots(self, wanted: int) -> int:
         loop = asyncio.get_running_loop()
@@ -134,11 +125,7 @@ class LeasePool:
             has_failed = any(isinstance(ready, Exception) for ready in self._ready)
             if count >= wanted or has_failed or (loop.time() >= ends_at and not self._booting):
                 return max(1, min(count, wanted))
-            await asyncio.sleep(0.01)
-
-    def _put(self, ready: RemoteLease | Exception) -> None:
-        self._ready.append(ready)
-        self._arrived.set()
+            await asyncio.sleep(POLL_SECONDS)
 
     def _count_boot(self, change: int) -> None:
         self._booting += change
@@ -151,24 +138,17 @@ class LeasePool:
             task.add_done_callback(self._requests.discard)
 
     async def _request(self) -> None:
-        ready = await self._acquire_one()
-        self._requests.discard(asyncio.current_task())
-        if ready is not None:
-            self._put(ready)
-
-    async def _acquire_one(self) -> RemoteLease | Exception | None:
-        """Lease an instance, or return what its factory raised; None where nobody wants it any more."""
-        connection = self._connection
+        """Lease an instance; what its factory raises is for a caller. Ends where nobody wants it any more."""
         while True:
             try:
                 leased = await acquire_lease(
-                    connection.bus,
-                    connection.rpc_client,
-                    self._name,
+                    *(self._connection.bus, self._connection.rpc_client, self._name),
                     timeouts=self._timeouts,
                     timings=self._timings,
                     on_boot=self._count_boot,
                 )
+                self._leases.add(leased)
+                self._ready.append(leased)
             except NoAnswer as no_answer:
                 log.info("%s", no_answer.message)
                 self._last_error = ""
@@ -176,18 +156,18 @@ class LeasePool:
                 self._last_error = f" ({error.message})"
                 await asyncio.sleep(PAUSE_SECONDS)
             except Exception as error:
-                return error
+                self._ready.append(error)
+                return
             else:
-                self._leases.add(leased)
-                return leased
+                return
             if len(self._ready) + len(self._requests) > self._prefetch + self._waiting:
                 # The caller that wanted this lease has stopped waiting.
-                return None
+                return
 
     async def _close(self) -> None:
         self._is_open = False
-        requests: list[Any] = list(self._requests)
-        for task in requests:
+        for task in self._requests:
             task.cancel()
-        await asyncio.gather(*requests, *(lease.release() for lease in self._leases), return_exceptions=True)
+        releases = [lease.release() for lease in self._leases]
+        await asyncio.gather(*self._requests, *releases, return_exceptions=True)
         self._leases.clear()

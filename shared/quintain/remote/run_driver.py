@@ -11,19 +11,18 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 from quintain.contracts.hosting import CancelRun, EmitEvent, EventReply, LeaseResult, LogLine, SendEvent
-from quintain.contracts.message import MAX_RUN_ITEM_BYTES
 from quintain.contracts.remote_target import WireResponse
 from quintain.errors import HostLost
 from quintain.remote.connection_thread import Executor
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, RunItems, TargetTimeouts
+from quintain.remote.stream import encode_item
 from quintain.remote.trajectory_recorder import TrajectoryRecorder
 from quintain.target.codec import Codec, write_response
-from quintain.target.type_registry import require_size
+from quintain.target.types import local_now
 
 #: How long items are processed before other tasks of the application's loop run, in seconds.
 MAX_HOLD_SECONDS = 0.01
@@ -97,10 +96,6 @@ class RunDriver:
             )
         await self._ended
 
-    def supersede(self) -> None:
-        """End the run with a `RuntimeError`, because another run is started on its lease."""
-        self._call_in_application(self._end, RuntimeError("The run was ended: another run was started on its lease"))
-
     # The following methods run on the connection's loop.
 
     async def _start(self) -> None:
@@ -147,8 +142,8 @@ class RunDriver:
             # other tasks of the application run.
             self._draining = True
             self._loop.call_soon(self._process_items)
-        if stream.is_telling_due:
-            self._executor.call_soon(stream.tell)
+        if stream.is_acknowledgement_due:
+            self._executor.call_soon(stream.acknowledge)
 
     def _process_item(self, number: int, item: EmitEvent | SendEvent | LogLine | LeaseResult) -> bool:
         """Process one item; returns True if it is an event whose response is being awaited."""
@@ -183,8 +178,7 @@ class RunDriver:
         try:
             event = self._codec.event(item.event, timestamp=local_now())
             response = write_response(await self._wait_response(event))
-            body = EventReply(to=number, response=response).to_wire()
-            require_size(len(body), MAX_RUN_ITEM_BYTES, f"The response {response.kind}")
+            body = encode_item(EventReply(to=number, response=response))
         except (Exception, asyncio.CancelledError) as error:
             if self._ended.done():
                 # The run has ended, and its tasks are cancelled.
@@ -219,8 +213,3 @@ class RunDriver:
         if getattr(answered, "event_id", None) != event.event_id:
             raise ValueError(f"This {type(response).__name__} is for another event: pass the event that it answers")
         return response
-
-
-def local_now() -> datetime:
-    """Return the current time as a naive local datetime, as superred uses it."""
-    return datetime.now()  # noqa: DTZ005 -- superred's events carry naive local time, and files compare them

@@ -16,10 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery, Envelope
-from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, HostMessage
-from quintain.contracts.message import MAX_BODY_BYTES, Message
+from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, EventReply, HostItem, HostMessage, LeaseRequest
 from quintain.errors import BadRequest, BusError, Unroutable
-from quintain.target.type_registry import require_size
 from quintain.timings import Timings
 from quintain.topology import Exchange
 
@@ -30,8 +28,8 @@ log = logging.getLogger(__name__)
 MAX_ITEMS_PER_MESSAGE = 1024
 MAX_BYTES_PER_MESSAGE = 1_000_000
 
-#: The largest item in bytes: a message has room for its numbers, too.
-MAX_ITEM_BYTES = MAX_BODY_BYTES - 1024
+#: The largest item, as JSON.
+MAX_ITEM_BYTES = 8 * 1024 * 1024
 
 #: The number of publishes that run at the same time; what is added meanwhile goes into the next message.
 MAX_CONCURRENT_SENDS = 2
@@ -40,9 +38,20 @@ MAX_CONCURRENT_SENDS = 2
 MAX_UNPROCESSED_ITEMS = 10_000
 MAX_UNPROCESSED_BYTES = 64_000_000
 
-#: The other side is told what was processed after so many items or seconds, where nothing is sent anyway.
-TOLD_ITEMS = 1024
-TOLD_SECONDS = 0.25
+#: An acknowledgement is due after so many items or bytes; with fewer of them it is in the next message or heartbeat.
+ACKNOWLEDGED_ITEMS = 1024
+ACKNOWLEDGED_BYTES = 8_000_000
+
+
+def encode_item(item: LeaseRequest | EventReply | HostItem) -> bytes:
+    """Return an item as JSON. Raises `ValueError`, naming its size and the limit, where it is too large."""
+    body = item.to_wire()
+    if len(body) > MAX_ITEM_BYTES:
+        raise ValueError(
+            f"An item {item.type!r} of a lease has {len(body):,} bytes, and {MAX_ITEM_BYTES:,} is the most that can be "
+            "sent: send a reference to it instead"
+        )
+    return body
 
 
 class LeaseStream:
@@ -86,10 +95,10 @@ class LeaseStream:
         self.received = 0
         #: The last received item that the application still has to process, and the last one that it has processed.
         self.held = self.released = 0
-        self._told = 0
+        #: The last item that the other side knows as processed, and how much has come since then.
+        self._acknowledged = self._unacknowledged_bytes = 0
         #: What was received when the other side was asked for more; a heartbeat later it is asked again.
         self._asked_after = -1
-        self._tell_timer: asyncio.TimerHandle | None = None
         self._heard_at = self._loop.time()
         self._beating: asyncio.Task[None] | None = None
 
@@ -99,9 +108,10 @@ class LeaseStream:
         return self.received if self.released >= self.held else self.released
 
     @property
-    def is_telling_due(self) -> bool:
-        """Whether the other side waits to be told what was processed; may be read on any thread."""
-        return self.released - self._told >= TOLD_ITEMS
+    def is_acknowledgement_due(self) -> bool:
+        """Whether the other side may soon wait to hear what was processed; may be read on any thread."""
+        count = self.processed - self._acknowledged
+        return count >= ACKNOWLEDGED_ITEMS or (count > 0 and self._unacknowledged_bytes >= ACKNOWLEDGED_BYTES)
 
     # Sending.
 
@@ -115,10 +125,8 @@ class LeaseStream:
 
         ``on_numbered`` is called with that before it can be answered; what it raises, such as for a run that is over,
         leaves the items out. With ``is_given_up`` the caller waits while the other side has too much to process, until
-        that returns True. Raises `ValueError` for an item that the broker would not take.
+        that returns True.
         """
-        for item in items:
-            require_size(len(item), MAX_ITEM_BYTES, "An item of a lease")
         with self._room:
             if is_given_up is not None:
                 self._room.wait_for(lambda: self._has_room() or is_given_up())
@@ -136,12 +144,12 @@ class LeaseStream:
         with self._room:
             self._room.notify_all()
 
-    async def send_now(self, item: Message, key: str = "", expiration_ms: int | None = None) -> None:
+    async def send_now(self, item: LeaseRequest | HostItem, key: str = "", expiration_ms: int | None = None) -> None:
         """Publish one item before any other one; with ``key`` to this address, where no message has come yet.
 
-        Raises what `Bus.publish` raises.
+        Raises what `encode_item` and `Bus.publish` raise.
         """
-        body = item.to_wire()
+        body = encode_item(item)
         self._last_number += 1
         self._sent.append(body)
         self._bytes += len(body)
@@ -153,13 +161,10 @@ class LeaseStream:
         if self.received:
             self._send_nothing(again=True)
 
-    def tell(self) -> None:
-        """Say what was processed."""
-        self._tell_timer = None
-        if self.processed > self._told:
+    def acknowledge(self) -> None:
+        """Say what was processed, unless that was said meanwhile."""
+        if self.is_acknowledgement_due:
             self._send_nothing()
-        if self.processed < self.received:
-            self._schedule_tell()
 
     def start_beating(self) -> None:
         """Send heartbeats from now on, until the lease has ended."""
@@ -173,8 +178,6 @@ class LeaseStream:
             # Each publish that ends begins the next one.
             await asyncio.wait(self._publishing, timeout=left)
         self._is_closed = True
-        if self._tell_timer is not None:
-            self._tell_timer.cancel()
         tasks = [*self._publishing, *([] if self._beating is None else [self._beating])]
         for task in tasks:
             task.cancel()
@@ -222,10 +225,10 @@ class LeaseStream:
     def _envelope(
         self, number: int, items: list[bytes], *, again: bool = False, expiration_ms: int | None = None
     ) -> Envelope:
-        self._told = self.processed
-        asking = b',"again":true' if again else b""
+        self._acknowledged, self._unacknowledged_bytes = self.processed, 0
+        asking, joined = b',"again":true' if again else b"", b",".join(items)
         return Envelope(
-            body=b'{"number":%d,"processed":%d%b,"items":[%b]}' % (number, self._told, asking, b",".join(items)),
+            body=b'{"number":%d,"processed":%d%b,"items":[%b]}' % (number, self._acknowledged, asking, joined),
             type=LEASE_TYPE,
             correlation_id=self.lease_id,
             reply_to=self._get_own_key(),
@@ -261,11 +264,12 @@ class LeaseStream:
             self._on_broken(f"a message cannot be read ({error.message})")
             return
         self._heard_at = self._loop.time()
+        self._unacknowledged_bytes += len(delivery.body)
         if message.number == 0:
             self._on_items(0, message.items)
             return
         self.key = delivery.reply_to or self.key
-        self._acknowledge(message.processed, again=message.again)
+        self._forget_processed(message.processed, again=message.again)
         known = self.received + 1 - message.number
         if known < 0 and self._asked_after != self.received:
             self._asked_after = self.received
@@ -274,7 +278,7 @@ class LeaseStream:
             first = self.received + 1
             self.received += len(new)
             self._on_items(first, new)
-            self._schedule_tell()
+            self.acknowledge()
         self._flush()
 
     async def wait_silent(self) -> float:
@@ -291,11 +295,7 @@ class LeaseStream:
             self._heard_at += stalled if stalled > interval else 0.0
         return silent
 
-    def _schedule_tell(self) -> None:
-        if self._tell_timer is None and not self._is_closed:
-            self._tell_timer = self._loop.call_later(TOLD_SECONDS, self.tell)
-
-    def _acknowledge(self, number: int, *, again: bool) -> None:
+    def _forget_processed(self, number: int, *, again: bool) -> None:
         with self._room:
             oldest = self._next_number - len(self._sent)
             for _ in range(min(number - oldest + 1, len(self._sent))):

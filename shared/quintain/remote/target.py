@@ -31,15 +31,6 @@ from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
 
 
-class ConfigOrder:
-    """Which slot the last target of a factory set before it was described: the next one sets it last, too, as a rule.
-
-    The answer to this `set_config` has the description.
-    """
-
-    last_name = ""
-
-
 class RemoteTarget:
     """Implements `quintain.Target` over a lease; ``on_released`` is called when the lease has ended."""
 
@@ -50,18 +41,11 @@ class RemoteTarget:
         codec: Codec,
         on_released: Callable[[RemoteLease], None],
         timeouts: TargetTimeouts,
-        *,
-        config_order: ConfigOrder,
     ) -> None:
-        self._config_order, self._configured = config_order, ""
-        #: Whether the instance has been reset since its last use, and whether it is to be reset before the next one: a
-        #: second reset in a row travels with the request that comes after it.
-        self._is_reset = self._is_reset_due = False
         self._timeouts = timeouts
         self._connection, self._lease, self._codec, self._on_released = connection, lease, codec, on_released
         self._descriptor: TargetDescriptor | None = lease.descriptor
         self._session: ChildSession | None = None
-        self._driver: RunDriver | None = None
         self._trajectories: TrajectoryFolder | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -112,15 +96,12 @@ class RemoteTarget:
 
     def set_config(self, name: str, value: str) -> None:
         """Set a configuration slot. Raises what the target raises."""
-        wire_value = to_wire_text(value, f"the value of {name!r}")
-        described = name == self._config_order.last_name
-        set_config = self._use(SetConfig(values={name: wire_value}, described=described))
-        self._descriptor, self._configured = self._connection.run_blocking(set_config).descriptor, name
+        self._call(SetConfig(values={name: to_wire_text(value, f"the value of {name!r}")}))
 
     def query(self, name: str, **params: str) -> str:
         """Query the target after a run. Raises what the target raises."""
         wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
-        return self._connection.run_blocking(self._use(QueryTarget(name=name, params=wire_params))).value or ""
+        return self._call(QueryTarget(name=name, params=wire_params)).value or ""
 
     def get_controllables(self) -> list[Any]:
         """Return the controllables of the current configuration."""
@@ -135,64 +116,38 @@ class RemoteTarget:
 
         Raises what the target raised, `HostLost` if the host is gone, and `TimeoutError` after ``run_seconds``.
         """
-        if self._lease.ended:
-            raise self._lease.host_lost_error()
-        await self._connection.run(self._begin_use())
-        if self._driver is not None:
-            self._driver.supersede()
+        self._descriptor = None
         with (
             contextlib.nullcontext() if self._trajectories is None else self._trajectories.open(self._lease) as recorder
         ):
             driver = RunDriver(
-                self._connection,
-                self._lease,
-                self._codec,
-                emit,
-                send_event,
+                *(self._connection, self._lease, self._codec, emit, send_event),
                 timeouts=self._timeouts,
                 recorder=recorder,
             )
-            self._driver = driver
-            try:
-                await driver.run()
-            finally:
-                if self._driver is driver:
-                    self._driver = None
+            await driver.run()
 
     async def reset_ephemeral_state(self) -> None:
-        """Clear the state of the last run; does nothing if the host is gone.
-
-        A second reset in a row is sent with the next request; where that is the teardown, its error is logged there.
-        """
-        if self._is_reset:
-            self._is_reset_due = True
-        elif not self._lease.ended:
-            with contextlib.suppress(HostLost):
-                await self._connection.run(self._lease.call(ResetTarget()))
-                self._is_reset = True
+        """Clear the state of the last run; does nothing if the host is gone."""
+        self._descriptor = None
+        with contextlib.suppress(HostLost):
+            await self._connection.run(self._lease.call(ResetTarget()))
 
     async def teardown(self) -> None:
         """End the lease; returns at once if the host is gone."""
         try:
-            if not self._lease.ended:
-                with contextlib.suppress(HostLost):
-                    await self._connection.run(self._lease.call(Teardown(reset=self._is_reset_due)))
+            with contextlib.suppress(HostLost):
+                await self._connection.run(self._lease.call(Teardown()))
         finally:
             # First of all: the next lease is requested now.
             self._on_released(self._lease)
             with contextlib.suppress(HostLost):
                 await self._connection.run(self._release())
 
-    async def _use(self, request: LeaseRequest) -> LeaseResult:
-        """Send a request that changes the instance, or may."""
-        await self._begin_use()
-        return await self._lease.call(request)
-
-    async def _begin_use(self) -> None:
-        self._descriptor, self._is_reset = None, False
-        if self._is_reset_due:
-            self._is_reset_due = False
-            await self._lease.call(ResetTarget())
+    def _call(self, request: LeaseRequest) -> LeaseResult:
+        """Send a request that may change the instance, and block until its result."""
+        self._descriptor = None
+        return self._connection.run_blocking(self._lease.call(request))
 
     async def _release(self) -> None:
         """Release everything on the connection's loop."""
@@ -203,7 +158,6 @@ class RemoteTarget:
     def _get_descriptor(self) -> TargetDescriptor:
         if self._descriptor is None:
             self._descriptor = self._connection.run_blocking(self._lease.call(DescribeTarget())).descriptor
-            self._config_order.last_name = self._configured
         assert self._descriptor is not None, "the reply to a describe request has a descriptor"
         return self._descriptor
 

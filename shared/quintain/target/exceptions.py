@@ -108,6 +108,7 @@ def from_failure(failure: RemoteFailure, where: str = "the hosted target") -> Ba
 def _known_exception(failure: RemoteFailure, where: str) -> BaseException:
     """Return an exception of the class that a failure names. Raises any `Exception` where that cannot be made."""
     kind: Any
+    decoded: Any
     if failure.type == "NotApplicable":
         kind, decoded = importlib.import_module("superred.core.interfaces.task").NotApplicable, [failure.message]
     elif failure.type == "BudgetExhaustedError":

@@ -199,12 +199,3 @@ def to_json_text(content: object) -> str:
 
 def _json_default(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else safe_str(value, repr)
-
-
-def require_size(size: int, limit: int, description: str) -> None:
-    """Raise `ValueError`, naming both, where a message has more bytes than the broker takes."""
-    if size > limit:
-        raise ValueError(
-            f"{description} has {size:,} bytes, and {limit:,} is the most that can be sent: send a reference to it "
-            "instead"
-        )

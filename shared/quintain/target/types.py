@@ -191,7 +191,8 @@ def scope_includes(scope: Scope, tag: SecurityDomainTag) -> bool:
     return any(scope_tag.includes(tag) for scope_tag in scope)
 
 
-def _now() -> datetime:
+def local_now() -> datetime:
+    """Return the current time as a naive local datetime, as superred uses it."""
     return datetime.now()  # noqa: DTZ005 -- superred's events carry naive local time, and files compare them
 
 
@@ -209,7 +210,7 @@ class Event:
     response_types: ClassVar[tuple[type[EventResponse], ...]] = ()
 
     event_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    timestamp: datetime = field(default_factory=_now)
+    timestamp: datetime = field(default_factory=local_now)
     security_domain: SecurityDomainTag | None = None
 
 

@@ -5,63 +5,57 @@ from __future__ import annotations
 import asyncio
 import os
 
+from quintain.programs.program import read_pipe
 from quintain_host.counters import (
     LEASE_ENDED,
     LEASE_GIVEN,
+    MAX_MESSAGE_BYTES,
     READY,
     RUN_OUTCOMES,
     HostCounters,
+    IpcReader,
     IpcWriter,
-    make_pipe,
-    read_ipc,
 )
+from support.waiting import wait_until
 
 WORDS = [READY, LEASE_GIVEN, *RUN_OUTCOMES, LEASE_ENDED]
 
 
 async def test_every_word_is_heard_in_its_order() -> None:
-    heard, said = make_pipe()
     words: list[str] = []
-    saying = IpcWriter(said)
-    with read_ipc(heard, words.append):
+    async with read_pipe(IpcReader(words.append)) as said:
+        saying = IpcWriter(said.fileno())
         for word in WORDS:
             saying.send(word)
-        async with asyncio.timeout(10):
-            while len(words) < len(WORDS):
-                await asyncio.sleep(0)
-    assert words == WORDS
-    # Nobody listens any more, and that is nobody's error.
-    saying.send(LEASE_GIVEN)
-    os.close(said)
+        saying.send_address("lease", "key")
+        await wait_until(lambda: len(words) > len(WORDS))
+    assert words == [*WORDS, '["lease", "key"]']
 
 
-async def test_what_is_still_on_its_way_at_the_end_is_heard() -> None:
-    heard, said = make_pipe()
+async def test_what_is_still_on_its_way_at_the_end_is_heard_and_junk_is_bounded() -> None:
     words: list[str] = []
-    with read_ipc(heard, words.append):
-        for _ in range(9_000):
-            IpcWriter(said).send(LEASE_GIVEN)
-        os.write(said, b"\0junk?\n")
-        IpcWriter(said).send(LEASE_ENDED)
-        os.close(said)
-    assert words == [LEASE_GIVEN] * 9_000 + ["\0junk?", LEASE_ENDED]
+    reader = IpcReader(words.append)
+    async with read_pipe(reader) as said:
+        for _ in range(5_000):
+            IpcWriter(said.fileno()).send(LEASE_GIVEN)
+        os.write(said.fileno(), b"\0junk?\n" + 3 * MAX_MESSAGE_BYTES * b"x" + b"\n")
+        IpcWriter(said.fileno()).send(LEASE_ENDED)
+        os.write(said.fileno(), 3 * MAX_MESSAGE_BYTES * b"x")
+        said.close()
+        await reader.ended
+    assert words[:5_001] == [LEASE_GIVEN] * 5_000 + ["\0junk?"]
+    assert words[-1] == LEASE_ENDED
+    assert len(reader.data) == MAX_MESSAGE_BYTES
 
 
-async def test_the_end_of_whoever_speaks_is_noticed_once() -> None:
-    heard, said = make_pipe()
-    with read_ipc(heard, lambda _: None):
-        os.close(said)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        # A loop that is still told of the end is never idle.
-        assert not asyncio.get_running_loop().remove_reader(heard)
-
-
-async def test_a_parent_that_does_not_listen_holds_nobody_up() -> None:
-    heard, said = make_pipe()
+async def test_a_parent_that_does_not_listen_or_has_ended_holds_nobody_up() -> None:
+    heard, said = os.pipe()
     for _ in range(70_000):
         IpcWriter(said).send(LEASE_GIVEN)
     os.close(heard)
+    IpcWriter(said).send(LEASE_GIVEN)
+    async with asyncio.timeout(5):
+        await IpcWriter(said).wait_parent_exit()
     os.close(said)
 
 

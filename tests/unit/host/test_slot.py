@@ -14,6 +14,7 @@ from quintain.bus.base import Bus, Consumer, Envelope, Handler
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.hosting import (
     LEASE_TYPE,
+    DescribeTarget,
     DriverMessage,
     LeaseRequest,
     LeaseResult,
@@ -165,11 +166,12 @@ async def test_slots_are_set_in_order_until_one_fails(host_client: HostClient) -
     await host_client.serve()
     leased = await host_client.lease()
     values = {"persona": "bold", "nothing": "x"}
-    done = await host_client.result(leased, SetConfig(values=values, described=True))
+    done = await host_client.result(leased, SetConfig(values=values))
     assert done.failure is not None
-    assert (done.failure.type, done.descriptor) == ("ValueError", None)
+    assert done.failure.type == "ValueError"
     assert host_client.instances[0].persona == "bold"
-    described = await leased.call(SetConfig(values={"persona": "calm"}, described=True))
+    await leased.call(SetConfig(values={"persona": "calm"}))
+    described = await leased.call(DescribeTarget())
     assert described.descriptor is not None
     assert described.descriptor.controllables[1].name == "voice of calm"
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from quintain.remote import connection_thread
-from quintain.remote.connection_thread import open_connection_thread
-
-
-async def do_nothing(*args: Any, **options: Any) -> None: ...
+from quintain.remote.connection_thread import ConnectionThread
 
 
 def test_the_first_ctrl_c_ends_a_wait_that_blocks_a_loop_and_what_follows_it_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nothing = SimpleNamespace(start=do_nothing, close=do_nothing)
-    monkeypatch.setattr(connection_thread, "connect_bus", do_nothing)
-    monkeypatch.setattr(connection_thread, "RpcClient", lambda *args, **options: nothing)
-    thread = open_connection_thread("amqp://nobody")
+    for name in ("open_bus", "RpcClient"):
+        monkeypatch.setattr(connection_thread, name, lambda *args, **options: contextlib.nullcontext())
+    thread = ConnectionThread("amqp://nobody")
     begun, done = threading.Event(), []
 
     async def wait_long() -> None:

@@ -31,7 +31,7 @@ class Stream:
     def __init__(self) -> None:
         self.sent: list[list[EventReply]] = []
         self.held = self.released = 0
-        self.is_telling_due = False
+        self.is_acknowledgement_due = False
 
     def send(self, *items: bytes) -> None:
         self.sent.append([EventReply.from_wire(item) for item in items])

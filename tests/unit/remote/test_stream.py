@@ -18,7 +18,7 @@ from quintain.contracts.hosting import DriverMessage, EventReply, HostMessage, L
 from quintain.contracts.remote_target import WireResponse
 from quintain.errors import Unroutable
 from quintain.remote import stream as stream_module
-from quintain.remote.stream import MAX_ITEM_BYTES, LeaseStream
+from quintain.remote.stream import MAX_ITEM_BYTES, LeaseStream, encode_item
 from quintain.timings import Timings
 from quintain.topology import HOST, REPLY
 from support.quick import timings
@@ -164,13 +164,16 @@ async def test_a_gap_is_asked_for_at_once_and_only_once_between_two_heartbeats()
 
 
 async def test_only_what_was_processed_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "TOLD_SECONDS", 0.01)
+    monkeypatch.setattr(stream_module, "ACKNOWLEDGED_ITEMS", 1)
 
     async def work(wire: Wire, driver: Side, host: Side) -> None:
         driver.stream.held, driver.stream.released = 2, 1
         host.stream.send(log_line("x"), log_line("y"))
         await wait_until(lambda: [m.processed for m in wire.published][-1:] == [1])
+        assert not driver.stream.is_acknowledgement_due
         driver.stream.released = 2
+        assert driver.stream.is_acknowledgement_due
+        driver.stream.acknowledge()
         await wait_until(lambda: [m.processed for m in wire.published][-1:] == [2])
 
     await with_two_sides(work, beat=False)
@@ -252,9 +255,15 @@ async def test_silence_is_noticed_and_heartbeats_are_none() -> None:
     await with_two_sides(work, beat=False)
 
 
-async def test_an_item_that_no_broker_takes_is_refused_where_it_is_sent() -> None:
+async def test_large_items_are_acknowledged_before_their_sender_has_to_wait() -> None:
     async def work(wire: Wire, driver: Side, host: Side) -> None:
-        with pytest.raises(ValueError, match=f"{MAX_ITEM_BYTES:,}"):
-            host.stream.send(b"x" * (MAX_ITEM_BYTES + 1))
+        for _ in range(10):
+            host.stream.send(log_line("x" * (stream_module.ACKNOWLEDGED_BYTES // 8)))
+        await wait_until(lambda: host.stream._bytes < stream_module.ACKNOWLEDGED_BYTES)
 
     await with_two_sides(work, beat=False)
+
+
+def test_an_item_that_is_too_large_is_refused_and_named() -> None:
+    with pytest.raises(ValueError, match=f"'log'.*{MAX_ITEM_BYTES:,}"):
+        encode_item(LogLine(logger="l", level=20, text="x" * MAX_ITEM_BYTES, at=0.0))
