@@ -1,143 +1,111 @@
-// A host in Node: `node host.mjs bot.mjs --name bot --slots 2` serves the target that bot.mjs exports.
-// It does all that docs/hosts.md says. A target must not block Node's thread for seconds.
+// The core of a host in Node: `node host.mjs bot.mjs bot 2` serves, in two slots, the target that bot.mjs exports.
+// reconnecting.mjs is the same host with what docs/hosts.md says of reconnects. A target must not block Node's thread.
 import { randomBytes, randomUUID } from "node:crypto";
 import { hostname } from "node:os";
-import { resolve } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import { pathToFileURL } from "node:url";
-import { parseArgs } from "node:util";
 import amqp from "amqplib";
 
-const VERSION = 4, BEAT_MS = 1_000, LOST_BEATS = 9, GRACE_MS = 30_000, QUEUE_MS = 600_000;
+const VERSION = 4, BEAT_MS = 1_000, LOST_BEATS = 9, GRACE_MS = 30_000, POLL_MS = 20;
 const MAX_KEPT_ITEMS = 10_000, MAX_KEPT_BYTES = 64e6, MAX_ITEM_BYTES = 8 * 2 ** 20;
 
-const flags = { name: { type: "string" }, slots: { type: "string", default: "1" } };
-const { values: options, positionals } = parseArgs({ allowPositionals: true, options: flags });
-const { default: Target } = await import(pathToFileURL(resolve(positionals[0])).href);
-const QUEUE = `quintain.host.${options.name}`, HOST_ID = `${hostname()}-${process.pid}`;
+const [, program, file, name, slots = 1] = process.argv;
+const { default: Target } = await import(new URL(file, `file://${process.cwd()}/`));
+const QUEUE = `quintain.host.${name}`, HOST_ID = `${hostname()}-${process.pid}`;
 
-let channel, isStopping = false;
-const leases = new Map(); // by id
-const freeSlots = new Set(); // the tags of their consumers
+export let channel;
+export const leases = new Map(); // by id
+export const freeSlots = new Set(); // the tags of their consumers
+let LeaseType, isStopping = false;
 
-class Lease {
+export class Lease {
+  queueOptions = { exclusive: true };
   said = 0; // the number of the last item of the host
-  processed = 0; // that of the last item of the driver that was processed
+  processed = 0; // that of the last item of the driver
   kept = []; // the items that the driver has not processed
   keptBytes = 0;
-  blocked = []; // who waits until fewer are kept
-  requests = Promise.resolve(); // they are carried out one after another
-  pending = new Set(); // those that have no result yet
-  events = new Map(); // those of the run that wait for a response, by number
   silentBeats = 0;
-  hasAsked = false; // for what was lost, since the last beat
+  requests = Promise.resolve(); // they are carried out one after another
+  pending = new Set(); // the numbers of those that have no result yet
+  random = randomBytes(24).toString("base64url");
 
   constructor({ correlationId, replyTo }) {
-    const random = randomBytes(24).toString("base64url");
-    Object.assign(this, { id: correlationId, replyTo, key: `lease/${random}`, queue: `quintain.lease.${random}` });
+    Object.assign(this, { id: correlationId, replyTo, key: `lease/${this.random}`, queue: `quintain.lease.${this.random}` });
   }
 
-  async start(message) {
-    await this.listen();
-    await new Promise((confirmed) => this.say({ type: "offered", hostId: HOST_ID }, confirmed));
-    if (this.isReturned) return this.end(); // the driver has gone
+  async start(request) {
     this.timer = setInterval(() => this.beat(), BEAT_MS);
-    this.receive(message);
+    await this.listen();
+    this.say({ type: "offered", hostId: HOST_ID });
+    await channel.waitForConfirms();
+    if (!this.isEnding) this.receive(request, this.replyTo);
   }
 
   async listen() {
-    const ch = channel;
-    await ch.assertQueue(this.queue, { arguments: { "x-expires": QUEUE_MS } });
-    await ch.bindQueue(this.queue, "quintain.host", this.key);
-    ch.prefetch(64);
-    await ch.consume(this.queue, (delivery) => {
-      if (delivery) ch.ack(delivery);
-      const { type, correlationId, replyTo } = delivery?.properties ?? {};
-      const message = type === "lease" && correlationId === this.id && parse(delivery);
-      if (message) this.receive(message, replyTo);
-    });
+    await channel.assertQueue(this.queue, this.queueOptions);
+    await channel.bindQueue(this.queue, "quintain.host", this.key);
+    const isMine = ({ correlationId }) => correlationId === this.id;
+    await consume(this.queue, (message, sent) => isMine(sent) && this.receive(message, sent.replyTo));
   }
 
   beat() {
-    this.hasAsked = false;
     this.publish([]);
     if (++this.silentBeats > LOST_BEATS) this.end();
   }
 
-  // What cannot be published is asked for again later.
-  publish(items, again = false, confirmed = () => {}) {
-    const number = items.length ? items[0].number : this.said + 1;
-    const texts = items.map((item) => item.text);
+  // A message found nobody: the driver has gone.
+  returned() {
+    this.end();
+  }
+
+  publish(items, again = false) {
+    const number = items[0]?.number ?? this.said + 1, texts = items.map((item) => item.text);
     const body = `{"number":${number},"processed":${this.processed},"again":${again},"items":[${texts}]}`;
-    publish(this.replyTo, body, { type: "lease", correlationId: this.id, replyTo: this.key }, confirmed);
+    send(this.replyTo, body, { type: "lease", correlationId: this.id, replyTo: this.key });
   }
 
-  publishKept() {
-    for (const item of this.kept) this.publish([item]);
-  }
-
-  say(item, confirmed) {
+  say(item) {
     const text = JSON.stringify(item), bytes = Buffer.byteLength(text);
+    if (bytes > MAX_ITEM_BYTES) throw new RangeError(`${bytes} bytes are too many: ${MAX_ITEM_BYTES} are the limit`);
     this.kept.push({ number: ++this.said, text, bytes });
     this.keptBytes += bytes;
-    this.publish(this.kept.slice(-1), false, confirmed);
+    this.publish(this.kept.slice(-1));
     return this.said;
   }
 
-  receive({ number, processed, again, items = [] }, replyTo = this.replyTo) {
-    this.replyTo = replyTo;
-    this.silentBeats = 0;
+  receive({ processed, items = [] }, replyTo) {
+    Object.assign(this, { replyTo, silentBeats: 0 });
     while (this.kept[0]?.number <= processed) this.keptBytes -= this.kept.shift().bytes;
-    if (this.hasRoom()) for (const wake of this.blocked.splice(0)) wake();
-    const known = this.processed + 1 - number;
-    if (known >= 0) for (const item of items.slice(known)) this.receiveItem(++this.processed, item);
-    else if (!this.hasAsked) this.publish([], (this.hasAsked = true)); // some were lost
-    if (again) this.publishKept();
-  }
-
-  hasRoom() {
-    return this.kept.length < MAX_KEPT_ITEMS && this.keptBytes < MAX_KEPT_BYTES;
+    for (const item of items) this.receiveItem(++this.processed, item);
   }
 
   receiveItem(number, item) {
-    if (item.type === "reply") return this.respond(item);
+    if (item.type === "reply") return this.run?.events.get(item.to)?.(item.response);
     this.pending.add(number);
     if (item.type === "teardown") return this.end(number, item.reset);
-    const carryOut = async () => {
-      if (item.type === "run") return this.startRun(number, item.events);
-      const isDone = await this.answer(number, () => this.operations[item.type](item));
-      if (item.type === "open" && !isDone) this.end();
-    };
-    this.requests = this.requests.then(carryOut);
+    const { [item.type]: operation } = this.operations;
+    const carryOut = () => (item.type === "run" ? this.startRun(number, item) : this.answer(number, () => operation(item)));
+    this.requests = this.requests.then(carryOut).then(() => this.target || this.end());
   }
 
+  describe = () => ({ descriptor: { targetClass: Target.name, ...this.target.describe() } });
   operations = {
     __proto__: null,
-    open: () => this.describe((this.target = new Target())),
-    describe: () => this.describe(this.target),
-    set_config: async ({ values, described }) => {
+    open: () => (this.target = new Target()) && this.describe(),
+    describe: () => this.describe(),
+    set_config: async ({ values }) => {
       for (const [name, value] of Object.entries(values)) await this.target.setConfig(name, value);
-      return described && this.describe(this.target);
     },
-    query: async ({ name, params }) => ({ value: `${await this.target.query(name, params ?? {})}` }),
-    cancel: ({ to }) => this.run?.number === to && this.run.cancel(),
+    query: async ({ name, params = {} }) => ({ value: `${await this.target.query(name, params)}` }),
+    cancel: async ({ to }) => void (this.run?.number === to && (await this.run.cancel())),
     reset: () => this.target.reset(),
   };
 
-  describe = (target) => ({ descriptor: { targetClass: Target.name, ...target.describe() } });
-
-  // Says the one result of a request, unless the teardown has; returns whether it is no failure.
+  // Says the one result of a request, unless the teardown has.
   async answer(number, operation) {
-    let result;
-    try {
-      result = { ...(await operation()) };
-      requireSize(result);
-    } catch (error) {
-      const { name = "Error", message = error, stack = "", token } = error ?? {};
-      result = { failure: { type: name, message: `${message}`.slice(0, 1e5), traceback: stack.slice(0, 1e4), token } };
-    }
-    if (this.pending.delete(number)) this.say({ type: "result", to: number, ...result });
-    return !result.failure;
+    const say = (more) => this.pending.has(number) && this.say({ type: "result", to: number, ...more });
+    const toFailure = ({ name = "Error", message, token }) => ({ type: name, message: `${message}`.slice(0, 1e5), token });
+    await (async () => say(await operation()))().catch((error) => say({ failure: toFailure(error ?? {}) }));
+    this.pending.delete(number);
   }
 
   // Ends the lease: at the request with this number, or because its driver is lost or the host stops.
@@ -149,134 +117,96 @@ class Lease {
     for (const other of this.pending) if (other !== number) await this.answer(other, refuse);
     if (reset) await this.answer(0, () => this.target?.reset());
     await this.answer(number, () => this.target?.teardown());
-    await channel.waitForConfirms().catch(() => {});
     clearInterval(this.timer);
-    await channel.deleteQueue(this.queue).catch(() => {}); // without a connection it expires
+    for (const step of ["waitForConfirms", "deleteQueue"]) await channel[step](this.queue).catch(() => {});
     leases.delete(this.id);
-    await waitForLease().catch(() => {}); // or after the reconnect
+    await waitForLease();
   }
 
-  async startRun(number, kinds) {
+  async startRun(number, { events: kinds }) {
     await this.run?.cancel();
-    const abort = new AbortController();
+    const events = new Map(), abort = new AbortController(), { signal } = abort;
     let isOver = false;
-    const tell = async (type, { content, ...event }) => {
-      while (!isOver && !this.hasRoom()) await new Promise((wake) => this.blocked.push(wake));
+    const tell = (type) => async ({ content, ...event }) => {
+      const hasRoom = () => this.kept.length < MAX_KEPT_ITEMS && this.keptBytes < MAX_KEPT_BYTES;
+      while (!isOver && !hasRoom()) await sleep(POLL_MS);
       if (isOver) throw new Error("The run is over");
       if (!kinds.includes(event.kind)) throw new TypeError(`The driver cannot read a ${event.kind}`);
       const head = { eventId: randomUUID(), at: Date.now() / 1000, domain: (event.controllable ?? event.observable).domain };
-      return this.say({ type, event: requireSize({ ...head, ...event, content: JSON.stringify(content) }) });
-    };
-    const emit = async (event) => void (await tell("emit", event));
-    const sendEvent = async (event) => {
-      const sent = await tell("send", event);
-      return new Promise((resolve, reject) => this.events.set(sent, { resolve, reject }));
+      const sent = this.say({ type, event: { ...head, ...event, content: JSON.stringify(content) } });
+      if (type === "emit") return;
+      const { failure, ...response } = await new Promise((respond) => events.set(sent, respond));
+      if (!failure) return response;
+      throw Object.assign(new Error(failure.message), { name: failure.type, token: failure.token });
     };
     const cancelled = new Promise((_, reject) => {
-      abort.signal.addEventListener("abort", () => reject(new Error("The run was cancelled")));
+      signal.addEventListener("abort", () => reject(new Error("The run was cancelled")));
     });
-    const answered = this.answer(number, async () => {
-      try {
-        await Promise.race([this.target.run(emit, sendEvent, abort.signal), cancelled]);
-      } finally {
-        isOver = true;
-        this.events.clear();
-      }
-    });
-    this.run = { number, cancel: () => (isOver || abort.abort(), answered) };
-  }
-
-  respond({ to, response }) {
-    const event = this.events.get(to), failure = response?.failure;
-    this.events.delete(to);
-    if (!failure) event?.resolve(response);
-    else event?.reject(Object.assign(new Error(failure.message), { name: failure.type, token: failure.token }));
+    const run = async () => void (await this.target.run(tell("emit"), tell("send"), signal));
+    const answered = this.answer(number, () => Promise.race([run(), cancelled]).finally(() => (isOver = true)));
+    this.run = { number, events, cancel: () => (isOver || abort.abort(), answered) };
   }
 }
 
-function requireSize(value) {
-  const bytes = Buffer.byteLength(JSON.stringify(value));
-  if (bytes > MAX_ITEM_BYTES) throw new RangeError(`${bytes} bytes are too many: ${MAX_ITEM_BYTES} are the limit`);
-  return value;
-}
-
-function parse({ content }) {
-  try {
+// Passes on what can be read of a queue, and acknowledges everything.
+async function consume(queue, onMessage, consumerOptions) {
+  const ch = channel;
+  const receive = async ({ content, properties }) => {
     const message = JSON.parse(content);
-    const isMessage = Number.isInteger(message.number) && Array.isArray(message.items ?? []);
-    return isMessage && message.items?.every((item) => typeof item?.type === "string") !== false && message;
-  } catch {
-    return false;
-  }
+    if (properties.type === "lease" && properties.replyTo && message.number) await onMessage(message, properties);
+  };
+  const log = (error) => console.error("A message was dropped:", error);
+  await ch.consume(queue, (each) => each && receive(each).catch(log).then(() => ch.ack(each)), consumerOptions);
 }
 
-function publish(key, body, properties, confirmed) {
-  try {
-    channel.publish("quintain.reply", key, Buffer.from(body), { ...properties, mandatory: true }, confirmed);
-  } catch (error) {
-    confirmed?.(error); // there is no connection
-  }
+function send(key, body, properties) {
+  channel.publish("quintain.reply", key, Buffer.from(body), { ...properties, mandatory: true });
 }
 
 // A free slot waits for one request.
 async function waitForLease() {
-  const ch = channel, consumerTag = randomUUID();
   if (isStopping) return;
+  const consumerTag = randomUUID();
   freeSlots.add(consumerTag);
-  ch.prefetch(1);
-  await ch.consume(QUEUE, (delivery) => delivery && takeRequest(ch, consumerTag, delivery), { consumerTag });
+  await consume(QUEUE, (request, properties) => takeRequest(consumerTag, request, properties), { consumerTag });
 }
 
-async function takeRequest(ch, consumerTag, delivery) {
-  const { type, correlationId, replyTo } = delivery.properties, message = parse(delivery);
-  const version = message && message.items?.[0]?.version;
-  if (leases.has(correlationId)) return ch.ack(delivery); // it came before, and was not acknowledged
-  if (type !== "lease" || !replyTo || version !== VERSION) {
-    const error = `version: this host speaks version ${VERSION} of hosting, the driver ${version}`;
-    const body = JSON.stringify({ code: "bad_request", status: 400, error });
-    if (type === "lease" && replyTo) publish(replyTo, body, { type: "fault", correlationId });
-    return ch.ack(delivery);
-  }
-  const lease = new Lease(delivery.properties);
-  leases.set(lease.id, lease);
+async function takeRequest(consumerTag, request, properties) {
+  const { correlationId, replyTo } = properties, version = request.items?.[0]?.version;
+  const error = `version: this host speaks version ${VERSION} of hosting, the driver ${version}`;
+  const fault = JSON.stringify({ code: "bad_request", status: 400, error });
+  if (version !== VERSION) return send(replyTo, fault, { type: "fault", correlationId });
+  if (leases.has(correlationId)) return; // it came before, and was not acknowledged
   freeSlots.delete(consumerTag);
-  try {
-    await ch.cancel(consumerTag);
-    await lease.start(message);
-  } catch (error) {
-    console.error("A lease could not be given:", error);
-    await lease.end();
-  }
-  ch.ack(delivery);
+  const lease = new LeaseType(properties);
+  leases.set(lease.id, lease);
+  await channel.cancel(consumerTag);
+  await lease.start(request);
 }
 
-async function setUp(connection) {
+export async function setUp(connection, NewLease) {
+  LeaseType = NewLease;
   channel = await connection.createConfirmChannel();
-  channel.on("error", () => connection.close());
-  channel.on("return", ({ properties: { correlationId } }) => {
-    if (leases.has(correlationId)) leases.get(correlationId).isReturned = true;
-  });
+  channel.on("return", ({ properties }) => leases.get(properties.correlationId)?.returned());
   for (const exchange of ["quintain.host", "quintain.reply"]) await channel.assertExchange(exchange, "direct");
   await channel.assertQueue(QUEUE, { arguments: { "x-queue-type": "quorum" } });
-  await channel.bindQueue(QUEUE, "quintain.host", options.name);
-  freeSlots.clear();
-  for (const lease of leases.values()) {
-    await lease.listen();
-    lease.publish([], true);
-    lease.publishKept();
-  }
-  while (leases.size + freeSlots.size < options.slots) await waitForLease();
+  await channel.bindQueue(QUEUE, "quintain.host", name);
+  await channel.prefetch(1);
+  while (leases.size + freeSlots.size < slots) await waitForLease();
 }
 
 process.on("unhandledRejection", (error) => console.error("Not handled:", error));
-const connection = await amqp.connect(process.env.QUINTAIN_BROKER_URL, { recovery: { setup: setUp, maxDelay: 1_000 } });
-connection.on("error", (error) => console.error(error.message));
 process.on("SIGTERM", async () => {
   isStopping = true;
   for (const tag of freeSlots) await channel.cancel(tag).catch(() => {});
-  for (const ends = Date.now() + GRACE_MS; leases.size && Date.now() < ends; ) await sleep(50);
+  for (const ends = Date.now() + GRACE_MS; leases.size && Date.now() < ends; ) await sleep(POLL_MS);
   await Promise.all([...leases.values()].map((lease) => lease.end()));
-  await connection.close();
   process.exit();
 });
-console.error(`Serving ${options.name} with ${options.slots} slots`);
+
+if (program.endsWith("/host.mjs")) {
+  const connection = await amqp.connect(process.env.QUINTAIN_BROKER_URL);
+  connection.on("error", ({ message }) => console.error(message));
+  connection.on("close", () => process.exit(1)); // all leases end with it
+  await setUp(connection, Lease);
+}
