@@ -206,7 +206,7 @@ async def measure_sweep(remote: RemoteFactory) -> list[dict[str, Any]]:
 
     async def run_tasks() -> None:
         for _ in waiting:
-            target = remote.create_on(await remote.acquire())
+            target = remote.create_on(await remote.pool.acquire_async())
             await run_once(target, "wait", 1.0)
             await target.teardown()
 

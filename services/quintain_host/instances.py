@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,8 +39,6 @@ class InstanceThread:
         self.loop = asyncio.new_event_loop()
         self._submit_lock = threading.Lock()
         self._is_closed = False
-        self._ended: Future[None] = Future()
-        self._ended.set_running_or_notify_cancel()  # nobody may cancel it
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
@@ -60,19 +57,32 @@ class InstanceThread:
         what the coroutine raises, and `RuntimeError` once the thread is closed.
         """
         result: asyncio.Future[Returned] = asyncio.get_running_loop().create_future()
-        submitted = _SubmittedCoroutine(coroutine, result)
+        tasks: list[asyncio.Task[Returned]] = []
+
+        def start() -> None:
+            task = self.loop.create_task(_convert_base_exceptions(coroutine))
+            tasks.append(task)
+            task.add_done_callback(on_done)
+
+        def on_done(task: asyncio.Task[Returned]) -> None:
+            # A task that was cancelled before its first step never awaited the coroutine; closing it avoids a warning.
+            coroutine.close()
+            # The caller's loop may be closed if the host has ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                result.get_loop().call_soon_threadsafe(_copy_outcome, task, result)
+
         with self._submit_lock:
             # Under the lock, a coroutine is submitted either before the loop is stopped, and is started, or not at all.
             if self._is_closed:
                 coroutine.close()
                 raise RuntimeError("The target's thread is closed")
-            self.loop.call_soon_threadsafe(submitted.start)
+            self.loop.call_soon_threadsafe(start)
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
             if result.cancelled():
                 raise RuntimeError("The target cancelled its own task") from None
-            self.loop.call_soon_threadsafe(submitted.cancel)
+            self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
             await asyncio.wait([result], timeout=CANCEL_WAIT_SECONDS)
             raise
         finally:
@@ -87,21 +97,12 @@ class InstanceThread:
             if not self._is_closed:
                 self._is_closed = True
                 self.loop.call_soon_threadsafe(self.loop.stop)
-        ended = asyncio.wrap_future(self._ended)
-        await asyncio.wait([ended], timeout=JOIN_SECONDS)
-        return not ended.cancel()
+        await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        return not self._thread.is_alive()
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            try:
-                self._close_loop()
-            finally:
-                self._ended.set_result(None)
-
-    def _close_loop(self) -> None:
+        self.loop.run_forever()
         pending = asyncio.all_tasks(self.loop)
         for task in pending:
             task.cancel()
@@ -110,41 +111,16 @@ class InstanceThread:
         self.loop.close()
 
 
-class _SubmittedCoroutine:
-    """A coroutine submitted to the instance's loop, with the future of the caller's loop that receives its result."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], result: asyncio.Future[Any]) -> None:
-        self._coroutine, self._result = coroutine, result
-        self._caller_loop = result.get_loop()
-        self._task: asyncio.Task[Any] | None = None
-
-    def start(self) -> None:
-        """Start the coroutine as a task; runs on the instance's loop."""
-        self._task = asyncio.get_running_loop().create_task(_convert_base_exceptions(self._coroutine))
-        self._task.add_done_callback(self._on_task_done)
-
-    def cancel(self) -> None:
-        """Cancel the task if it was started; runs on the instance's loop."""
-        if self._task is not None:
-            self._task.cancel()
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        # A task that was cancelled before its first step never awaited the coroutine; closing it avoids a warning.
-        self._coroutine.close()
-        # The caller's loop may be closed if the host has ended meanwhile.
-        with contextlib.suppress(RuntimeError):
-            self._caller_loop.call_soon_threadsafe(self._set_result, task)
-
-    def _set_result(self, task: asyncio.Task[Any]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if self._result.done():
-            return
-        if task.cancelled():
-            self._result.cancel()
-        elif error is not None:
-            self._result.set_exception(error)
-        else:
-            self._result.set_result(task.result())
+def _copy_outcome(task: asyncio.Task[Returned], result: asyncio.Future[Returned]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if result.done():
+        return
+    if task.cancelled():
+        result.cancel()
+    elif error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())
 
 
 async def _convert_base_exceptions(coroutine: Coroutine[Any, Any, Returned]) -> Returned:

@@ -33,12 +33,6 @@ RUN_OVER_MESSAGE = "Cannot emit to a closed trajectory: the run is over"
 #: The run that the current context belongs to; `RunLogHandler` sends log records to it.
 current_run: contextvars.ContextVar[HostedRun | None] = contextvars.ContextVar("current_run", default=None)
 
-#: A `send_event` that waits for its response: the event loop, the future on that loop, and the event that was sent.
-PendingResponse = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Any]
-
-#: What a `send_event` returns, or the exception that it raises.
-ResponseOutcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
-
 
 class HostedRun:
     """One run, from its start to its result; ``number`` is that of its request."""
@@ -56,7 +50,8 @@ class HostedRun:
         self._target, self._instance_thread, self._codec = target, instance_thread, codec
         self._event_types, self._stream, self.number = frozenset(request.events), stream, number
         self._on_ended = on_ended
-        self._pending_responses: dict[int, PendingResponse] = {}
+        #: What each `send_event` that waits is resumed by, and the event that it sent.
+        self._pending_responses: dict[int, tuple[asyncio.Future[Any], Any]] = {}
         self._is_over = False
         self._outcome = "cancelled"
         self._failure: RemoteFailure | None = to_failure(RuntimeError("The run was cancelled"))
@@ -73,11 +68,10 @@ class HostedRun:
     async def send_event(self, event: Any) -> Any:
         """Send an event to the driver and return its response."""
         self._require_sendable(event)
-        loop = asyncio.get_running_loop()
-        response: asyncio.Future[Any] = loop.create_future()
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         number = self._send(
             SendEvent.unchecked(type="send", event=write_event(event)),
-            lambda number: self._pending_responses.update({number: (loop, response, event)}),
+            lambda number: self._pending_responses.update({number: (response, event)}),
         )
         try:
             with span_in_trace(send_event_span(type(event).__name__), current_traceparent()):
@@ -119,16 +113,13 @@ class HostedRun:
 
     def on_replies(self, replies: Iterable[EventReply]) -> None:
         """Resume the target's `send_event` calls that wait for these."""
-        outcomes: dict[asyncio.AbstractEventLoop, list[ResponseOutcome]] = {}
         for reply in replies:
-            pending = self._pending_responses.pop(reply.to, None)
-            if pending is not None:
-                loop, future, event = pending
-                outcomes.setdefault(loop, []).append((future, *self._read_response(reply.response, event)))
-        for loop, for_loop in outcomes.items():
-            # The loop may belong to a thread of the target, and may be closed.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_set_responses, for_loop)
+            if (pending := self._pending_responses.pop(reply.to, None)) is not None:
+                future, event = pending
+                # Its loop may belong to a thread of the target, and may be closed.
+                with contextlib.suppress(RuntimeError):
+                    outcome = self._read_response(reply.response, event)
+                    future.get_loop().call_soon_threadsafe(_set_response, future, *outcome)
 
     def _read_response(self, wire_response: WireResponse, event: Any) -> tuple[Any, BaseException | None]:
         """Return the response, or the exception that `send_event` raises."""
@@ -171,14 +162,13 @@ class HostedRun:
         await self._target.run(self.emit, self.send_event)
 
 
-def _set_responses(outcomes: list[ResponseOutcome]) -> None:
-    for future, response, error in outcomes:
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(response)
-        else:
-            future.set_exception(error)
+def _set_response(future: asyncio.Future[Any], response: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(response)
+    else:
+        future.set_exception(error)
 
 
 #: A log record's text is cut to this length, in characters.

@@ -100,11 +100,6 @@ class SlotProcesses:
         """Wait until every child consumes lease requests."""
         await asyncio.gather(*(ready_event.wait() for ready_event in self._ready_events))
 
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the children that run now, sorted."""
-        return sorted(child.pid for child in self._processes)
-
     async def check(self) -> str | None:
         """Return why the host is not ready, or None: every child must have reported its readiness."""
         not_ready_count = sum(not ready_event.is_set() for ready_event in self._ready_events)

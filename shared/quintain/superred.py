@@ -62,7 +62,7 @@ class RemoteTargetFactory(core.TargetFactory):
         superred's `Controller` reads it before its tasks; reading blocks until no further slot is free. With
         ``prefetch=0`` it is the concurrency that was asked for.
         """
-        return self.remote.count_slots(self.wanted_concurrency)
+        return self.remote.pool.count_slots(self.wanted_concurrency)
 
     @concurrency.setter
     def concurrency(self, wanted: int) -> None:
@@ -195,7 +195,7 @@ class Controller(superred_controller.Controller):
             finally:
                 _current_slot.reset(token)
                 if slot.target is None and isinstance(slot.lease, RemoteLease):
-                    self._remote.return_unused(slot.lease)
+                    self._remote.pool.return_unused(slot.lease)
             is_lost = slot.target is not None and slot.target.host_lost
             if not is_lost or getattr(outcome, "stop_reason", "") != "error" or attempt == self._max_retries:
                 break
@@ -205,7 +205,7 @@ class Controller(superred_controller.Controller):
 
     async def _acquire(self) -> RemoteLease | Exception:
         try:
-            return await self._remote.acquire()
+            return await self._remote.pool.acquire_async()
         except Exception as error:
             # superred records what `create` raises as the task's error.
             return error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from conformance.hosts.checked_host import TAGS, broker_proxy
+from quintain.errors import HostLost
+from quintain.remote.factory import RemoteFactory
 from quintain.settings import environment
+from quintain.target.type_registry import QUINTAIN_TYPES
 from support.client_tools import ClientTool, cache_folder
 from support.command_line import clean_environment
 from support.running_gateway import run_program
+from support.target_placements import Controller
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -37,7 +44,7 @@ def bot(folder: Path, broker_url: str) -> Iterator[str]:
     """The name under which the host of the README serves its bot."""
     name = f"bot-{secrets.token_hex(3)}"
     host = subprocess.Popen(
-        ["node", "host.mjs", "bot.mjs", "--name", name, "--slots", "2"],
+        ["node", "reconnecting.mjs", "bot.mjs", name, "2"],
         cwd=folder,
         env={**clean_environment(), "QUINTAIN_BROKER_URL": broker_url},
     )
@@ -53,9 +60,14 @@ def test_the_manifest_names_the_client_that_is_tested(tool: ClientTool, folder: 
     assert json.loads((folder / "package.json").read_text())["dependencies"] == {tool.npm: tool.version}
 
 
-def test_it_passes_the_suite_for_hosts(folder: Path, broker_url: str) -> None:
-    suite = [sys.executable, "-m", "pytest", "-q", "tests/conformance/hosts"]
-    command = f"node {folder}/host.mjs {folder}/scripted.mjs --name {{name}} --slots 2"
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [("host.mjs", ["--without", "reconnects"]), ("reconnecting.mjs", [])],
+    ids=["the core", "with reconnects"],
+)
+def test_it_passes_the_suite_for_hosts(folder: Path, broker_url: str, program: str, options: list[str]) -> None:
+    suite = [sys.executable, "-m", "pytest", "-q", "tests/conformance/hosts", *options]
+    command = f"node {folder}/{program} {folder}/scripted.mjs {{name}} 2"
     done = subprocess.run(
         [*suite, "--host-command", command],
         cwd=REPOSITORY,
@@ -66,6 +78,23 @@ def test_it_passes_the_suite_for_hosts(folder: Path, broker_url: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-8_000:] + done.stderr[-2_000:]
     assert " skipped" not in done.stdout
+
+
+async def test_the_leases_of_the_core_end_with_its_connection(folder: Path, broker_url: str) -> None:
+    name = f"core-{secrets.token_hex(3)}"
+    with broker_proxy(broker_url) as proxy:
+        env = {**clean_environment(), "QUINTAIN_BROKER_URL": proxy.url}
+        host = subprocess.Popen(["node", "host.mjs", "scripted.mjs", name, "1"], cwd=folder, env=env)
+        try:
+            with RemoteFactory(name, url=broker_url, tags=TAGS, prefetch=0) as remote:
+                target = await asyncio.to_thread(remote.create)
+                proxy.cut()
+                with pytest.raises(HostLost, match=socket.gethostname()):
+                    async with asyncio.timeout(10):
+                        await Controller(QUINTAIN_TYPES).drive(target)
+            assert host.wait(20) == 1
+        finally:
+            host.kill()
 
 
 def test_its_bot_is_driven_as_the_readme_says(bot: str, broker_url: str) -> None:

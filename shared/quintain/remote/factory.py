@@ -69,11 +69,9 @@ class RemoteFactory:
         if child_session is not None and parent is not None:
             rpc_client = self._connection.rpc_client
             self._sessions = ChildSessions(rpc_client, open_with_token(rpc_client, parent, child_session))
-        self._prefetch = concurrency if prefetch is None else prefetch
-        self._pool = LeasePool(
-            self._connection,
-            name,
-            self._prefetch,
+        #: The leases for `create` and `create_on`.
+        self.pool = LeasePool(
+            *(self._connection, name, concurrency if prefetch is None else prefetch),
             timeouts=timeouts,
             timings=timings or settings.timings,
         )
@@ -91,22 +89,7 @@ class RemoteFactory:
             await target.run(emit, send_event)
             await target.teardown()
         """
-        return self.create_on(self._pool.acquire())
-
-    async def acquire(self) -> RemoteLease:
-        """Return a lease for `create_on`, waiting without blocking the event loop. Raises as `create`."""
-        return await self._pool.acquire_async()
-
-    def return_unused(self, lease: RemoteLease) -> None:
-        """Make a lease available again that was acquired and not used."""
-        self._pool.return_unused(lease)
-
-    def count_slots(self, wanted: int) -> int:
-        """Return how many of the prefetched leases there are, up to ``wanted``; blocks until no further one comes.
-
-        Without prefetched leases it is ``wanted``.
-        """
-        return self._pool.count_slots(min(wanted, self._prefetch)) if self._prefetch else wanted
+        return self.create_on(self.pool.acquire())
 
     def create_on(self, lease: RemoteLease, check: Callable[[Any], None] = lambda target: None) -> Any:
         """Return the new instance of a lease; what ``check`` raises for it ends the lease. Raises as `create`."""
@@ -140,7 +123,7 @@ class RemoteFactory:
             scope = factory.scope("user", "tools")
         """
         if self._tags_by_name is None:
-            target = self._wrap(self._pool.acquire())
+            target = self._wrap(self.pool.acquire())
             target.unresolved_tags()
             self._tags_by_name = {tag.name: tag for tag in domain_tags(target.security_domain)}
             # The tags that are created here are those of the caller's scopes from now on.
@@ -152,13 +135,13 @@ class RemoteFactory:
         return frozenset(self._tags_by_name[name] for name in names)
 
     def _wrap(self, lease: RemoteLease) -> RemoteTarget:
-        target = self._target_class(self._connection, lease, self._codec, self._pool.release, self._timeouts)
+        target = self._target_class(self._connection, lease, self._codec, self.pool.release, self._timeouts)
         target.record_runs(self._trajectories)
         return target
 
     def close(self) -> None:
         """Release all leases, and close the connection unless it was passed in."""
-        self._pool.close()
+        self.pool.close()
         if self._sessions is not None:
             self._connection.run_blocking(self._sessions.close_all())
         if self._owns_connection:

@@ -71,9 +71,11 @@ class LeasePool:
     def count_slots(self, wanted: int) -> int:
         """Return how many of the ``wanted`` slots are leased here; blocks until no further lease comes.
 
-        At least 1, also if there is none within the pool's timeout: then `acquire` raises why.
+        At least 1, also if there is none within the pool's timeout: then `acquire` raises why. Without prefetched
+        leases it is ``wanted``.
         """
-        return self._connection.run_blocking(self._count_slots(wanted))
+        most = min(wanted, self._prefetch)
+        return self._connection.run_blocking(self._count_slots(most)) if most else wanted
 
     def release(self, ended: RemoteLease) -> None:
         """Forget an ended lease, and request another one to keep the pool full."""

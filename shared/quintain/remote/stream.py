@@ -225,7 +225,9 @@ class LeaseStream:
     def _envelope(
         self, number: int, items: list[bytes], *, again: bool = False, expiration_ms: int | None = None
     ) -> Envelope:
-        self._acknowledged, self._unacknowledged_bytes = self.processed, 0
+        self._acknowledged = self.processed
+        if self._acknowledged == self.received:
+            self._unacknowledged_bytes = 0
         asking, joined = b',"again":true' if again else b"", b",".join(items)
         return Envelope(
             body=b'{"number":%d,"processed":%d%b,"items":[%b]}' % (number, self._acknowledged, asking, joined),

@@ -11,14 +11,14 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from quintain.contracts.hosting import EmitEvent, LeaseResult, LogLine, SendEvent
-from quintain.contracts.message import Message
 from quintain.contracts.remote_target import (
     MAX_NAME_CHARACTERS,
     MAX_RECORDED_CHARACTERS,
@@ -27,7 +27,6 @@ from quintain.contracts.remote_target import (
     TRAJECTORY_SUFFIX,
     TrajectoryLine,
     TrajectoryStart,
-    WireEvent,
     WireResponse,
 )
 from quintain.contracts.values import replace_surrogates
@@ -102,24 +101,25 @@ class TrajectoryRecorder:
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         texts = {} if error is None else {"error": f"{type(error).__name__}: {safe_str(error)}"}
-        self._write_line("end", texts=texts, skipped=self._skipped)
+        self._write_line("end", texts, skipped=self._skipped)
         self._close()
 
     def record_item(self, number: int, item: EmitEvent | SendEvent | LogLine | LeaseResult) -> None:
         """Record an event or a log record of the target; the end is recorded when the context is left."""
         if isinstance(item, EmitEvent | SendEvent):
             event, named = item.event, item.event.controllable or item.event.observable
+            texts = {name: getattr(event, name) for name in ("request", "answer", "content")}
             self._write_line(
                 item.type,
+                {**texts, "extra": _extra_text(event.extra)},
                 seq=number,
                 type_name=event.kind,
                 name="" if named is None else named.name,
-                tag=event.domain or [],
-                texts=_event_texts(event),
+                tag=event.domain or (),
             )
         elif isinstance(item, LogLine):
             level = logging.getLevelName(item.level)
-            self._write_line("log", type_name=level, name=item.logger, texts={"text": item.text})
+            self._write_line("log", {"text": item.text}, type_name=level, name=item.logger)
 
     def record_response(self, seq: int, response: WireResponse) -> None:
         """Record the controller's reply to the event with this number."""
@@ -128,44 +128,40 @@ class TrajectoryRecorder:
         if failure is not None:
             texts["error"] = f"{failure.type}: {failure.message}"
         name = "" if named is None else named.name
-        self._write_line("reply", seq=seq, type_name=response.kind, name=name, texts=texts)
+        self._write_line("reply", texts, seq=seq, type_name=response.kind, name=name)
 
-    def _write_line(  # noqa: PLR0913 -- the fields of a line
+    def _write_line(
         self,
-        kind: str,
-        *,
+        kind: Any,
         texts: Mapping[str, str | None],
-        seq: int | None = None,
+        *,
         type_name: str = "",
         name: str = "",
-        tag: list[str] | None = None,
-        skipped: int = 0,
+        tag: Sequence[str] = (),
+        **numbers: int,
     ) -> None:
-        if self._descriptor is None:
-            return
         given = {key: text for key, text in texts.items() if text is not None}
-        line = TrajectoryLine.unchecked(
+        line = TrajectoryLine(
             kind=kind,
             ms=round(1000 * (time.monotonic() - self._began_at), 1),
-            seq=seq,
             type=_shortened(type_name, MAX_NAME_CHARACTERS),
             name=_shortened(name, MAX_NAME_CHARACTERS),
-            tag=[_shortened(part, MAX_NAME_CHARACTERS) for part in (tag or [])[:MAX_TAG_PARTS]],
+            tag=[_shortened(part, MAX_NAME_CHARACTERS) for part in tag[:MAX_TAG_PARTS]],
             texts={key: _shortened(text, MAX_RECORDED_CHARACTERS) for key, text in given.items()},
             shortened={key: len(text) for key, text in given.items() if len(text) > MAX_RECORDED_CHARACTERS},
-            skipped=skipped,
+            **numbers,
         )
         self._write(line)
 
     def _write(self, line: TrajectoryStart | TrajectoryLine) -> None:
         if self._descriptor is None:
             return
-        data = _to_json_line(line)
+        data = line.to_wire() + b"\n"
         if isinstance(line, TrajectoryLine) and line.kind != "end" and self._bytes + len(data) > MAX_TRAJECTORY_BYTES:
             self._skipped += 1
             if self._skipped > 1:
                 return
-            data = _to_json_line(TrajectoryLine(kind="limit", ms=line.ms))
+            data = TrajectoryLine(kind="limit", ms=line.ms).to_wire() + b"\n"
         self._bytes += len(data)
         try:
             written = os.write(self._descriptor, data)
@@ -183,19 +179,6 @@ class TrajectoryRecorder:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def _to_json_line(line: Message) -> bytes:
-    return line.to_wire() + b"\n"
-
-
-def _event_texts(event: WireEvent) -> dict[str, str | None]:
-    return {
-        "request": event.request,
-        "answer": event.answer,
-        "content": event.content,
-        "extra": _extra_text(event.extra),
-    }
 
 
 def _extra_text(extra: Mapping[str, str] | None) -> str | None:

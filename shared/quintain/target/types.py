@@ -213,6 +213,12 @@ class Event:
     timestamp: datetime = field(default_factory=local_now)
     security_domain: SecurityDomainTag | None = None
 
+    def __post_init__(self) -> None:
+        """Lie where the controllable or the observable lies, unless a security domain is given."""
+        point = getattr(self, "controllable", None) or getattr(self, "observable", None)
+        if self.security_domain is None and point is not None:
+            object.__setattr__(self, "security_domain", point.security_domain)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EventResponse:
@@ -264,10 +270,6 @@ class ObservableEvent(Event):
     observable: Observable
     content: Any
 
-    def __post_init__(self) -> None:
-        if self.security_domain is None:
-            object.__setattr__(self, "security_domain", self.observable.security_domain)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ControllablePreCallEvent(Event):
@@ -282,10 +284,6 @@ class ControllablePreCallEvent(Event):
 
     controllable: Controllable
     request: str
-
-    def __post_init__(self) -> None:
-        if self.security_domain is None:
-            object.__setattr__(self, "security_domain", self.controllable.security_domain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,10 +301,6 @@ class ControllablePostCallEvent(Event):
     controllable: Controllable
     request: str
     answer: str
-
-    def __post_init__(self) -> None:
-        if self.security_domain is None:
-            object.__setattr__(self, "security_domain", self.controllable.security_domain)
 
 
 #: Records an event without a response. Raises `ValueError` for an event without a security domain, and `RuntimeError`

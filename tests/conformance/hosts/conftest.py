@@ -16,11 +16,17 @@ from quintain.remote.factory import RemoteFactory
 #: Starts another host, with a folder for what it writes.
 StartHost = Callable[[Path], AbstractContextManager[CheckedHost]]
 
-OPTION = "--host-command"
+OPTION, WITHOUT = "--host-command", "--without"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(OPTION, help="the host to check: its command line, with {name} for the name that it is to serve")
+    parser.addoption(WITHOUT, choices=["reconnects"], help="leave out what a host need not have")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = config.getoption(WITHOUT, default=None)
+    return True if left_out and collection_path.name == f"test_hosts_{left_out}.py" else None
 
 
 @pytest.fixture(scope="session")

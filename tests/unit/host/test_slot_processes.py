@@ -60,6 +60,11 @@ def slot_processes(script: str, count: int) -> SlotProcesses:
     return SlotProcesses(bus, [sys.executable, "-c", script], count, environment(), QUICK)
 
 
+def pids_of(processes: SlotProcesses) -> list[int]:
+    """The processes that run now."""
+    return sorted(child.pid for child in processes._processes)
+
+
 @pytest.fixture
 async def two_processes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlotProcesses]:
     monkeypatch.setattr("quintain_host.supervisor.INITIAL_BACKOFF_SECONDS", 0.05)
@@ -80,10 +85,10 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_a_child_that_dies_is_started_again_and_the_other_is_left_alone(two_processes: SlotProcesses) -> None:
-    doomed, other = two_processes.pids
+    doomed, other = pids_of(two_processes)
     os.kill(doomed, signal.SIGKILL)
-    await wait_until(lambda: doomed not in two_processes.pids and len(two_processes.pids) == 2)
-    assert other in two_processes.pids
+    await wait_until(lambda: doomed not in pids_of(two_processes) and len(pids_of(two_processes)) == 2)
+    assert other in pids_of(two_processes)
 
 
 async def test_what_they_count_outlives_them_but_for_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +98,7 @@ async def test_what_they_count_outlives_them_but_for_what_they_held(monkeypatch:
     tally = pair.counters
     await wait_until(lambda: tally.runs["ended"] == 2)
     assert (tally.leases, tally.active_leases) == (2, 2)
-    os.kill(pair.pids[0], signal.SIGKILL)
+    os.kill(pids_of(pair)[0], signal.SIGKILL)
     await wait_until(lambda: tally.runs["ended"] == 3)
     assert (tally.leases, tally.active_leases) == (3, 2)
     await pair.stop(10)
@@ -115,17 +120,17 @@ async def test_no_process_that_a_child_started_outlives_it(tmp_path: Path, monke
     await wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
     detached = int((tmp_path / "pid").read_text())
     assert is_alive(detached)
-    os.kill(one.pids[0], signal.SIGKILL)
+    os.kill(pids_of(one)[0], signal.SIGKILL)
     await wait_until(lambda: not is_alive(detached))
     await one.stop(10)
 
 
 async def test_all_are_ended_and_none_is_started_again(two_processes: SlotProcesses) -> None:
-    pids = two_processes.pids
+    pids = pids_of(two_processes)
     await two_processes.stop(10)
     assert not any(is_alive(pid) for pid in pids)
     await asyncio.sleep(0.2)
-    assert not any(is_alive(pid) for pid in two_processes.pids)
+    assert not any(is_alive(pid) for pid in pids_of(two_processes))
 
 
 async def test_one_that_outlives_its_grace_is_killed() -> None:
@@ -133,6 +138,6 @@ async def test_one_that_outlives_its_grace_is_killed() -> None:
     one.start()
     async with asyncio.timeout(30):
         await one.wait_ready()
-    [pid] = one.pids
+    [pid] = pids_of(one)
     await one.stop(0.2)
     assert not is_alive(pid)
