@@ -20,6 +20,7 @@ from quintain.config.python_imports import load_object
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import ConfigError
 from quintain.programs.agent_urls import AgentUrl
+from quintain.target import Target
 from quintain.target.codec import Codec
 from quintain.target.type_registry import types_of_target
 
@@ -140,21 +141,6 @@ async def _convert_base_exceptions(coroutine: Coroutine[Any, Any, Returned]) -> 
 #: Creates one new instance of a target: a class, or a function without arguments.
 InstanceFactory = Callable[[], Any]
 
-#: The attributes that the Target interface requires of an instance.
-_TARGET_INTERFACE = (
-    "config_specs",
-    "set_config",
-    "query_specs",
-    "query",
-    "security_domain",
-    "get_controllables",
-    "get_observables",
-    "run",
-    "reset_ephemeral_state",
-    "teardown",
-)
-
-
 def load_factory(path: str, folder: Path, agent_url: AgentUrl | None = None) -> InstanceFactory:
     """Import the factory or agent that ``module:name`` names; ``folder`` is searched first. Raises `ConfigError`.
 
@@ -178,7 +164,7 @@ def factory_fingerprint(path: str, folder: Path, depends_on: Iterable[str] = ())
 
 def require_target(instance: Any, path: str) -> None:
     """Raise `ConfigError`, listing the missing attributes, unless the instance has the Target interface."""
-    missing = [name for name in _TARGET_INTERFACE if not hasattr(type(instance), name)]
+    missing = sorted(name for name in Target.__abstractmethods__ if not hasattr(type(instance), name))
     if missing:
         raise ConfigError(
             f"{path} made a {type(instance).__name__}, which is not a Target: it lacks {', '.join(missing)}. "

@@ -17,7 +17,6 @@ from quintain.contracts.hosting import (
     CancelRun,
     DescribeTarget,
     DriverItem,
-    DriverMessage,
     EventReply,
     LeaseEnded,
     LeaseOffered,
@@ -67,7 +66,7 @@ class HostedLease:
         self._counters = counters
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stream = LeaseStream(
-            *(bus, REPLY, lease_id, DriverMessage, self._on_items),
+            *(bus, REPLY, lease_id, self._on_items),
             get_own_key=lambda: queue.key,
             on_broken=self._on_broken,
             ended=self._ended,
@@ -100,12 +99,7 @@ class HostedLease:
 
     async def wait_closed(self) -> None:
         """Wait until the instance was torn down, or no message came for `Timings.host_lost_seconds`."""
-        if silent_seconds := await self._stream.wait_silent():
-            log.warning(
-                "Nothing was heard of the driver of lease %s for %.0f s: it ends",
-                self._stream.lease_id[:8],
-                silent_seconds,
-            )
+        await asyncio.wait([self._ended])
 
     def end_if_unused(self) -> None:
         """End the lease soon if its driver has sent no request.
@@ -161,7 +155,7 @@ class HostedLease:
             self._counters.on_address(self._stream.lease_id, self._stream.key)
 
     def _on_broken(self, reason: str) -> None:
-        log.error("Lease %s ends: %s", self._stream.lease_id[:8], reason)
+        log.warning("The lease %s of a driver ends: %s", self._stream.lease_id[:8], reason)
         self._stream.send(encode_item(LeaseEnded(reason=reason)))
         self._end()
 

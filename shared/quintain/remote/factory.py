@@ -22,11 +22,6 @@ from quintain.timings import Timings
 GivenTags = Iterable[Any] | Literal["by-path"]
 
 
-def known_tags(tags: GivenTags) -> Iterable[Any]:
-    """Return the tags that were given as objects."""
-    return () if isinstance(tags, str) else tags
-
-
 class RemoteFactory:
     """Creates instances of one hosted target, which share their tag objects: what `quintain.superred` stands on.
 
@@ -56,7 +51,7 @@ class RemoteFactory:
         self._trajectories = None if trajectories is None else TrajectoryFolder.create(trajectories)
         #: Whether the target's tags are matched by path.
         self.matches_by_path = tags == "by-path"
-        self.tags = TagRegistry(type_registry.module.SecurityDomainTag, known_tags(tags))
+        self.tags = TagRegistry(type_registry.module.SecurityDomainTag, () if isinstance(tags, str) else tags)
         self._codec = Codec(type_registry, self.tags)
         self._name = name
         self._target_class, self._timeouts = target_class, timeouts

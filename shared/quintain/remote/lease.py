@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.hosting import (
@@ -20,7 +20,6 @@ from quintain.contracts.hosting import (
     EmitEvent,
     HostDescribed,
     HostItem,
-    HostMessage,
     LeaseEnded,
     LeaseOffered,
     LeaseRequest,
@@ -112,7 +111,7 @@ class RemoteLease:
         self._loop = asyncio.get_running_loop()
         self.ended_future: asyncio.Future[None] = self._loop.create_future()
         self.stream = LeaseStream(
-            *(bus, HOST, self.lease_id, HostMessage, self._on_items),
+            *(bus, HOST, self.lease_id, self._on_items),
             get_own_key=lambda: rpc_client.reply_key,
             on_unroutable=self._on_unroutable,
             on_broken=self._end,
@@ -128,7 +127,6 @@ class RemoteLease:
         self._runs: dict[int, Callable[[RunItems], None] | None] = {}
         #: The first item that the host did not get.
         self._undelivered: int | None = None
-        self._watch: asyncio.Task[None] | None = None
 
     @property
     def ended(self) -> bool:
@@ -255,11 +253,8 @@ class RemoteLease:
         if self.stream.key:
             self.stream.send(encode_item(Teardown(reset=reset)))
 
-    async def _wait_for(
-        self, future: asyncio.Future[LeaseResult] | asyncio.Future[None], seconds: float | None
-    ) -> None:
-        waited: set[asyncio.Future[LeaseResult] | asyncio.Future[None]] = {future, self.ended_future}
-        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    async def _wait_for(self, future: asyncio.Future[Any], seconds: float | None) -> None:
+        await asyncio.wait([future, self.ended_future], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def _with_log(self, error: HostLost) -> HostLost:
         if self._log_tail:
@@ -270,11 +265,6 @@ class RemoteLease:
         if not self.ended:
             self._end_reason = reason
             self.ended_future.set_result(None)
-
-    async def _watch_silence(self) -> None:
-        """End the lease as soon as nothing was heard of its host for too long."""
-        if silent_seconds := await self.stream.wait_silent():
-            self._end(f"nothing was heard of it for {silent_seconds:.3g} s")
 
     def _on_address_changed(self) -> None:
         if not self._offered.done():
@@ -336,7 +326,6 @@ class RemoteLease:
             self._tear_down()
         else:
             self.stream.start_beating()
-            self._watch = self._loop.create_task(self._watch_silence(), name=f"watch {self.lease_id[:8]}")
 
 
 async def acquire_lease(

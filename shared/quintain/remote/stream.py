@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import threading
 from collections import deque
@@ -19,7 +20,7 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, EventReply, HostItem, HostMessage, LeaseRequest
 from quintain.errors import BadRequest, BusError, Unroutable
 from quintain.timings import Timings
-from quintain.topology import Exchange
+from quintain.topology import HOST, Exchange
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ MAX_UNPROCESSED_BYTES = 64_000_000
 #: An acknowledgement is due after so many items or bytes; with fewer of them it is in the next message or heartbeat.
 ACKNOWLEDGED_ITEMS = 1024
 ACKNOWLEDGED_BYTES = 8_000_000
+
+#: How often in the time between two heartbeats is looked whether the other side is silent.
+LOOKS_PER_HEARTBEAT = 4
 
 
 def encode_item(item: LeaseRequest | EventReply | HostItem) -> bytes:
@@ -68,7 +72,6 @@ class LeaseStream:
         bus: Bus,
         exchange: Exchange,
         lease_id: str,
-        message_type: type[DriverMessage | HostMessage],
         on_items: Callable[[int, Sequence[Any]], None],
         *,
         get_own_key: Callable[[], str],
@@ -79,8 +82,8 @@ class LeaseStream:
     ) -> None:
         self._bus, self._exchange, self._ended, self._timings = bus, exchange, ended, timings
         self.lease_id, self.key, self._get_own_key = lease_id, "", get_own_key
-        self._message_type, self._on_items = message_type, on_items
-        self._on_unroutable, self._on_broken = on_unroutable, on_broken
+        self._message_type = HostMessage if exchange is HOST else DriverMessage
+        self._on_items, self._on_unroutable, self._on_broken = on_items, on_unroutable, on_broken
         self._loop = asyncio.get_running_loop()
         # `send` may run in a target's context: what is published must not be taken for the target's own.
         self._context = contextvars.copy_context()
@@ -167,7 +170,7 @@ class LeaseStream:
             self._send_nothing()
 
     def start_beating(self) -> None:
-        """Send heartbeats from now on, until the lease has ended."""
+        """Send heartbeats from now on, until the lease has ended, which is broken by a silence of the other side."""
         self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
 
     async def close(self, seconds: float = 0) -> None:
@@ -251,10 +254,22 @@ class LeaseStream:
             )
 
     async def _beat(self) -> None:
-        while not (await asyncio.wait([self._ended], timeout=self._timings.host_heartbeat_seconds))[0]:
-            self._asked_after = -1
-            if len(self._publishing) <= MAX_CONCURRENT_SENDS:
-                self._send_nothing()
+        interval = self._timings.host_heartbeat_seconds / LOOKS_PER_HEARTBEAT
+        for look in itertools.count(1):
+            slept_at = self._loop.time()
+            if (await asyncio.wait([self._ended], timeout=interval))[0]:
+                return
+            now = self._loop.time()
+            # Time in which this process itself did not run is no silence: it has messages waiting that it has not read.
+            stalled = now - slept_at - interval
+            self._heard_at += stalled if stalled > interval else 0.0
+            if (silent := now - self._heard_at) >= self._timings.host_lost_seconds:
+                self._on_broken(f"nothing was heard of it for {silent:.3g} s")
+                return
+            if look % LOOKS_PER_HEARTBEAT == 0:
+                self._asked_after = -1
+                if len(self._publishing) <= MAX_CONCURRENT_SENDS:
+                    self._send_nothing()
 
     # Receiving.
 
@@ -282,20 +297,6 @@ class LeaseStream:
             self._on_items(first, new)
             self.acknowledge()
         self._flush()
-
-    async def wait_silent(self) -> float:
-        """Wait until nothing was heard for `Timings.host_lost_seconds`; returns for how long, or 0 at the lease's end.
-
-        Time in which this process itself did not run is no silence: it has messages waiting that it has not read.
-        """
-        interval = self._timings.host_heartbeat_seconds / 4
-        while (silent := self._loop.time() - self._heard_at) < self._timings.host_lost_seconds:
-            slept_at = self._loop.time()
-            if (await asyncio.wait([self._ended], timeout=interval))[0]:
-                return 0.0
-            stalled = self._loop.time() - slept_at - interval
-            self._heard_at += stalled if stalled > interval else 0.0
-        return silent
 
     def _forget_processed(self, number: int, *, again: bool) -> None:
         with self._room:
