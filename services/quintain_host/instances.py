@@ -141,6 +141,7 @@ async def _convert_base_exceptions(coroutine: Coroutine[Any, Any, Returned]) -> 
 #: Creates one new instance of a target: a class, or a function without arguments.
 InstanceFactory = Callable[[], Any]
 
+
 def load_factory(path: str, folder: Path, agent_url: AgentUrl | None = None) -> InstanceFactory:
     """Import the factory or agent that ``module:name`` names; ``folder`` is searched first. Raises `ConfigError`.
 

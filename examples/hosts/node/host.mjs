@@ -33,7 +33,7 @@ export class Lease {
   }
 
   async start(request) {
-    this.timer = setInterval(() => this.beat(), BEAT_MS);
+    this.timer = setInterval(() => (++this.silentBeats > LOST_BEATS ? this.end() : this.publish([])), BEAT_MS);
     await this.listen();
     this.say({ type: "offered", hostId: HOST_ID });
     await channel.waitForConfirms();
@@ -43,13 +43,9 @@ export class Lease {
   async listen() {
     await channel.assertQueue(this.queue, this.queueOptions);
     await channel.bindQueue(this.queue, "quintain.host", this.key);
-    const isMine = ({ correlationId }) => correlationId === this.id;
-    await consume(this.queue, (message, sent) => isMine(sent) && this.receive(message, sent.replyTo));
-  }
-
-  beat() {
-    this.publish([]);
-    if (++this.silentBeats > LOST_BEATS) this.end();
+    await consume(this.queue, (message, { correlationId, replyTo }) => {
+      if (correlationId === this.id) this.receive(message, replyTo);
+    });
   }
 
   // A message found nobody: the driver has gone.

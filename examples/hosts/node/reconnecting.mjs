@@ -6,22 +6,18 @@ const QUEUE_MS = 600_000;
 
 class LastingLease extends Lease {
   queueOptions = { arguments: { "x-expires": QUEUE_MS } };
-  hasAsked = false; // for what was lost, since the last beat
-
-  beat() {
-    this.hasAsked = false;
-    super.beat();
-  }
+  hasAsked = false; // for what was lost, since the last heartbeat
 
   receive(message, replyTo) {
     const { number, again, items = [] } = message, known = this.processed + 1 - number;
     super.receive({ ...message, items: known >= 0 ? items.slice(known) : [] }, replyTo);
-    if (known < 0 && !this.hasAsked) this.publish([], (this.hasAsked = true)); // some were lost
+    if (known < 0 && !this.hasAsked) this.publish([], true); // some were lost
     if (again) this.publishKept();
   }
 
   // What cannot be published is asked for again later.
-  publish(items, again) {
+  publish(items, again = false) {
+    if (!items.length) this.hasAsked = again;
     try {
       super.publish(items, again);
     } catch {} // there is no connection

@@ -47,7 +47,6 @@ class RemoteFactory:
     ) -> None:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
-        self.concurrency = concurrency
         self._trajectories = None if trajectories is None else TrajectoryFolder.create(trajectories)
         #: Whether the target's tags are matched by path.
         self.matches_by_path = tags == "by-path"
