@@ -50,7 +50,8 @@ class RemoteFactory:
         self._trajectories = None if trajectories is None else TrajectoryFolder.create(trajectories)
         #: Whether the target's tags are matched by path.
         self.matches_by_path = tags == "by-path"
-        self.tags = TagRegistry(type_registry.module.SecurityDomainTag, () if isinstance(tags, str) else tags)
+        given: Iterable[Any] = () if isinstance(tags, str) else tags
+        self.tags = TagRegistry(type_registry.module.SecurityDomainTag, given)
         self._codec = Codec(type_registry, self.tags)
         self._name = name
         self._target_class, self._timeouts = target_class, timeouts

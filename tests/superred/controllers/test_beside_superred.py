@@ -268,7 +268,9 @@ async def test_where_superred_waits_for_ever_the_sender_is_told(holds_an_envelop
     theirs = TheirChannel()
     task = asyncio.create_task(their_receiver(theirs))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(theirs.send(make_event(THEIR_TYPES, PRE, 0, THEIR_TYPES.tag("user"))), 0.2)
+        await asyncio.wait_for(
+            theirs.send(make_event(THEIR_TYPES, PRE, 0, THEIR_TYPES.module.SecurityDomainTag("user"))), 0.2
+        )
     await task
 
     async def receiver(channel: EventChannel) -> None:
