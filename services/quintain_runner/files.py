@@ -118,6 +118,15 @@ def config_error(path: Path, messages: Sequence[str], *, more: int = 0) -> Confi
     return ConfigError("\n".join(lines))
 
 
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Name the file in each `ConfigError` that the block raises."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from error
+
+
 def validation_messages(error: ValidationError, models: ModelsByPlace) -> list[str]:
     """One sentence for each error of a validation, with its place; the invalid values are never shown.
 

@@ -93,7 +93,7 @@ class IncomingRequest(NamedTuple):
             max_cost=cost.amount,
             is_estimate=cost.is_estimate or None,
             cost_problem=cost.problem,
-            grader=self.request.grader if isinstance(self.request, InvokeRequest) else None,
+            grader=None if self.request is None else self.request.grader,
         )
 
     def settle(  # noqa: PLR0913 -- everything that is told

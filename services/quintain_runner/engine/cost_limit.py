@@ -20,6 +20,7 @@ from quintain_runner.graders.base import PlannedCalls, judge_target_of, judges_o
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.trials import calling_graders
+from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_worker.cost_bound import CostRule
@@ -159,6 +160,8 @@ def _planned_calls(
                         shows_steps=grader.may_show_steps,
                     ),
                 )
+        elif isinstance(grader, SimilarGrader):
+            yield grader.name, PlannedCalls(target=grader.embedding_target, body_bytes=shown_bytes)
     for program in calling_graders(evaluation):
         request = OpenSession(
             default_target=judge_target_of(program, target, judges),

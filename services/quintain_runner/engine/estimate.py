@@ -19,10 +19,12 @@ from quintain_runner.files import read_text_file
 from quintain_runner.graders.base import judges_of
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
+from quintain_runner.graders.pairwise import pairwise_instructions
 from quintain_runner.plan.cases import token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_dataset
 from quintain_runner.results.bill import SIMULATED_USER
+from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.judge_graders import JudgeGrader
 
@@ -31,7 +33,7 @@ def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
     """The instructions of the judges by grader name."""
     prompts: dict[str, str] = {}
     for grader in evaluation.spec.graders:
-        if isinstance(grader, JudgeGrader) and grader.prompt is not None:
+        if isinstance(grader, JudgeGrader | PairwiseGrader) and grader.prompt is not None:
             # A prompt that cannot be read is already among the problems.
             with contextlib.suppress(ConfigError):
                 prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)
@@ -107,9 +109,12 @@ class EstimateInput:
         """The number of trials of each target: each is judged once."""
         return self.evaluation.trials_of(self.dataset.cases, targets=1)
 
-    def judge_characters(self, grader: JudgeGrader) -> int:
+    def judge_characters(self, grader: JudgeGrader | PairwiseGrader) -> int:
         """How many characters a judge's instructions have, and the marks of what it is shown."""
-        return len(judge_instructions(grader, self.judge_prompts.get(grader.name, ""))) + MARKS_CHARACTERS
+        prompt = self.judge_prompts.get(grader.name, "")
+        if isinstance(grader, PairwiseGrader):
+            return len(pairwise_instructions(prompt)) + MARKS_CHARACTERS
+        return len(judge_instructions(grader, prompt)) + MARKS_CHARACTERS
 
     @property
     def answers(self) -> int:
@@ -153,6 +158,9 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
             if isinstance(grader, JudgeGrader):
                 for judge in judges_of(grader, target, inputs.judge_targets):
                     _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
+            elif isinstance(grader, SimilarGrader | PairwiseGrader):
+                (judge,) = judges_of(grader, target, inputs.judge_targets)
+                _add_tokens(totals, judge, _estimate_asking(inputs, grader, answers.output))
     return totals
 
 
@@ -180,6 +188,23 @@ def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_toke
     prompt_tokens = token_count(inputs.judge_characters(grader))
     basis = [f"verdicts of {_VERDICT_TOKENS} tokens"]
     return TokensEstimate(input=shown + prompt_tokens * count, output=_VERDICT_TOKENS * count, basis=basis)
+
+
+def _estimate_asking(
+    inputs: EstimateInput, grader: SimilarGrader | PairwiseGrader, answer_tokens: int | None
+) -> TokensEstimate:
+    """The tokens of an embedding of all answers of one target, or of its part of the comparisons."""
+    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
+    if isinstance(grader, SimilarGrader):
+        return TokensEstimate(input=token_count(dataset.expected_characters * repeats) + (answer_tokens or 0), output=0)
+    calls = grader.most_calls(len(inputs.targets)) // len(inputs.targets)
+    shown = token_count((dataset.input_characters + dataset.expected_characters) * repeats) + 2 * (answer_tokens or 0)
+    prompt_tokens = token_count(inputs.judge_characters(grader))
+    return TokensEstimate(
+        input=calls * (shown + prompt_tokens * inputs.count),
+        output=calls * _VERDICT_TOKENS * inputs.count,
+        basis=[f"verdicts of {_VERDICT_TOKENS} tokens"],
+    )
 
 
 def _add_tokens(totals: dict[str, TokensEstimate], target: str, more: TokensEstimate) -> None:
@@ -278,6 +303,10 @@ def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
                     limit = inputs.max_tokens.get(judge)
                     verdicts = (_VERDICT_TOKENS * count, None if limit is None else limit * count)
                     ranges[judge].add(count, known + prompt * count, shown, verdicts)
+            elif isinstance(grader, SimilarGrader):
+                ranges[grader.embedding_target].add(count, expected, answers, (0, 0))
+            elif isinstance(grader, PairwiseGrader):
+                _add_comparisons(ranges[grader.judge_target], inputs, grader, asked + expected, answers)
     return ranges
 
 
@@ -286,3 +315,15 @@ def _most_shown(inputs: EstimateInput, grader: JudgeGrader, target: str, answers
     most = grader.max_show_characters * inputs.count
     has_steps = grader.may_show_steps and target in inputs.agents
     return most if answers is None or has_steps else min(answers, most)
+
+
+def _add_comparisons(
+    judge: _TokenRange, inputs: EstimateInput, grader: PairwiseGrader, shown: int, answers: tuple[int, int | None]
+) -> None:
+    """Add the part of one target in the comparisons: ``shown`` characters and two answers in each call."""
+    times, count = grader.most_calls(len(inputs.targets)) // len(inputs.targets), inputs.count
+    prompt = inputs.judge_characters(grader)
+    limit = inputs.max_tokens.get(grader.judge_target)
+    least, most = (None if tokens is None else 2 * times * tokens for tokens in answers)
+    verdicts = _VERDICT_TOKENS * count * times, None if limit is None else limit * count * times
+    judge.add(count * times, times * (shown + prompt * count), (least or 0, most), verdicts)

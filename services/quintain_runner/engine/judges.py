@@ -13,6 +13,7 @@ from quintain_runner.graders.base import judges_of
 from quintain_runner.graders.judge_request import build_judge_request
 from quintain_runner.graders.judge_sections import attachments
 from quintain_runner.plan.selection import CaseRequirement
+from quintain_runner.spec.comparing_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
 
@@ -51,7 +52,7 @@ def judge_problems(
 ) -> Iterator[str]:
     """A line for each judge that is to be shown what a target did, of a target that cannot tell it."""
     for index, judge in _judges(evaluation):
-        section = next((name for name in ACTIVITY_SECTIONS if name in (judge.show or ())), None)
+        section = next((name for name in ACTIVITY_SECTIONS if name in (_show_of(judge) or ())), None)
         for name in targets:
             if section is not None and name in configured and not configured[name].tells_steps:
                 yield (
@@ -86,10 +87,10 @@ def _attachment_requirements(
 ) -> Iterator[CaseRequirement]:
     max_bytes = evaluation.spec.max_body_bytes or DEFAULT_REQUEST_BYTES
 
-    def shown(judge: JudgeGrader, case: Case) -> list[Case]:
+    def shown(judge: JudgeGrader | PairwiseGrader, case: Case) -> list[Case]:
         """The case under each prompt with which the judge is shown attachments."""
         asked = (prompt.apply(case) for prompt in evaluation.prompts)
-        return [one for one in asked if attachments(judge.show, one)]
+        return [one for one in asked if attachments(_show_of(judge), one)]
 
     def fits(judge: JudgeGrader, case: Case) -> bool:
         requests = (build_judge_request(judge, "", one, None, target=judge.name) for one in shown(judge, case))
@@ -105,12 +106,13 @@ def _attachment_requirements(
                 reason=f"{judge.name} shows them to {', '.join(blind)}, which takes text only",
                 fix="take another judge_target, leave them out with where, or write a show without them",
             )
-        yield CaseRequirement(
-            is_met=lambda case, judge=judge: fits(judge, case),  # type: ignore[misc]
-            problem=f"images or files of more than {max_bytes:,} bytes with what else is shown",
-            reason=f"{judge.name} shows them to its judge, and no message may be larger",
-            fix="raise max_body_bytes, leave them out with where, or write a show without them",
-        )
+        if isinstance(judge, JudgeGrader):
+            yield CaseRequirement(
+                is_met=lambda case, judge=judge: fits(judge, case),  # type: ignore[misc]
+                problem=f"images or files of more than {max_bytes:,} bytes with what else is shown",
+                reason=f"{judge.name} shows them to its judge, and no message may be larger",
+                fix="raise max_body_bytes, leave them out with where, or write a show without them",
+            )
 
 
 def unknown_of_fleet(evaluation: Evaluation) -> str | None:
@@ -120,6 +122,11 @@ def unknown_of_fleet(evaluation: Evaluation) -> str | None:
     return "whether the fleet's targets tell the steps, and its judges take the images, that judges are to be shown"
 
 
-def _judges(evaluation: Evaluation) -> Iterator[tuple[int, JudgeGrader]]:
+def _judges(evaluation: Evaluation) -> Iterator[tuple[int, JudgeGrader | PairwiseGrader]]:
     graders = evaluation.spec.graders
-    return ((index, grader) for index, grader in enumerate(graders) if isinstance(grader, JudgeGrader))
+    return ((index, grader) for index, grader in enumerate(graders) if isinstance(grader, JudgeGrader | PairwiseGrader))
+
+
+def _show_of(judge: JudgeGrader | PairwiseGrader) -> list[str] | None:
+    """What the grader says that its judge sees; None where it does not say it."""
+    return judge.show if isinstance(judge, JudgeGrader) else None

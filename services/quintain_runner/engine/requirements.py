@@ -20,6 +20,7 @@ from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import check_targets_available, request_of
 from quintain_runner.spec.activity_graders import ToolCallsGrader
+from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import (
     ContainsGrader,
@@ -165,7 +166,7 @@ def _needs_expected(grader: GraderSpec) -> bool:
     """Whether a grader fails without ``expected``. A judge does only if the file lists it in ``show``."""
     if isinstance(grader, JudgeGrader):
         return grader.show is not None and "expected" in grader.show
-    return isinstance(grader, ExactGrader | ContainsGrader | NumericGrader)
+    return isinstance(grader, ExactGrader | ContainsGrader | NumericGrader | SimilarGrader)
 
 
 def _grader_names(graders: Iterable[GraderSpec]) -> str:

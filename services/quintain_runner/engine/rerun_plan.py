@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain_runner.engine.comparisons import Comparisons
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.plan.changes import (
     NOT_IN_DATASET,
@@ -18,7 +19,6 @@ from quintain_runner.plan.changes import (
     PlanIdentity,
     PlanIdentityBuilder,
     RerunPolicy,
-    RunFingerprints,
     decide,
     needed_calls,
 )
@@ -67,6 +67,8 @@ class RerunPlan:
     stale_reasons: Counter[str] = field(default_factory=Counter)
     grading_reasons: Counter[str] = field(default_factory=Counter)
     asking_reasons: Counter[str] = field(default_factory=Counter)
+    #: The rows that are to be compared with others.
+    compared: int = 0
     unknown: tuple[str, ...] = ()
     unavailable_graders: tuple[str, ...] = ()
     different_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -110,6 +112,11 @@ class RerunPlan:
             self.asked_again += 1
             self.asking_reasons.update(changes or ("no answer",))
 
+    def add_comparisons(self, column: str, needed: NeededCalls) -> None:
+        """Count a row that lacks comparisons, and the calls that they need."""
+        self.compared += 1
+        self.calls_left.add(column, needed)
+
     def warnings(self) -> Iterator[str]:
         """A sentence for each target that workers serve differently."""
         for name, seconds in self.different_seconds.items():
@@ -132,6 +139,7 @@ class RerunPlan:
             "notSelected": self.not_selected,
             "answers": self.calls_left.answers,
             "mostCalls": self.calls_left.most,
+            **({"compared": self.compared} if self.compared else {}),
         }
 
     def lines(self) -> Iterator[str]:
@@ -149,6 +157,7 @@ class RerunPlan:
             (self.asked_again, f"asked again{_reasons(self.asking_reasons)}"),
             (self.new, "new"),
             (self.left_out, f"left out ({NOT_IN_DATASET})"),
+            (self.compared, "to compare"),
             (self.not_selected, waiting),
         )
         parts = [f"{self.kept} rows kept{without_score}", *(f"{count} {what}" for count, what in counted if count)]
@@ -164,14 +173,13 @@ class RerunPlan:
 class Planner:
     """Decides on every trial of a run, from the rows that there are.
 
-    ``targets`` are those of all commands. Rows of targets without a known place in ``fingerprints`` are not looked at:
-    they cannot be called now.
+    ``comparisons`` have the targets of all commands. Rows of targets without a known place in the fingerprints are not
+    looked at: they cannot be called now.
     """
 
     run: RunSettings
     results: ResultFile
-    targets: Sequence[str]
-    fingerprints: RunFingerprints
+    comparisons: Comparisons
 
     async def plan(self) -> RerunPlan:
         """Decide, and write on each row what changed since, so that no table has it as what it is not.
@@ -181,8 +189,8 @@ class Planner:
         """
         if self.results.resume_state.rows_without_content:
             await asyncio.to_thread(self._refuse_ungradable)
-        unknown = tuple(name for name, one in self.fingerprints.targets.items() if one is None)
-        unavailable = tuple(self.fingerprints.unavailable_graders)
+        unknown = tuple(name for name, one in self.comparisons.fingerprints.targets.items() if one is None)
+        unavailable = tuple(self.comparisons.fingerprints.unavailable_graders)
         plan = RerunPlan(
             unknown=unknown,
             unavailable_graders=unavailable,
@@ -193,7 +201,9 @@ class Planner:
         replacements = self._replacements(plan, identity)
         while batch := await asyncio.to_thread(lambda: list(islice(replacements, _BATCH_ROWS))):
             await self.results.replace(batch)
-        plan.identity = identity.build(self.targets, self.run.evaluation.spec.repeats, self.fingerprints)
+        plan.identity = identity.build(
+            self.comparisons.targets, self.run.evaluation.spec.repeats, self.comparisons.fingerprints
+        )
         return plan
 
     def _refuse_ungradable(self) -> None:
@@ -233,18 +243,23 @@ class Planner:
         """Decide on the trials of a case; the rows that there are, each with what is asked and the decision."""
         evaluation, options = self.run.evaluation, self.run.options
         for question in planned_questions([case], evaluation.prompts, evaluation.spec.repeats):
-            for target in self.targets:
-                if target not in self.fingerprints.targets:
+            planned: dict[str, tuple[Action, Row | None]] = {}
+            for target in self.comparisons.targets:
+                if target not in self.comparisons.fingerprints.targets:
                     continue
                 key = RowKey(case.id, target, question.repeat, question.prompt)
                 row = self.results.find(key)
-                decision = decide(row, question.case, target, self.fingerprints, options.rerun_policy)
+                decision = decide(row, question.case, target, self.comparisons.fingerprints, options.rerun_policy)
                 if not (is_selected and options.selection.has_target(target)):
                     decision = decision.waiting()
-                needed = needed_calls(decision.action, row, question.case, target, self.fingerprints)
+                needed = needed_calls(decision.action, row, question.case, target, self.comparisons.fingerprints)
                 plan.add(key, row, decision, needed)
+                planned[target] = decision.action, row
                 if row is not None:
                     yield question, row, decision
+            for target, needed in self.comparisons.missing(question, planned):
+                if is_selected and options.selection.has_target(target):
+                    plan.add_comparisons(column_name(target, question.prompt), needed)
 
     def _left_out_replacements(self, plan: RerunPlan, case_ids: KeyHashSet) -> Iterator[tuple[Row, Row]]:
         """The rows of cases that the dataset does not have any more."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,19 +20,20 @@ from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain.programs.session_variables import with_proxy_bypass
 from quintain_runner.engine.backend import Backend
+from quintain_runner.engine.comparisons import Comparisons, open_comparisons
 from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.cost_limit import cost_problems
 from quintain_runner.engine.judges import agents_of, settings_of
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan
+from quintain_runner.engine.run_fingerprints import run_fingerprints, target_references
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
 from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
-from quintain_runner.graders.factory import grader_fingerprints, open_graders
-from quintain_runner.plan.changes import RunFingerprints
+from quintain_runner.graders.factory import open_graders
 from quintain_runner.plan.trials import Scoring, check_targets_available
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import TICK_SECONDS, NoProgressDisplay, ProgressDisplay
@@ -40,8 +41,7 @@ from quintain_runner.report.run_file import RunFile, open_run, write_run
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, summarize
 from quintain_runner.results.store import ResultFile, open_results
-from quintain_runner.statistics.analysis import Analysis, analyse
-from quintain_runner.statistics.frame import build_tagged_frames
+from quintain_runner.statistics.analysis import Analysis, analyse_run
 
 #: The interval at which the used budget is read for the progress display, in seconds.
 BUDGET_POLL_SECONDS = 2.0
@@ -90,9 +90,10 @@ async def run_evaluation(
     evaluation, options = run.evaluation, run.options
     env = with_proxy_bypass(run.env, backend.gateway_url)
     info = await sessions.client.get_info()
-    check_targets_available(_target_references(run, run.targets), info.available_targets)
+    check_targets_available(target_references(run, run.targets), info.available_targets)
     check_turns(run.dataset, run.targets, info.one_question_targets or ())
     async with (
+        AsyncExitStack() as stack,
         open_graders(evaluation, env, gateway_url=backend.gateway_url, output=options.folder) as graders,
         open_results(options.folder, keeps_content=options.keeps_content) as results,
     ):
@@ -106,9 +107,9 @@ async def run_evaluation(
                 cards=run.cards,
             )
         )
-        fingerprints = await _run_fingerprints(run, info, graders, record, env)
-        targets = record.configuration.targets
-        plan = await Planner(run=run, results=results, targets=targets, fingerprints=fingerprints).plan()
+        fingerprints = await run_fingerprints(run, info, graders, record, env)
+        comparisons = stack.enter_context(open_comparisons(evaluation, record.configuration.targets, fingerprints))
+        plan = await Planner(run=run, results=results, comparisons=comparisons).plan()
         plan.different_seconds = {
             name: (info.now - since) / 1000
             for name, since in (info.different_since or {}).items()
@@ -122,8 +123,8 @@ async def run_evaluation(
             backend=backend,
             session=session,
             plan=plan,
+            comparisons=comparisons,
             results=results,
-            fingerprints=fingerprints,
             graders=graders,
             progress=listener.progress,
             progress_state=ProgressState(
@@ -146,8 +147,8 @@ class _Execution:
     backend: Backend
     session: PlanSession
     plan: RerunPlan
+    comparisons: Comparisons
     results: ResultFile
-    fingerprints: RunFingerprints
     graders: tuple[GraderRunner, ...]
     progress: ProgressDisplay
     progress_state: ProgressState
@@ -156,6 +157,7 @@ class _Execution:
         """Execute the trials, and write the record before the first call and after the last."""
         run, evaluation, folder = self.run, self.run.evaluation, self.run.options.folder
         self.progress_state.money.warn_at = evaluation.spec.warn_at
+        self.progress_state.rows_to_compare = self.plan.compared
         info = await self.session.client.get_info()
         self._require_bounded_costs(info)
         update_budget(self.progress_state, info, self.session)
@@ -171,7 +173,7 @@ class _Execution:
             cost_gate = CostGate(budget, info, self.session.client.get_info)
             scheduler = TrialScheduler(run, budget, cost_gate, self.results, self.progress_state, error_limit)
             async with self._displayed_progress(record), self._watched_quotas(quotas, scheduler):
-                is_budget_spent = await scheduler.run(self.plan)
+                is_budget_spent = await scheduler.run(self.plan, self.comparisons)
                 update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
         summary = self._summary(error_limit, spent=is_budget_spent)
@@ -185,7 +187,7 @@ class _Execution:
         """Raise `ConfigError` if the run has a limit in money, and what it calls can cost is not known."""
         if info.cost is None or info.cost.left_usd is None or not self.plan.calls_left.most:
             return
-        called = {name for _, name in _target_references(self.run, self.run.targets)}
+        called = {name for _, name in target_references(self.run, self.run.targets)}
         costs = {name: terms for name, terms in (info.target_costs or {}).items() if name in called}
         if problems := cost_problems(costs):
             raise ConfigError("\n".join(problems))
@@ -210,6 +212,7 @@ class _Execution:
         policy, total = self.run.options.rerun_policy, summary.total
         return bool(
             total.waiting
+            or self.progress_state.compared_rows < self.progress_state.rows_to_compare
             or self.plan.not_selected
             or (policy.rerun_errors and (total.errors or total.lacks_votes))
             or (policy.rerun_in_doubt and total.in_doubt)
@@ -263,7 +266,7 @@ class _Execution:
             process_slots=asyncio.Semaphore(run.options.grader_concurrency),
             on_retry=lambda column, error: progress_state.target_gauges[column].record_retry(error),
             prices=run.prices,
-            fingerprints=self.fingerprints,
+            fingerprints=self.comparisons.fingerprints,
             scoring=Scoring.of(run.evaluation.spec),
             timeouts=info.target_timeouts or {},
             costs=info.target_costs or {},
@@ -283,8 +286,7 @@ class _Execution:
 
         def analyse_rows() -> Analysis:
             spec, columns = self.run.evaluation.spec, record.configuration.columns
-            tagged = build_tagged_frames(self.results.current_rows(), columns, repeats=spec.repeats)
-            return analyse(tagged.columns, spec.reducers, tagged.by_tag, tagged.votes)
+            return analyse_run(self.results.current_rows(), columns, spec.repeats, spec.reducers)
 
         analysis, session = await asyncio.to_thread(analyse_rows), self.session
         info = None if session.session_id is None else await read_final_info(session.client)
@@ -364,37 +366,3 @@ async def _open_session(sessions: RunSessions, plan: RerunPlan, record: RunFile)
         record = record.with_fields(plan=identity if earlier is None else identity.with_known_targets_of(earlier))
     record = record.with_fields(session_id=session.session_id or record.session_id, calls=session.calls_location)
     return session, record.with_usage(session.ended_usage)
-
-
-async def _run_fingerprints(
-    run: RunSettings, info: Info, graders: tuple[GraderRunner, ...], record: RunFile, env: dict[str, str]
-) -> RunFingerprints:
-    """The fingerprints of everybody who is asked in this run, as workers registered them, and of the graders.
-
-    Targets that this command does not call are in it if they are served now.
-    """
-    targets = record.configuration.targets
-    served = [name for name in targets if name in run.targets or name in info.available_targets]
-    names = dict.fromkeys([*served, *(name for _, name in _target_references(run, served))])
-    known: dict[str, str | None] = {name: (info.target_fingerprints or {}).get(name) for name in names}
-    target_models = run.models
-    models = {one: target_models[name] for name, one in known.items() if one and name in target_models}
-    return RunFingerprints(
-        targets=known,
-        graders=await grader_fingerprints(run.evaluation, graders, run.judge_targets, known, env),
-        unavailable_graders=frozenset(run.evaluation.unavailable_graders),
-        models={**record.fingerprints.models, **models},
-        generation=record.generation + run.options.regrades,
-    )
-
-
-def _target_references(run: RunSettings, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each of these targets, of the users who speak to them and of their judges, with the place that names it; only
-    the judges where the answers were given."""
-    path = run.evaluation.path
-    if not run.options.rerun_policy.given_answers:
-        for target in targets:
-            yield f"{path}: targets", target
-        yield from run.dataset.user_references
-    for index, judge in judge_references(run.evaluation, targets, run.judge_targets):
-        yield f"{path}: graders[{index}].judge_target", judge

@@ -23,10 +23,12 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
+from quintain_runner.engine.comparisons import comparing_problems, opponent_requirements
 from quintain_runner.engine.judges import attachment_requirements, judge_problems, judge_targets_of, judge_warnings
 from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.requirements import case_requirements, check_local_turns, fields_in_use, token_limits
-from quintain_runner.graders.base import judge_references
+from quintain_runner.files import naming_file
+from quintain_runner.graders.base import judge_place, judge_references
 from quintain_runner.graders.factory import UnavailableGraders, graders_without_session, open_graders, unseen_files
 from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
@@ -337,7 +339,7 @@ async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_fo
             found.evaluation = await _with_built_graders(kept, found.env)
     if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():
-            named = ((f"{evaluation.path}: graders[{index}].judge_target", to) for index, to in found.judge_references)
+            named = ((judge_place(evaluation, index), to) for index, to in found.judge_references)
             check_targets_available(named, list(found.config.targets))
         found.problems += judge_problems(evaluation, found.targets, found.config.targets)
     found.warnings += judge_warnings(evaluation, found.targets, judge_targets_of(found.config))
@@ -365,7 +367,7 @@ def _inspect_providers(found: Inspection, config: Config) -> None:
     context = ProviderContext(folder=config.folder, env=found.env)
     called = found.called_targets
     for name, target in config.targets.items():
-        with found.collect_errors(), _with_path(config.path):
+        with found.collect_errors(), naming_file(config.path):
             check_provider(name, target, context)
             if name in called:
                 found.warnings += check_program(name, target, context)
@@ -380,9 +382,14 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     limits, configured = ({}, {}) if config is None else (token_limits(config, found.targets), config.targets)
     requirements = case_requirements(evaluation, found.targets, limits)
     requirements += attachment_requirements(evaluation, found.targets, configured)
-    with found.collect_errors(), tempfile.TemporaryDirectory() as temporary_folder:
+    found.problems += comparing_problems(evaluation, found.settings, keeps_content=found.options.keeps_content)
+    with (
+        found.collect_errors(),
+        opponent_requirements(evaluation, found.targets, found.options.folder, found.problems) as compared,
+        tempfile.TemporaryDirectory() as temporary_folder,
+    ):
         folder = Path(temporary_folder) if results_folder is None else results_folder
-        found.dataset = open_dataset(evaluation, folder, found.env, requirements)
+        found.dataset = open_dataset(evaluation, folder, found.env, (*requirements, *compared))
         found.warnings += found.dataset.warnings
         counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
         found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
@@ -390,11 +397,3 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
         if configured:
             check_local_turns(found.dataset, found.targets, configured)
-
-
-@contextlib.contextmanager
-def _with_path(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}") from error

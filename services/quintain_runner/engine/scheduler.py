@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 
 from quintain.errors import Fault, ProviderFailed, TargetUnavailable
+from quintain.graders import Case
+from quintain_runner.engine.comparisons import Comparisons
 from quintain_runner.engine.cost_gate import CostGate, CostHold
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run_settings import ErrorPolicy, RunSettings
@@ -16,7 +19,7 @@ from quintain_runner.engine.trial import TrialOutcome, run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import ANSWERED_FAULTS
 from quintain_runner.plan.changes import Action, RerunPolicy, decide, needed_calls
-from quintain_runner.plan.trials import Trial, pending_trials, planned_questions
+from quintain_runner.plan.trials import PlannedQuestion, Trial, pending_trials, planned_questions
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import ParkedTarget
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowStatus, column_name
@@ -149,6 +152,10 @@ class StartGate:
 _PREFETCHED_TRIALS = 128
 
 
+#: Gives the trials of a target to execute, of these cases.
+TrialsOf = Callable[[Iterable[Case], str], Iterator[Trial]]
+
+
 class TrialScheduler:
     """Executes the trials of a run and stores their rows; its concurrency bounds the parallel trials per target, under
     all prompts together.
@@ -175,19 +182,46 @@ class TrialScheduler:
         #: The tasks of the trials that wait for answers, by target.
         self._calling: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
 
-    async def run(self, plan: RerunPlan) -> bool:
-        """Execute every pending trial of the plan, except those of parked targets. Returns True if the budget was
-        spent before all of them were executed.
+    async def run(self, plan: RerunPlan, comparisons: Comparisons) -> bool:
+        """Execute every pending trial of the plan, except those of parked targets, and then compare the rows that there
+        are. Returns True if the budget was spent before all of them were executed.
 
         Raises the first error that is not a `Fault`; the other trials are cancelled then.
         """
+
+        def pending(cases: Iterable[Case], target: str) -> Iterator[Trial]:
+            return pending_trials(
+                self._questions(case for case in cases if plan.is_pending(case.id, target)),
+                target,
+                find_row=self._results.find,
+                rerun_policy=plan.policy,
+                fingerprints=self._context.fingerprints,
+            )
+
+        await self._run_targets(plan, pending)
+        if comparisons.graders and not self._spent_targets:
+            with closing(await asyncio.to_thread(self._results.reader)) as rows:
+                selection = self._settings.options.selection
+
+                def compared(cases: Iterable[Case], target: str) -> Iterator[Trial]:
+                    selected = (case for case, is_selected in selection.mark_cases(cases) if is_selected)
+                    return comparisons.trials(self._questions(selected), target, rows.find)
+
+                await self._run_targets(plan, compared)
+        return bool(self._spent_targets)
+
+    def _questions(self, cases: Iterable[Case]) -> Iterator[PlannedQuestion]:
+        evaluation = self._settings.evaluation
+        return planned_questions(cases, evaluation.prompts, evaluation.spec.repeats)
+
+    async def _run_targets(self, plan: RerunPlan, trials_of: TrialsOf) -> None:
+        """Execute these trials of all targets."""
         try:
             async with asyncio.TaskGroup() as task_group:
                 for target in self._settings.targets:
-                    task_group.create_task(self._run_target(plan, target))
+                    task_group.create_task(self._run_target(plan, target, trials_of))
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
-        return bool(self._spent_targets)
 
     def give_up(self, target: str, parked: ParkedTarget) -> None:
         """Begin no more trials of a target, and end those that wait for an answer, without a row.
@@ -199,20 +233,13 @@ class TrialScheduler:
         for task in self._calling[target]:
             task.cancel()
 
-    async def _run_target(self, plan: RerunPlan, target: str) -> None:
-        """Execute the pending trials of one target, until there are none left or the budget is spent."""
-        evaluation, slots = self._settings.evaluation, asyncio.Semaphore(self._settings.options.concurrency)
+    async def _run_target(self, plan: RerunPlan, target: str, trials_of: TrialsOf) -> None:
+        """Execute these trials of one target, until there are none left or the budget is spent."""
+        slots = asyncio.Semaphore(self._settings.options.concurrency)
         is_known = self._context.fingerprints.targets.get(target) is not None
         gate = StartGate() if is_known else StartGate(seconds=0)
         with self._settings.open_cases() as cases:
-            selected = (case for case in cases if plan.is_pending(case.id, target))
-            pending = pending_trials(
-                planned_questions(selected, evaluation.prompts, evaluation.spec.repeats),
-                target,
-                find_row=self._results.find,
-                rerun_policy=plan.policy,
-                fingerprints=self._context.fingerprints,
-            )
+            pending = trials_of(cases, target)
             async with asyncio.TaskGroup() as task_group:
                 while prefetched := await _prefetch(pending):
                     for trial in prefetched:
@@ -241,8 +268,11 @@ class TrialScheduler:
                 self._cost_gate.add_row(outcome.row)
                 is_changed = await self._record_outcome(trial, outcome.row, outcome.target_fault)
                 await self._results.append(outcome.row, supersedes=trial.previous is not None)
-                self._progress_state.add_row(outcome.row, trial.previous)
-                self._count_calls_left(trial, outcome.row, policy)
+                if trial.opponents:
+                    self._progress_state.add_comparisons(outcome.row, trial)
+                else:
+                    self._progress_state.add_row(outcome.row, trial.previous)
+                    self._count_calls_left(trial, outcome.row, policy)
             if outcome.budget_spent:
                 self._spent_targets.add(trial.target)
         finally:

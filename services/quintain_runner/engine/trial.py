@@ -12,7 +12,7 @@ from quintain.observe.spans import span
 from quintain_runner.engine.conversation import MayGoOn, always, hold_conversation
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
-from quintain_runner.plan.changes import reusable_grader_row
+from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.answer import Answer, ConversationRow, steps_of_turns
@@ -180,13 +180,17 @@ async def _run_one_call(trial: Trial, context: GradingContext) -> TrialOutcome:
 
 
 async def _grade(trial: Trial, asked: _Answered, context: GradingContext) -> TrialOutcome:
-    """Run the graders, and build the row."""
+    """Run the graders, and build the row; where calls lack for a comparison, the row before it stays."""
     grader_results = await _grade_all(trial, asked.result, context)
     failure = grader_results.error
     if failure is not None and (
         failure.code == BUDGET_EXHAUSTED or (grader_results.may_lack_budget and await _is_budget_spent(context))
     ):
+        if trial.opponents:
+            return TrialOutcome(row=None, budget_spent=True)
         grader_results = replace(grader_results, budget_spent=True, error=_budget_error(failure, context.max_calls))
+    rows, kept = grader_results.rows, _kept_verdicts(trial, context)
+    grader_results = replace(grader_results, rows={**kept, **rows} if trial.opponents else {**rows, **kept})
     return TrialOutcome(_graded_row(trial, asked, grader_results), grader_results.budget_spent)
 
 
@@ -197,8 +201,8 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
     rows: dict[str, GraderRow] = {}
     usage, calls = NO_TOKENS, 0
     fingerprints, generation = context.fingerprints.graders_of(trial.target), context.fingerprints.generation
-    for grader in context.graders:
-        kept = reusable_grader_row(trial.kept, grader.name, trial.fingerprints, context.fingerprints)
+    for grader in context.graders_of(trial):
+        kept = context.reusable(trial, grader.name)
         if kept is not None:
             rows[grader.name] = kept
             continue
@@ -218,6 +222,25 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
                 rows, usage, calls, error, in_doubt=grading.in_doubt, may_lack_budget=grading.may_lack_budget
             )
     return _GraderResults(rows, usage, calls)
+
+
+def _kept_verdicts(trial: Trial, context: GradingContext) -> dict[str, GraderRow]:
+    """The verdicts of the kept row that its graders do not give now: comparisons are made apart from all others."""
+    if (kept := trial.kept) is None:
+        return {}
+    running, fingerprints = {grader.name for grader in context.graders_of(trial)}, context.fingerprints
+    return {
+        name: verdict
+        for name, verdict in kept.graders.items()
+        if name not in running
+        and (
+            trial.opponents
+            or (
+                name in fingerprints.pairwise_graders
+                and unchanged_grader_row(kept, name, trial.fingerprints, fingerprints) is not None
+            )
+        )
+    }
 
 
 async def _is_budget_spent(context: GradingContext) -> bool:

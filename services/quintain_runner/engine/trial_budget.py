@@ -12,7 +12,6 @@ from functools import partial
 
 from quintain.errors import BudgetExhausted, BusError, ConfigError, Fault
 from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession, call_with_retry
-from quintain_runner.plan.changes import reusable_grader_row
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.counts import count_most_calls
 from quintain_runner.results.row import Row
@@ -76,11 +75,10 @@ class TrialBudget:
 
     def planned_calls(self, trial: Trial) -> list[tuple[str, PlannedCalls]]:
         """The calls of the graders that have to run, each with the grader's name."""
-        fingerprints = self.context.fingerprints
         return [
             (grader.name, calls)
-            for grader in self.context.graders
-            if reusable_grader_row(trial.kept, grader.name, trial.fingerprints, fingerprints) is None
+            for grader in self.context.graders_of(trial)
+            if self.context.reusable(trial, grader.name) is None
             for calls in grader.planned_calls(trial, self.context, self._most_calls.get(grader.name, 1))
         ]
 

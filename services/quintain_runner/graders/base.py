@@ -26,11 +26,12 @@ from quintain.errors import (
     ReplyTooLarge,
     Throttled,
 )
-from quintain_runner.plan.changes import RunFingerprints
+from quintain_runner.plan.changes import RunFingerprints, reusable_grader_row
 from quintain_runner.plan.trials import Scoring, Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
+from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import CommandGrader, FunctionGrader, ProgramGrader
+from quintain_runner.spec.graders import CallingGrader
 from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: Charged faults whose outcome is known: the provider answered, and the answer is of no use.
@@ -222,6 +223,18 @@ class GradingContext:
     agents: frozenset[str] = frozenset()
     settings: Mapping[str, JsonObject] = field(default_factory=dict)
 
+    def graders_of(self, trial: Trial) -> tuple[GraderRunner, ...]:
+        """The graders that grade a trial: pairwise ones with opponents, or else all that are not pairwise."""
+        if trial.opponents:
+            return tuple(grader for grader in self.graders if grader.name in trial.opponents)
+        return tuple(grader for grader in self.graders if grader.name not in self.fingerprints.pairwise_graders)
+
+    def reusable(self, trial: Trial, name: str) -> GraderRow | None:
+        """The verdict that a grader need not give again; a comparison that is made now lacks something of its own."""
+        if trial.opponents:
+            return None
+        return reusable_grader_row(trial.kept, name, trial.fingerprints, self.fingerprints)
+
     def deadline_seconds(self, target: str) -> float:
         """How long a call of this target may take from now, its time in queues included: a limit of less than the
         default is one of its tries, and not of the waits between them."""
@@ -285,19 +298,25 @@ def max_shown_bytes(judge: JudgeGrader) -> int:
     return judge.max_show_characters * BYTES_PER_CHARACTER
 
 
-def judge_target_of(grader: ProgramGrader | JudgeGrader, target: str, judge_targets: Mapping[str, str | None]) -> str:
+def judge_target_of(grader: CallingGrader, target: str, judge_targets: Mapping[str, str | None]) -> str:
     """The default target of a grader: its own ``judge_target``, else the one configured for ``target``, else
     ``target``.
     """
+    if isinstance(grader, SimilarGrader):
+        return grader.embedding_target
     return grader.judge_target or judge_targets.get(target) or target
 
 
-def judges_of(
-    grader: ProgramGrader | JudgeGrader, target: str, judge_targets: Mapping[str, str | None]
-) -> tuple[str, ...]:
+def judges_of(grader: CallingGrader, target: str, judge_targets: Mapping[str, str | None]) -> tuple[str, ...]:
     """The targets that a grader calls by default for answers of ``target``: those of its jury, or one."""
     jury = grader.judge_targets if isinstance(grader, JudgeGrader) else None
     return tuple(jury or [judge_target_of(grader, target, judge_targets)])
+
+
+def judge_place(evaluation: Evaluation, index: int) -> str:
+    """The place in the evaluation file that names the target that a grader calls by default."""
+    key = "embedding_target" if isinstance(evaluation.spec.graders[index], SimilarGrader) else "judge_target"
+    return f"{evaluation.path}: graders[{index}].{key}"
 
 
 def judge_references(
@@ -310,6 +329,6 @@ def judge_references(
     for index, grader in enumerate(evaluation.spec.graders):
         if grader.name in evaluation.graders_without_session:
             continue
-        if isinstance(grader, CommandGrader | FunctionGrader | JudgeGrader):
+        if isinstance(grader, CallingGrader):
             for judge in dict.fromkeys(one for target in targets for one in judges_of(grader, target, judge_targets)):
                 yield index, judge

@@ -34,12 +34,16 @@ from quintain_runner.graders.base import GraderRunner, judges_of
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
 from quintain_runner.graders.judge import JudgeGraderRunner
+from quintain_runner.graders.pairwise import PairwiseGraderRunner
 from quintain_runner.graders.program import ProgramGraderRunner, function_executor, line_executor, process_executor
+from quintain_runner.graders.similar import SimilarGraderRunner
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool
 from quintain_runner.graders.verdict import GraderError
+from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import (
     BuiltinGrader,
+    CallingGrader,
     CommandGrader,
     FunctionGrader,
     GraderSpec,
@@ -57,6 +61,8 @@ _KEYS_LEFT_OUT = frozenset(
         "judge_target",
         "judge_targets",
         "min_votes",
+        "embedding_target",
+        "against",
         "depends_on",
         "command",
         "function",
@@ -118,7 +124,7 @@ def _for_target(
     for spec, own in graders:
         fingerprint = own
         has_judge = own is not None and spec.name not in sessionless
-        if isinstance(spec, CommandGrader | FunctionGrader | JudgeGrader) and has_judge:
+        if isinstance(spec, CallingGrader) and has_judge:
             judges = judges_of(spec, target, judge_targets)
             known = [fingerprints.get(judge) if max_calls_of(spec) else "none" for judge in judges]
             jury = [spec.min_votes] if isinstance(spec, JudgeGrader) and spec.judge_targets else []
@@ -138,7 +144,7 @@ def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> 
         case FunctionGrader():
             digest, imports = module_digests(spec.function, folder)
             values["function"] = [spec.function.partition(":")[2], digest, *import_digests(imports.files)]
-        case JudgeGrader(prompt=str() as path):
+        case JudgeGrader(prompt=str() as path) | PairwiseGrader(prompt=str() as path):
             values["prompt"] = file_digest(folder / path)
         case JsonSchemaGrader(json_schema=str() as path):
             values["schema"] = file_digest(folder / path)
@@ -202,6 +208,10 @@ class _GraderFactory:
             case JudgeGrader():
                 prompt = self._read_prompt(spec)
                 return JudgeGraderRunner(spec, prompt, _own_fingerprint(spec, self.folder, self.env))
+            case PairwiseGrader():
+                return PairwiseGraderRunner(spec, self._read_prompt(spec))
+            case SimilarGrader():
+                return SimilarGraderRunner(spec)
             case InvalidGrader():
                 raise ConfigError("it has no valid kind")
             case _:
@@ -261,8 +271,8 @@ class _GraderFactory:
         confinement = replace(confinement, read=(self.folder, folder, packages, files_folder))
         return replace(command, confinement=confinement, files_folder=files_folder)
 
-    def _read_prompt(self, spec: JudgeGrader) -> str:
-        """Read the instructions of a judge; none where its rubric is all."""
+    def _read_prompt(self, spec: JudgeGrader | PairwiseGrader) -> str:
+        """Read the instructions of a judge; none where it has none of its own."""
         if spec.prompt is None:
             return ""
         prompt = read_text_file(self.folder, spec.prompt)

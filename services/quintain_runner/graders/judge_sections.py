@@ -58,11 +58,19 @@ def _is_active(result: Result) -> bool:
 def shown_sections(spec: JudgeGrader, case: Case, result: Result | None) -> list[Section]:
     """The sections of a judge's request, at most ``max_show_characters`` in all.
 
-    The longest lose their middles first, each down to the same length. ``result`` is None before the answer is known.
+    ``result`` is None before the answer is known.
     """
     show = default_show(case, result) if spec.show is None else spec.show
     told = [(name, text) for name in show if (text := section_text(name, case, result)) is not None]
-    longest = _longest_allowed([len(text) for _, text in told], spec.max_show_characters)
+    return cut_sections(told, spec.max_show_characters)
+
+
+def cut_sections(told: Sequence[tuple[str, str]], limit: int) -> list[Section]:
+    """Sections of these names and texts, at most ``limit`` characters in all.
+
+    The longest lose their middles first, each down to the same length.
+    """
+    longest = _longest_allowed([len(text) for _, text in told], limit)
     return [_cut(name, text, longest) for name, text in told]
 
 

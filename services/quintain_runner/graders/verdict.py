@@ -103,7 +103,7 @@ def _parse_checks(fields: Mapping[str, object]) -> Iterator[Check]:
         for place, item in _items(fields, name):
             if not isinstance(item, str):
                 raise GraderError(f"Its {place} is not a text")
-            yield Check(text=_replace_lone_surrogates(item), passed=is_hit)
+            yield Check(text=without_surrogates(item), passed=is_hit)
 
 
 def _parse_check(item: object, place: str) -> Check:
@@ -115,7 +115,7 @@ def _parse_check(item: object, place: str) -> Check:
         raise GraderError(f"Its {place} has none of pass, passed and score; print {_CHECK_KEYS}")
     return Check(
         id=_parse_text(item.get("id")),
-        text=_replace_lone_surrogates(item["text"]),
+        text=without_surrogates(item["text"]),
         passed=(score or 0) >= PASS_SCORE if passed is None else passed,
         score=score,
         reason=_parse_text(item.get("reason")),
@@ -143,7 +143,7 @@ def _parse_details(value: object) -> dict[str, JsonValue] | None:
         return None
     try:
         # Converted to JSON and back, which removes lone surrogates and rejects NaN.
-        return _DETAILS.validate_json(_replace_lone_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False)))
+        return _DETAILS.validate_json(without_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False)))
     except (ValueError, RecursionError):
         raise GraderError("Its details cannot be stored as JSON: they contain NaN, or are nested too deeply") from None
 
@@ -170,9 +170,9 @@ def _parse_score(value: object, where: str) -> float | None:
 
 def _parse_text(value: object) -> str | None:
     """The value if it is text, else None."""
-    return _replace_lone_surrogates(value) if isinstance(value, str) else None
+    return without_surrogates(value) if isinstance(value, str) else None
 
 
-def _replace_lone_surrogates(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Replace lone surrogates, which JSON allows but UTF-8 cannot encode."""
     return text.encode(errors="replace").decode()

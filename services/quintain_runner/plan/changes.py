@@ -47,13 +47,15 @@ RESCORED = "rescored"
 class RunFingerprints:
     """The fingerprints of a run's targets, and of its graders by target; None where one is not known.
 
-    ``unavailable_graders`` cannot be run now: no row can be made. ``models`` are the models of targets by their
-    fingerprints, of earlier commands too. ``generation`` counts the times that the run was graded again on purpose.
+    ``unavailable_graders`` cannot be run now: no row can be made. ``pairwise_graders`` compare rows that are made.
+    ``models`` are the models of targets by their fingerprints, of earlier commands too. ``generation`` counts the times
+    that the run was graded again on purpose.
     """
 
     targets: Mapping[str, str | None] = field(default_factory=dict)
     graders: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     unavailable_graders: Collection[str] = ()
+    pairwise_graders: Collection[str] = ()
     models: Mapping[str, str] = field(default_factory=dict)
     generation: int = 0
 
@@ -166,7 +168,7 @@ def needed_calls(
     action: Action, row: Row | None, case: Case, target: str, fingerprints: RunFingerprints
 ) -> NeededCalls:
     """What a trial needs of which this becomes; ``row`` is the one that it left, if any."""
-    graders = tuple(fingerprints.graders_of(target))
+    graders = tuple(name for name in fingerprints.graders_of(target) if name not in fingerprints.pairwise_graders)
     if action is Action.ASK:
         return NeededCalls(asks=most_asks(case), graders=graders)
     if action is not Action.GRADE:
@@ -222,7 +224,7 @@ def _changes(
         verdict = row.graders.get(name)
         if name in fingerprints.unavailable_graders:
             grading.append(f"grader {name} cannot be run")
-        elif verdict is None and row.status is RowStatus.GRADED:
+        elif verdict is None and row.status is RowStatus.GRADED and name not in fingerprints.pairwise_graders:
             grading.append(f"new grader {name}")
         elif verdict is not None and verdict.fingerprint != fingerprint:
             grading.append(f"grader {name} changed")

@@ -20,6 +20,7 @@ from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, d
 from quintain_runner.plan.conversation import TrialConversation, opening, planned_ids
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowKey, RowStatus, column_name
+from quintain_runner.spec.comparing_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
 from quintain_runner.spec.prompts import Prompt, case_field
@@ -82,6 +83,9 @@ class Trial:
 
     ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
     or cached.
+
+    ``opponents`` are the rows with whose answers its kept one is compared, by pairwise grader and by what the results
+    call each. A trial that has any is graded by these graders alone, and all its other verdicts stay.
     """
 
     case: Case
@@ -94,6 +98,7 @@ class Trial:
     stale: tuple[str, ...] = ()
     answered_at: datetime | None = None
     conversation: TrialConversation | None = None
+    opponents: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)
 
     @property
     def graded_case(self) -> Case:
@@ -289,11 +294,14 @@ class CallsEstimate(Message):
     typical: int | None = None
 
 
-def estimate_calls(evaluation: Evaluation, *, trials: int, asks: int | None = None) -> CallsEstimate:
+def estimate_calls(evaluation: Evaluation, *, trials: int, asks: int | None = None, targets: int = 1) -> CallsEstimate:
     """The calls of this many trials: the estimate that `quintain check` and `quintain run` show, and the default
-    budget of a run. ``asks`` are those of the targets and of simulated users, by default one for each trial."""
+    budget of a run. ``asks`` are those of the targets and of simulated users, by default one for each trial. The trials
+    are of so many ``targets``, whose answers are compared."""
     asks = trials if asks is None else asks
-    most = asks + trials * sum(grader_limits(evaluation).values())
+    pairwise = [grader for grader in evaluation.spec.graders if isinstance(grader, PairwiseGrader)]
+    each = sum(grader_limits(evaluation).values()) - len(pairwise)
+    most = asks + trials * each + trials // targets * sum(grader.most_calls(targets) for grader in pairwise)
     # A grader that may call once is assumed to do so; a higher limit does not say how often it calls.
     is_known = all(grader.target.max_calls <= 1 for grader in calling_graders(evaluation))
     return CallsEstimate(answers=asks, most=most, typical=most if is_known else None)
@@ -302,7 +310,8 @@ def estimate_calls(evaluation: Evaluation, *, trials: int, asks: int | None = No
 def estimate_dataset(evaluation: Evaluation, dataset: DatasetStats, *, cases: int, targets: int) -> CallsEstimate:
     """The calls of so many cases of a dataset, by all these targets."""
     asks = dataset.asks_of(cases, len(evaluation.prompts)) * evaluation.spec.repeats * targets
-    return estimate_calls(evaluation, trials=evaluation.trials_of(cases, targets=targets), asks=asks)
+    trials = evaluation.trials_of(cases, targets=targets)
+    return estimate_calls(evaluation, trials=trials, asks=asks, targets=targets)
 
 
 def grader_limits(evaluation: Evaluation) -> dict[str, int]:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quintain.contracts.session import CostUsage, is_at
 from quintain.errors import Overloaded, QuintainError, Throttled
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.bill import Bill, dollars, is_priced, money_text
-from quintain_runner.results.counts import CallsLeft, ResumeState, RowTally
+from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState, RowTally
 from quintain_runner.results.row import GraderRow, Row, RowKey, column_name, split_column
 
 #: The codes of faults that mean that a service is overloaded.
@@ -215,6 +216,8 @@ class ProgressState:
         self.calls_in_rows = resume_state.calls_in_rows
         self.target_gauges = {target: TargetProgress() for target in targets}
         self.grader_gauges: dict[str, GraderProgress] = {}
+        #: The rows that this invocation compares with others, and those of them that are compared.
+        self.rows_to_compare = self.compared_rows = 0
         self.budget = BudgetProgress()
         self.money = MoneyProgress()
         #: What is to be shown once.
@@ -257,6 +260,13 @@ class ProgressState:
         return self.calls_left.estimate(self._grader_calls)
 
     @property
+    def comparisons_text(self) -> str:
+        """How many rows are compared with others, for a line; empty where none are."""
+        if not self.rows_to_compare:
+            return ""
+        return f" compared {self.compared_rows:,}/{self.rows_to_compare:,} rows"
+
+    @property
     def pending_trials(self) -> int:
         """The number of trials that this invocation executes."""
         return sum(self.pending.values())
@@ -290,6 +300,23 @@ class ProgressState:
         self.target_gauges[row.column].add_row(row)
         for name, grader in row.graders.items():
             self.grader_gauges.setdefault(name, GraderProgress()).add_row(grader)
+        if row.error is not None:
+            self.errors.add(f"{row.case_id} · {row.column}", row.error.error)
+
+    def add_comparisons(self, row: Row, compared: Trial) -> None:
+        """Count a row that supersedes the one that was compared, and the comparisons that its trial made."""
+        before = compared.previous
+        if before is not None and before.counts:
+            self.tallies[row.column].add(before, times=-1)
+        self.tallies[row.column].add(row)
+        self.calls_in_rows += row.calls - compared.earlier_calls
+        self.compared_rows += 1
+        for name, opponents in compared.opponents.items():
+            needed = NeededCalls(graders=(name,) * len(opponents))
+            self.calls_left.add(row.column, needed, times=-1)
+            self.calls_open.add(row.column, needed, times=-1)
+            if (verdict := row.graders.get(name)) is not None:
+                self.grader_gauges.setdefault(name, GraderProgress()).add_row(verdict)
         if row.error is not None:
             self.errors.add(f"{row.case_id} · {row.column}", row.error.error)
 

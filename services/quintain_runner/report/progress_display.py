@@ -125,6 +125,8 @@ def render_progress(
     if progress_state.grader_gauges:
         parts.append(_graders_table(progress_state))
     parts += _budget_lines(progress_state, lines, elapsed_seconds, now)
+    if compared := progress_state.comparisons_text:
+        parts.append(Text(f"pairs  {compared}"))
     parts += _long_trials(progress_state, clock_seconds)
     parts += (plain_text(f"waits   {wait}") for wait in progress_state.waits)
     for line in progress_state.errors.lines():
@@ -386,7 +388,7 @@ def progress_line(progress_state: ProgressState) -> str:
     budget = (
         f" calls {progress_state.calls}/{progress_state.budget.max_calls}" if progress_state.budget.max_calls else ""
     )
-    return f"{progress_state.done}/{progress_state.trials} {targets}{budget}"
+    return f"{progress_state.done}/{progress_state.trials} {targets}{progress_state.comparisons_text}{budget}"
 
 
 def _target_text(tally: RowTally, progress: TargetProgress) -> str:

@@ -12,8 +12,7 @@ from quintain_runner.report.summary import RunSummary, summarize
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import current_rows, read_resume_state
-from quintain_runner.statistics.analysis import Analysis, analyse
-from quintain_runner.statistics.frame import build_tagged_frames
+from quintain_runner.statistics.analysis import Analysis, analyse_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +63,8 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
     if run.statistics is not None:
         return report
     configuration = run.configuration
-    tagged = build_tagged_frames(report.rows(), configuration.columns, repeats=configuration.repeats)
-    analysis = analyse(tagged.columns, configuration.reduce, tagged.by_tag, tagged.votes)
-    return replace(report, analysis=analysis)
+    columns, repeats, reducers = configuration.columns, configuration.repeats, configuration.reduce
+    return replace(report, analysis=analyse_run(report.rows(), columns, repeats, reducers))
 
 
 def _counted(folder: Path, run: RunFile) -> RunSummary:

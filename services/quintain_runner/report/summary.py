@@ -209,11 +209,11 @@ def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
     """The sum of the counts of several columns, by the names of `TrialCounts`."""
     names = ("trials", "graded", "passed", "errors", "in_doubt", "stale", "tied", "lacks_votes", "calls")
     counts: dict[str, object] = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
-    graded = sum(tally.graded for tally in tallies)
+    scored = sum(tally.scored for tally in tallies)
     score = sum((tally.score_sum for tally in tallies), Fraction())
     tokens = (sum(tally.input_tokens for tally in tallies), sum(tally.output_tokens for tally in tallies))
     usage = TokenUsage(input=tokens[0], output=tokens[1])
-    return {**counts, "mean_score": float(score / graded) if graded else None, "token_usage": usage}
+    return {**counts, "mean_score": float(score / scored) if scored else None, "token_usage": usage}
 
 
 #: The budget option in a command, which is replaced by a larger one.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quintain.contracts.session import Usage
+from quintain_runner.report.pairwise_tables import pairwise_tables
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
 from quintain_runner.report.text_table import TextTable
@@ -33,8 +34,8 @@ MAX_SHOWN_PAIRS = 10
 
 
 def run_tables(report: RunReport) -> list[TextTable]:
-    """The tables of a run: its targets, its graders if there are several, its juries, each field of ``by``, and its
-    pairs of targets if there are any.
+    """The tables of a run: its targets, its graders if there are several, its juries, each field of ``by``, its pairs
+    of targets if there are any, and the comparisons of its pairwise graders.
     """
     summary, analysis = report.summary, report.analysis
     tables = [_targets_table(report)]
@@ -47,6 +48,8 @@ def run_tables(report: RunReport) -> list[TextTable]:
     tables.extend(_tag_table(field, analysis) for field in analysis.by)
     if analysis.pairs:
         tables.append(_pairs_table(analysis, summary))
+    for name, statistics in analysis.pairwise.items():
+        tables.extend(pairwise_tables(name, statistics))
     return tables
 
 

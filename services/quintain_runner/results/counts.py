@@ -25,6 +25,8 @@ class RowTally:
         self.trials = trials
         self.by_status = dict.fromkeys(RowStatus, 0)
         self.passed = self.calls = self.input_tokens = self.output_tokens = 0
+        #: The number of rows with a score: one that only comparisons score has none before it is compared.
+        self.scored = 0
         #: The turns of conversations that were lost with the workers that held them.
         self.lost_turns = 0
         #: The number of rows that count although what made them changed.
@@ -46,8 +48,9 @@ class RowTally:
         self.calls += times * row.calls
         self.input_tokens += times * row.token_usage.input
         self.output_tokens += times * row.token_usage.output
-        if row.status is RowStatus.GRADED:
-            numerator, denominator = (row.score or 0.0).as_integer_ratio()
+        if row.status is RowStatus.GRADED and row.score is not None:
+            self.scored += times
+            numerator, denominator = row.score.as_integer_ratio()
             self._scores[denominator] = self._scores.get(denominator, 0) + times * numerator
 
     def __iadd__(self, other: RowTally) -> RowTally:
@@ -55,6 +58,7 @@ class RowTally:
         for status, count in other.by_status.items():
             self.by_status[status] += count
         self.passed += other.passed
+        self.scored += other.scored
         self.calls += other.calls
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
@@ -68,7 +72,7 @@ class RowTally:
 
     @property
     def graded(self) -> int:
-        """The number of rows with a score."""
+        """The number of rows with a verdict of each of their graders."""
         return self.by_status[RowStatus.GRADED]
 
     @property
@@ -93,8 +97,8 @@ class RowTally:
 
     @property
     def mean_score(self) -> float | None:
-        """The mean score of the graded rows, or None if there are none; error rows never count as a score of 0."""
-        return float(self.score_sum / self.graded) if self.graded else None
+        """The mean score of the rows with a score, or None if there are none; errors never count as a score of 0."""
+        return float(self.score_sum / self.scored) if self.scored else None
 
 
 #: The safety margin in standard deviations: the sum of many varying numbers of calls stays below it in 999 of 1000

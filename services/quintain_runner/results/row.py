@@ -26,6 +26,7 @@ from quintain_runner.results.answer import (
     is_zero,
     steps_of_turns,
 )
+from quintain_runner.results.pairwise import PairwiseRow
 
 
 class RowCase(Message):
@@ -163,6 +164,7 @@ class GraderRow(Message):
     ``left_out`` are the characters that a judge was not shown, by the section that was too long.
     ``in_doubt``: a judge's call may have been charged without an answer. ``votes`` are those of a jury, by judge; a
     vote with an error is missing. ``tied``: as many votes pass the answer as fail it, and none is missing.
+    ``comparisons`` are those of a pairwise grader.
     """
 
     score: float | None = None
@@ -182,6 +184,8 @@ class GraderRow(Message):
     in_doubt: bool = Field(default=False, exclude_if=is_zero)
     tied: bool = Field(default=False, exclude_if=is_zero)
     votes: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
+
+    comparisons: list[PairwiseRow] | None = Field(default=None, exclude_if=is_none)
 
     @property
     def missing_votes(self) -> list[GraderRow]:
@@ -376,6 +380,6 @@ class Row(Message):
     @property
     def passed(self) -> bool:
         """Whether the row is graded and every grader passed it, but those of weight 0."""
-        return self.status is RowStatus.GRADED and all(
-            grader.passed for grader in self.graders.values() if grader.weight
-        )
+        if self.status is not RowStatus.GRADED or self.score is None:
+            return False
+        return all(grader.passed for grader in self.graders.values() if grader.weight)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import ValidationError
@@ -123,6 +123,35 @@ class RowIndex:
 
 RESULTS_FILE_NAME = "results.jsonl"
 
+
+class RowReader:
+    """Finds the latest rows of a file by their keys, as an index of it says. From any thread; close it at the end."""
+
+    def __init__(self, path: Path, index: RowIndex) -> None:
+        self._index, self._file, self._reading = index, path.open("rb"), threading.Lock()
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Read the whole file, and index it."""
+        index = RowIndex()
+        for row, _, offset in _valid_lines(path):
+            index.add(row.key, offset)
+        return cls(path, index)
+
+    def find(self, key: RowKey) -> Row | None:
+        """The row of this key; None where there is none."""
+        offset = self._index.offset_of(key)
+        if offset is None:
+            return None
+        with self._reading:
+            self._file.seek(offset)
+            return Row.model_validate_json(self._file.readline())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 #: How many rows travel to the disk together at most.
 _MAX_BATCH_ROWS = 1024
 
@@ -146,19 +175,17 @@ class ResultFile:
         #: What the file held when it was opened, and what became of that by `replace`.
         self.resume_state = resume_state
         self._index, self._has_superseded = index, index.has_superseded
-        self._file, self._reader = FileIO(path, "ab"), path.open("rb")
-        self._reading = threading.Lock()
+        self._file, self._reader = FileIO(path, "ab"), RowReader(path, index)
         self._size = path.stat().st_size
         self._batcher = Batcher(self._write_batch, max_batch=_MAX_BATCH_ROWS)
 
     def find(self, key: RowKey) -> Row | None:
         """The row of this key that the file had when it was opened; None where it had none. From any thread."""
-        offset = self._index.offset_of(key)
-        if offset is None:
-            return None
-        with self._reading:
-            self._reader.seek(offset)
-            return Row.model_validate_json(self._reader.readline())
+        return self._reader.find(key)
+
+    def reader(self) -> RowReader:
+        """A reader of the rows as they are on the disk now; see `RowReader`."""
+        return RowReader.of_file(self.path)
 
     @property
     def rows_at_opening_count(self) -> int:

@@ -29,6 +29,7 @@ from quintain_runner.spec.activity_graders import (
     TokensGrader,
     ToolCallsGrader,
 )
+from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Seconds, SpecModel, Tolerance
 from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
 from quintain_runner.untrusted import compile_pattern
@@ -183,8 +184,14 @@ BuiltinGrader = (
     | TokensGrader
 )
 
+#: Built-in graders that ask a target.
+AskingGrader = SimilarGrader | JudgeGrader | PairwiseGrader
+
 #: Graders that run user code and may call targets through a session of their own.
 ProgramGrader = CommandGrader | FunctionGrader
+
+#: Graders that may call a target by default.
+CallingGrader = ProgramGrader | AskingGrader
 
 GRADER_KINDS: Final[Mapping[str, type[GraderOptions]]] = {
     "command": CommandGrader,
@@ -198,7 +205,9 @@ GRADER_KINDS: Final[Mapping[str, type[GraderOptions]]] = {
     "latency": LatencyGrader,
     "cost": CostGrader,
     "tokens": TokensGrader,
+    "similar": SimilarGrader,
     "llm-judge": JudgeGrader,
+    "pairwise": PairwiseGrader,
 }
 
 
@@ -218,7 +227,9 @@ class InvalidGrader(_ProgramSpec):
             "latency",
             "cost",
             "tokens",
+            "similar",
             "llm-judge",
+            "pairwise",
         ]
         | None
     ) = None
@@ -260,7 +271,9 @@ GraderSpec = Annotated[
     | Annotated[LatencyGrader, Tag(kind_tag("latency"))]
     | Annotated[CostGrader, Tag(kind_tag("cost"))]
     | Annotated[TokensGrader, Tag(kind_tag("tokens"))]
+    | Annotated[SimilarGrader, Tag(kind_tag("similar"))]
     | Annotated[JudgeGrader, Tag(kind_tag("llm-judge"))]
+    | Annotated[PairwiseGrader, Tag(kind_tag("pairwise"))]
     | SkipJsonSchema[Annotated[InvalidGrader, Tag(kind_tag(_INVALID_KIND))]],
     Discriminator(lambda grader: kind_tag(_kind_of_input(grader))),
 ]
@@ -278,10 +291,15 @@ def column_names_of(grader: GraderSpec) -> list[str]:
 
 
 def max_calls_of(grader: GraderSpec) -> int:
-    """The most calls that one execution of this grader can make: its limit for programs, 1 for each judge, else 0."""
+    """The most calls that one execution of this grader can make: its limit for programs, 1 for each target it asks.
+
+    An execution of a pairwise grader is one order of one pair.
+    """
     if isinstance(grader, CommandGrader | FunctionGrader):
         return grader.target.max_calls
-    return len(grader.judge_targets or [grader]) if isinstance(grader, JudgeGrader) else 0
+    if isinstance(grader, JudgeGrader):
+        return len(grader.judge_targets or [grader])
+    return int(isinstance(grader, AskingGrader))
 
 
 #: The model at each place of a list of graders, used to suggest known keys in error messages.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -12,21 +12,33 @@ import numpy as np
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
+from quintain_runner.results.row import Row
 from quintain_runner.spec.grader_options import Reducers
-from quintain_runner.statistics.frame import LENGTH, ROW_PASS, ROW_SCORE, FramesByTag, Measure, TargetFrame, pair_frames
+from quintain_runner.statistics.frame import (
+    LENGTH,
+    ROW_PASS,
+    ROW_SCORE,
+    FramesByTag,
+    Measure,
+    TargetFrame,
+    build_tagged_frames,
+    pair_frames,
+)
 from quintain_runner.statistics.inference import (
     CONFIDENCE,
     SIGNIFICANCE_LEVEL,
     Clusters,
-    Interval,
+    MeanEstimate,
     SignificanceTest,
     holm,
+    mean_estimate,
     mean_interval,
     share_interval,
     sign_flip_test,
 )
 from quintain_runner.statistics.jury_agreement import JuryStatistics, VoteFrame
 from quintain_runner.statistics.length_correlation import RankCorrelation, rank_correlation
+from quintain_runner.statistics.pairwise import ComparisonCollector, PairwiseStatistics
 from quintain_runner.statistics.reducers import reduce_cases
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
@@ -34,18 +46,6 @@ MAX_COMPARED_TARGETS = 12
 
 #: The field is ``pass`` in JSON, which is a reserved word in Python.
 _PASS = AliasChoices("pass", "passed")
-
-
-class MeanEstimate(Message):
-    """A mean over graded rows: its value, the number of cases and rows, and its confidence interval.
-
-    ``interval`` is None if every case has the same value.
-    """
-
-    value: float
-    cases: int
-    rows: int
-    interval: Interval | None = None
 
 
 class ReducedValue(Message):
@@ -122,7 +122,7 @@ class Analysis(Message):
 
     ``targets`` are those of each column: of a target, under each prompt. ``by`` are those of rows with one tag: by
     field, tag and column. ``judges`` are the graders that asked one, and ``juries`` the votes of those that asked
-    several, on answers of all columns.
+    several, on answers of all columns. ``pairwise`` are those of the comparisons of each pairwise grader.
     """
 
     confidence: float = CONFIDENCE
@@ -131,6 +131,15 @@ class Analysis(Message):
     by: dict[str, dict[str, dict[str, PassAndScore]]] = Field(default_factory=dict)
     judges: dict[str, JudgeStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
     juries: dict[str, JuryStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
+    pairwise: dict[str, PairwiseStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
+
+
+def analyse_run(rows: Iterable[Row], columns: Collection[str], repeats: int, reducers: Reducers) -> Analysis:
+    """Compute the statistics of a run from its rows; ``repeats`` leaves out rows with a higher repeat."""
+    collector = ComparisonCollector(columns)
+    tagged = build_tagged_frames(collector.passed_through(rows), columns, repeats=repeats)
+    analysis = analyse(tagged.columns, reducers, tagged.by_tag, tagged.votes)
+    return analysis.with_fields(pairwise=collector.statistics())
 
 
 def analyse(
@@ -203,7 +212,7 @@ def difference_of(clusters: Clusters, *, base: float) -> Difference:
     """The difference whose values by case these are, its p-value not adjusted. ``base`` is the second mean."""
     p, test = sign_flip_test(clusters.sums)
     return Difference(
-        estimate=_mean_estimate(clusters, mean_interval(clusters)),
+        estimate=mean_estimate(clusters, mean_interval(clusters)),
         base=base,
         better=int(np.count_nonzero(clusters.sums > 0)),
         worse=int(np.count_nonzero(clusters.sums < 0)),
@@ -237,8 +246,8 @@ def _pass_and_score(frame: TargetFrame, grader: str | None, reducer: str | None)
     if not len(passed) or not len(score):
         return None
     return PassAndScore(
-        passed=_mean_estimate(passed, share_interval(passed)),
-        score=_mean_estimate(score, mean_interval(score)),
+        passed=mean_estimate(passed, share_interval(passed)),
+        score=mean_estimate(score, mean_interval(score)),
         reduced=None if reducer is None else _reduced(frame, grader, reducer),
     )
 
@@ -250,13 +259,8 @@ def _reduced(frame: TargetFrame, grader: str | None, reducer: str) -> ReducedVal
     reduced = reduce_cases(reducer, frame.case_hashes[graded], scores[graded], passes[graded])
     if not len(reduced.values):
         return None
-    estimate = _mean_estimate(reduced.values, mean_interval(reduced.values))
+    estimate = mean_estimate(reduced.values, mean_interval(reduced.values))
     return ReducedValue(reducer=reducer, estimate=estimate, left_out=reduced.left_out)
-
-
-def _mean_estimate(clusters: Clusters, interval: Interval | None) -> MeanEstimate:
-    """The mean of clusters, with the given interval."""
-    return MeanEstimate(value=clusters.mean, cases=len(clusters), rows=int(clusters.rows.sum()), interval=interval)
 
 
 #: Shown in place of a missing number.

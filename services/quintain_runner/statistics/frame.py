@@ -79,7 +79,7 @@ class TargetFrame:
         """The values of a measure, grouped by case; trials without a value are left out."""
         values = self.values(measure)
         has_value = ~np.isnan(values)
-        return _clusters_by_case(self.case_hashes[has_value], values[has_value])
+        return clusters_by_case(self.case_hashes[has_value], values[has_value])
 
     def grader_names(self) -> list[str]:
         """The names of the graders with a result on any row of this target, and of the criteria of their rubrics, in
@@ -111,15 +111,15 @@ def pair_frames(first: TargetFrame, second: TargetFrame, measure: Measure) -> Pa
     differing = has_value & (np.abs(differences) > 10.0**-_ROUND_DIGITS)
     case_hashes = first.case_hashes[first_indices][has_value]
     return PairedDifferences(
-        _clusters_by_case(case_hashes, differences[has_value]),
-        _clusters_by_case(case_hashes, base[has_value]),
+        clusters_by_case(case_hashes, differences[has_value]),
+        clusters_by_case(case_hashes, base[has_value]),
         first.trial_hashes[first_indices][differing],
     )
 
 
 def trial_hash(case_id: str, repeat: int) -> int:
     """The 64-bit hash of a case and repeat; it does not depend on the target."""
-    return _combined_hash(_case_hash(case_id), repeat)
+    return _combined_hash(case_hash(case_id), repeat)
 
 
 #: Frames by field, tag and column.
@@ -219,7 +219,7 @@ class _FrameBuilder:
         for name in verdicts:
             if name not in self._grader_measures:
                 self._grader_measures[name] = _MeasureBuilder(len(self._trials))
-        case = _case_hash(row.case_id)
+        case = case_hash(row.case_id)
         self._cases.append(case)
         self._trials.append(_combined_hash(case, row.repeat))
         self._lengths.append(-1 if row.output is None else len(row.output))
@@ -258,7 +258,7 @@ class _FrameBuilder:
         return TargetFrame(trials[chosen], cases[chosen], values_by_measure, judges, self_judged)
 
 
-def _case_hash(case_id: str) -> int:
+def case_hash(case_id: str) -> int:
     """The 64-bit hash of a case id."""
     return key_hash(case_id) & _HASH_MASK
 
@@ -268,7 +268,7 @@ def _combined_hash(case: int, repeat: int) -> int:
     return (case + repeat * _REPEAT_STRIDE) & _HASH_MASK
 
 
-def _clusters_by_case(cases: Hashes, values: Floats) -> Clusters:
+def clusters_by_case(cases: Hashes, values: Floats) -> Clusters:
     """Sum the values of each case and count its rows."""
     if not _has_duplicates(cases):
         return Clusters(np.round(values, _ROUND_DIGITS), np.ones(len(values)))

@@ -11,6 +11,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from quintain.contracts.message import Message
+
 #: The confidence level of all intervals.
 CONFIDENCE: Final = 0.95
 
@@ -62,6 +64,23 @@ class Clusters:
     def __len__(self) -> int:
         """The number of cases (clusters)."""
         return len(self.sums)
+
+
+class MeanEstimate(Message):
+    """A mean over graded rows: its value, the number of cases and rows, and its confidence interval.
+
+    ``interval`` is None if every case has the same value.
+    """
+
+    value: float
+    cases: int
+    rows: int
+    interval: Interval | None = None
+
+
+def mean_estimate(clusters: Clusters, interval: Interval | None) -> MeanEstimate:
+    """The mean of clusters, with the given interval."""
+    return MeanEstimate(value=clusters.mean, cases=len(clusters), rows=int(clusters.rows.sum()), interval=interval)
 
 
 def wilson(passed: float, rows: float, *, confidence: float = CONFIDENCE) -> Interval:

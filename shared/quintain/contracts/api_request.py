@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, cast, get_args
 
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.values import non_finite_path, shorten
+from quintain.contracts.values import MAX_ID_LENGTH, non_finite_path, shorten
 from quintain.errors import BadRequest
 
 #: The endpoints of OpenAI's API, and Anthropic's ``messages``.
@@ -31,7 +31,7 @@ class ApiRequest(NamedTuple):
     call, whether its target is named or the session's default, and whether it is streamed or not. ``target`` is the
     name of the target, where the caller gives one. ``headers`` are among `CARRIED_HEADERS`.
     ``ignore_unsupported``, which is not published, is whether the target or the session lets calls be made without
-    what a provider lacks.
+    what a provider lacks. ``grader`` is the name of the grader that makes the call, as in an `InvokeRequest`.
 
     Example::
 
@@ -43,6 +43,7 @@ class ApiRequest(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
     target: str | None = None
     ignore_unsupported: bool = False
+    grader: str | None = None
 
     @property
     def requested_target(self) -> str | None:
@@ -54,6 +55,8 @@ class ApiRequest(NamedTuple):
         fields: dict[str, str] = {"api": json.dumps(self.api)}
         if self.target is not None:
             fields["target"] = json.dumps(self.target)
+        if self.grader is not None:
+            fields["grader"] = json.dumps(self.grader)
         if self.headers:
             fields["headers"] = json.dumps(dict(self.headers), sort_keys=True)
         fields["body"] = self.body.text
@@ -70,17 +73,20 @@ def read_api_request(wire: bytes) -> ApiRequest | None:
     values: Mapping[str, Any] = whole.values
     if values.get("api") is None:
         return None
-    api, headers, target = values.get("api"), _read_headers(values.get("headers") or {}), values.get("target")
+    api, headers = values.get("api"), _read_headers(values.get("headers") or {})
+    target, grader = values.get("target"), values.get("grader")
     if not isinstance(api, str) or api not in API_NAMES:
         raise BadRequest(f"api: it is one of {', '.join(sorted(API_NAMES))}")
     if body is None:
         raise BadRequest("body: it is a JSON object")
     if target is not None and not isinstance(target, str):
         raise BadRequest("target: it is a text")
+    if grader is not None and not (isinstance(grader, str) and len(grader) <= MAX_ID_LENGTH):
+        raise BadRequest(f"grader: it is a text of at most {MAX_ID_LENGTH} characters")
     for name in ("model", "stream", "stream_options"):
         if name in body.values:
             raise BadRequest(f"body.{name}: it is no part of the body; the routing key names the target")
-    return ApiRequest(cast("ApiName", api), body, headers, target)
+    return ApiRequest(cast("ApiName", api), body, headers, target, grader=grader)
 
 
 def _read_headers(headers: object) -> Mapping[str, str]:

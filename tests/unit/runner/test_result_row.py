@@ -77,6 +77,8 @@ def test_a_row_reads_back_as_it_was_written() -> None:
 def test_a_case_passes_when_every_grader_passes_it() -> None:
     good, bad = GraderRow(score=0.1, passed=True), GraderRow(score=0.9, passed=False)
     row = Row(fingerprints=MADE_OF, case_id="1", target="bot", repeat=1, status=RowStatus.GRADED, graders={"a": good})
+    assert not row.passed, "no grader with a weight has given a score"
+    row = row.with_fields(score=0.1)
     assert row.passed
     assert not row.model_copy(update={"graders": {"a": good, "b": bad}}).passed
     assert not row.model_copy(update={"status": RowStatus.ERROR}).passed

@@ -1,0 +1,115 @@
+"""The ``similar`` grader: the cosine similarity of the embeddings of the answer and of what is expected."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quintain.contracts.api_request import ApiRequest, json_text
+from quintain.contracts.invoke import NO_TOKENS, Result
+from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
+from quintain_runner.graders.calls import call_target
+from quintain_runner.graders.verdict import GraderError
+from quintain_runner.plan.cases import expected_text
+from quintain_runner.plan.trials import Trial
+from quintain_runner.results.row import GraderRow
+from quintain_runner.spec.comparing_graders import SimilarGrader
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarGraderRunner:
+    """A ``similar`` grader that is ready to grade answers."""
+
+    spec: SimilarGrader
+
+    @property
+    def name(self) -> str:
+        """The name of the grader in the results."""
+        return self.spec.name
+
+    def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> Sequence[PlannedCalls]:
+        """Implements `GraderRunner.planned_calls`: one, under its own request id."""
+        del expected_calls
+        expected = expected_text(trial.case) or ""
+        request_id = self._request_id(trial, context, trial.earlier_calls)
+        return [PlannedCalls(request_id, target=self.spec.embedding_target, body_bytes=len(expected.encode()))]
+
+    def _request_id(self, trial: Trial, context: GradingContext, spent_calls: int) -> str:
+        """The id of the call: known before the answer is, and the same after a crash. As a judge's."""
+        answer = trial.request_id
+        if trial.kept is not None:
+            answer = hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
+        elif trial.conversation is not None and trial.conversation.attempt > 1:
+            answer += f"/{trial.conversation.attempt}"
+        version = context.fingerprints.graders_of(trial.target).get(self.name), context.fingerprints.generation
+        expected = expected_text(trial.case)
+        name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, expected, answer, *version])
+        return f"embed-{hashlib.sha256(name.encode()).hexdigest()}"
+
+    async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
+        """Embed the answer and what is expected, and compare them; see `GraderRunner.grade`."""
+        expected, target = expected_text(trial.case), self.spec.embedding_target
+        if not expected:
+            return GradingResult(GraderRow(error="The row has no expected, which the similar grader needs"), NO_TOKENS)
+        if not result.raw_text:
+            # There is no embedding of nothing.
+            return GradingResult(GraderRow(score=0.0, passed=False, reason="the answer is empty"), NO_TOKENS)
+        is_limited = "timeout_seconds" in self.spec.model_fields_set
+        call = await call_target(
+            ApiRequest(
+                "embeddings", json_text({"input": [result.raw_text, expected]}), target=target, grader=self.name
+            ),
+            lambda spent: self._request_id(trial, context, trial.earlier_calls + spent),
+            context,
+            target=target,
+            timeout_seconds=self.spec.timeout_seconds if is_limited else None,
+        )
+        usage = (call.result.token_usage if call.result is not None else None) or NO_TOKENS
+        row = GraderRow(calls=call.calls, request_id=call.request_id)
+        if call.error is not None or call.result is None:
+            row = row.with_fields(error=call.error)
+            return GradingResult(row, usage, error_code=call.error_code, in_doubt=call.in_doubt)
+        try:
+            similarity = cosine_similarity(*read_embeddings(call.result.body, count=2))
+        except GraderError as error:
+            return GradingResult(row.with_fields(error=error.message), usage)
+        verdict = row.with_fields(
+            score=min(1.0, max(0.0, similarity)),
+            passed=similarity >= self.spec.threshold,
+            reason=f"cosine similarity {similarity:.4f}",
+        )
+        return GradingResult(verdict, usage)
+
+
+def read_embeddings(body: dict[str, Any] | None, *, count: int) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+    """The embeddings in an answer of OpenAI's embeddings API, in the order of what was sent. Raises `GraderError`."""
+    data = (body or {}).get("data")
+    if not isinstance(data, list) or len(data) != count or not all(isinstance(one, dict) for one in data):
+        raise GraderError(f"The embedding target's answer has no list of {count} embeddings")
+    by_index = {one.get("index", place): one.get("embedding") for place, one in enumerate(data)}
+    try:
+        vectors = [np.asarray(by_index[place], dtype=np.float64) for place in range(count)]
+    except (KeyError, TypeError, ValueError):
+        raise GraderError("The embedding target's answer has what is no embedding: no list of numbers") from None
+    if any(vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all() for vector in vectors):
+        raise GraderError("The embedding target's answer has what is no embedding: no list of finite numbers")
+    if len({len(vector) for vector in vectors}) > 1:
+        raise GraderError("The embedding target's answer has embeddings of different lengths")
+    return vectors
+
+
+def cosine_similarity(
+    first: np.ndarray[Any, np.dtype[np.float64]], second: np.ndarray[Any, np.dtype[np.float64]]
+) -> float:
+    """The cosine of the angle between two vectors. Raises `GraderError` where one is all zeros."""
+    largest = [float(np.abs(vector).max()) for vector in (first, second)]
+    if not all(largest):
+        raise GraderError("An embedding of the embedding target is all zeros")
+    # Scaled, so that no square is beyond what a number holds.
+    first, second = first / largest[0], second / largest[1]
+    return float(first @ second) / float(np.linalg.norm(first) * np.linalg.norm(second))

@@ -1,0 +1,264 @@
+"""Statistics of pairwise comparisons: win rates, the order of the targets, the judge's position bias. No I/O."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from quintain.contracts.message import Message
+from quintain_runner.results.row import Row
+from quintain_runner.statistics.frame import case_hash, clusters_by_case, trial_hash
+from quintain_runner.statistics.inference import (
+    SIGNIFICANCE_LEVEL,
+    Clusters,
+    Floats,
+    MeanEstimate,
+    SignificanceTest,
+    holm,
+    mean_estimate,
+    share_interval,
+    sign_flip_test,
+)
+
+#: The prior of the Bradley-Terry order: so many ties of each target with an average one.
+PRIOR_TIES: Final = 1.0
+
+#: The iteration ends when no strength changes by more than this, in natural logarithms of odds.
+_TOLERANCE = 1e-10
+_MAX_ITERATIONS = 1_000
+
+#: The position of a comparison of equal answers.
+_NOT_ASKED = 3
+
+
+class ComparedColumn(Message):
+    """One column in the comparisons of a grader: its wins, ties and losses, and its win rate, a tie as half a win.
+
+    ``strength`` is its place in the Bradley-Terry order: the natural logarithm of the odds that it wins against an
+    average target.
+    """
+
+    wins: int
+    ties: int
+    losses: int
+    rate: MeanEstimate
+    strength: float
+
+
+class ComparedPair(Message):
+    """The comparisons of two columns: the wins of the first, the ties and its losses, and its win rate.
+
+    ``p`` is the two-sided p-value of a win rate of ½, by random signs over cases; ``adjusted_p`` is Holm's adjustment
+    for all pairs of the grader, and ``significant`` says whether that is below `SIGNIFICANCE_LEVEL`.
+    """
+
+    first: str
+    second: str
+    wins: int
+    ties: int
+    losses: int
+    rate: MeanEstimate
+    p: float
+    adjusted_p: float
+    significant: bool
+    test: SignificanceTest
+
+
+class PositionBias(Message):
+    """In how many of the asked ``pairs`` the judge chose one place in both orders: the first, or the second."""
+
+    pairs: int
+    first: int
+    second: int
+
+    @property
+    def share(self) -> float:
+        """The part of the pairs that the place decided; 0 if none was asked."""
+        return (self.first + self.second) / max(1, self.pairs)
+
+
+class PairwiseStatistics(Message):
+    """The statistics of one pairwise grader: its columns, the strongest first, and its pairs."""
+
+    columns: dict[str, ComparedColumn]
+    pairs: list[ComparedPair]
+    position_bias: PositionBias
+    prior_ties: float = Field(default=PRIOR_TIES)
+
+
+@dataclass(slots=True)
+class _GraderComparisons:
+    """The comparisons of one grader as arrays: 28 bytes for each. Columns are numbered in the order of their names."""
+
+    trials: array[int] = field(default_factory=lambda: array("Q"))
+    cases: array[int] = field(default_factory=lambda: array("Q"))
+    first: array[int] = field(default_factory=lambda: array("H"))
+    second: array[int] = field(default_factory=lambda: array("H"))
+    scores: array[float] = field(default_factory=lambda: array("f"))
+    positions: array[int] = field(default_factory=lambda: array("b"))
+
+
+class ComparisonCollector:
+    """Collects the comparisons in rows, and computes their statistics.
+
+    A comparison stands in the rows of both its columns, and counts once.
+    """
+
+    def __init__(self, columns: Iterable[str] = ()) -> None:
+        self._numbers = {name: number for number, name in enumerate(columns)}
+        self._graders: dict[str, _GraderComparisons] = {}
+
+    def passed_through(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows as they come; those of the run's columns are added on the way."""
+        columns = set(self._numbers)
+        for row in rows:
+            if row.column in columns:
+                self.add(row)
+            yield row
+
+    def add(self, row: Row) -> None:
+        """Add the comparisons of a row that have both votes."""
+        for name, verdict in row.graders.items():
+            for one in verdict.comparisons or ():
+                if (score := one.score) is None:
+                    continue
+                own, other = self._number(row.column), self._number(one.opponent)
+                own, other, score = (own, other, score) if own < other else (other, own, 1.0 - score)
+                found = self._graders.setdefault(name, _GraderComparisons())
+                found.trials.append(trial_hash(row.case_id, row.repeat))
+                found.cases.append(case_hash(row.case_id))
+                found.first.append(own)
+                found.second.append(other)
+                found.scores.append(score)
+                found.positions.append({None: 0, "first": 1, "second": 2}[one.position] if one.is_asked else _NOT_ASKED)
+
+    def statistics(self) -> dict[str, PairwiseStatistics]:
+        """The statistics of each grader that compared anything."""
+        names = list(self._numbers)
+        return {name: _grader_statistics(names, found) for name, found in self._graders.items()}
+
+    def _number(self, column: str) -> int:
+        return self._numbers.setdefault(column, len(self._numbers))
+
+
+def _grader_statistics(names: Sequence[str], found: _GraderComparisons) -> PairwiseStatistics:
+    pairs = np.frombuffer(found.first, np.uint16).astype(np.int64) * len(names) + np.frombuffer(found.second, np.uint16)
+    trials = np.frombuffer(found.trials, np.uint64)
+    order = np.lexsort((trials, pairs))
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (pairs[order][1:] != pairs[order][:-1]) | (trials[order][1:] != trials[order][:-1])
+    chosen = order[is_new]
+    pairs, cases = pairs[chosen], np.frombuffer(found.cases, np.uint64)[chosen]
+    scores = np.frombuffer(found.scores, np.float32)[chosen].astype(np.float64)
+    positions = np.frombuffer(found.positions, np.int8)[chosen]
+    first, second = pairs // len(names), pairs % len(names)
+    wins = np.zeros((len(names), len(names)))
+    np.add.at(wins, (first, second), scores)
+    np.add.at(wins, (second, first), 1.0 - scores)
+    strengths = bradley_terry(wins)
+    columns: dict[str, ComparedColumn] = {}
+    for number in sorted(set(first.tolist()) | set(second.tolist()), key=lambda number: (-strengths[number], number)):
+        is_first, is_in = first == number, (first == number) | (second == number)
+        own = np.where(is_first, scores, 1.0 - scores)[is_in]
+        won, tied, lost = _outcomes(own)
+        columns[names[number]] = ComparedColumn(
+            wins=won, ties=tied, losses=lost, rate=_rate(cases[is_in], own), strength=float(strengths[number])
+        )
+    return PairwiseStatistics(
+        columns=columns,
+        pairs=_pairs(names, pairs, cases, scores),
+        position_bias=PositionBias(
+            pairs=int(np.count_nonzero(positions != _NOT_ASKED)),
+            first=int(np.count_nonzero(positions == 1)),
+            second=int(np.count_nonzero(positions == 2)),
+        ),
+    )
+
+
+def _pairs(
+    names: Sequence[str], pairs: npt.NDArray[np.int64], cases: npt.NDArray[np.uint64], scores: Floats
+) -> list[ComparedPair]:
+    compared: list[ComparedPair] = []
+    for pair in np.unique(pairs).tolist():
+        of_pair = pairs == pair
+        own = scores[of_pair]
+        p, test = sign_flip_test(clusters_by_case(cases[of_pair], own - 0.5).sums)
+        won, tied, lost = _outcomes(own)
+        compared.append(
+            ComparedPair(
+                first=names[pair // len(names)],
+                second=names[pair % len(names)],
+                wins=won,
+                ties=tied,
+                losses=lost,
+                rate=_rate(cases[of_pair], own),
+                p=p,
+                adjusted_p=p,
+                significant=False,
+                test=test,
+            )
+        )
+    return [
+        pair.with_fields(adjusted_p=adjusted, significant=adjusted < SIGNIFICANCE_LEVEL)
+        for pair, adjusted in zip(compared, holm([pair.p for pair in compared]), strict=True)
+    ]
+
+
+def _outcomes(scores: Floats) -> tuple[int, int, int]:
+    """The wins, ties and losses."""
+    counts = [int(np.count_nonzero(scores == score)) for score in (1.0, 0.5, 0.0)]
+    return counts[0], counts[1], counts[2]
+
+
+def _rate(cases: npt.NDArray[np.uint64], scores: Floats) -> MeanEstimate:
+    clusters: Clusters = clusters_by_case(cases, scores)
+    return mean_estimate(clusters, share_interval(clusters))
+
+
+def bradley_terry(wins: Floats, prior_ties: float = PRIOR_TIES) -> Floats:
+    """The strengths of the Bradley-Terry model, as natural logarithms of odds against an average target.
+
+    ``wins[i, j]`` is how often i won against j, a tie as half a win for each. ``prior_ties`` are ties of each with a
+    target of strength 0, without which one that never lost has no finite strength; without them the strengths have
+    mean 0, and must exist. The likelihood is concave; its maximum is found by Newton's method, with shorter steps
+    where a whole one does not raise it. Source: R. A. Bradley and M. E. Terry, "Rank analysis of incomplete block
+    designs", Biometrika 39 (1952).
+    """
+    games, count = wins + wins.T, len(wins)
+    strengths: Floats = np.zeros(count)
+    best = _log_likelihood(strengths, wins, prior_ties)
+    for _ in range(_MAX_ITERATIONS):
+        shares = _sigmoid(strengths[:, None] - strengths[None, :])
+        prior_shares = _sigmoid(strengths)
+        gradient = wins.sum(axis=1) - (games * shares).sum(axis=1) + prior_ties * (0.5 - prior_shares)
+        weights = games * shares * (1.0 - shares)
+        curvature = np.diag(weights.sum(axis=1) + prior_ties * prior_shares * (1.0 - prior_shares)) - weights
+        # Differences alone have a likelihood: without a prior the mean is held.
+        step: Floats = np.linalg.solve(curvature + (0.0 if prior_ties else 1.0 / count), gradient)
+        while np.abs(step).max(initial=0.0) > _TOLERANCE:
+            raised = _log_likelihood(strengths + step, wins, prior_ties)
+            if raised >= best:
+                break
+            step = step / 2
+        else:
+            break
+        strengths, best = strengths + step, raised
+    return strengths
+
+
+def _sigmoid(values: Floats) -> Floats:
+    shares: Floats = 0.5 * (1.0 + np.tanh(values / 2))
+    return shares
+
+
+def _log_likelihood(strengths: Floats, wins: Floats, prior_ties: float) -> float:
+    """The logarithm of the likelihood of these strengths."""
+    lost = np.logaddexp(0.0, strengths[None, :] - strengths[:, None])
+    prior = np.logaddexp(0.0, strengths) + np.logaddexp(0.0, -strengths)
+    return -float((wins * lost).sum() + prior_ties / 2 * prior.sum())

@@ -1,0 +1,308 @@
+"""Answers compared in pairs: what the judge is shown, what is asked again, what is counted, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ProviderFailed
+from quintain.settings import read_settings
+from quintain_runner.engine.run_settings import RunOptions, inspect_evaluation
+from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.report.run_file import read_run
+from quintain_runner.report.run_report import read_report
+from quintain_runner.report.tables import run_tables
+from quintain_runner.results.row import Row, RowStatus
+from quintain_runner.statistics.pairwise import PairwiseStatistics
+from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
+from support.fake_client import FakeClient
+
+TARGETS = ("alpha", "beta", "gamma")
+ARENA = {"name": "arena", "builtin": "pairwise", "against": "all", "judge_target": "sage"}
+ANSWERS = {"alpha": "splendid", "beta": "passable", "gamma": "wretched"}
+QUALITY = {"splendid": 3, "passable": 2, "wretched": 1}
+
+Judge = Callable[[str, str], str]
+
+
+def shown(request: InvokeRequest) -> dict[str, str]:
+    """The sections of a judge's request."""
+    return dict(re.findall(r"<data-\w+ (\w+)>\n(.*?)\n</data-\w+ \1>", request.question or "", re.DOTALL))
+
+
+def better(first: str, second: str) -> str:
+    """The choice of a judge that knows the quality of answers."""
+    qualities = [QUALITY[re.sub(r"\d+$", "", answer)] for answer in (first, second)]
+    return "tie" if qualities[0] == qualities[1] else "first" if qualities[0] > qualities[1] else "second"
+
+
+class Contest(FakeClient):
+    """Targets that answer with the word of their quality, and a judge that is told how to choose."""
+
+    def __init__(self, judge: Judge = better, *, max_calls: int = 1000, targets: tuple[str, ...] = TARGETS) -> None:
+        super().__init__(self.reply, max_calls=max_calls, targets=(*targets, "sage"))
+        self.judge, self.answers = judge, ANSWERS
+
+    async def reply(self, request: InvokeRequest) -> str:
+        if request.target != "sage":
+            return f"{self.answers[str(request.target)]}{(request.question or '').removeprefix('q')}"
+        sections = shown(request)
+        return json.dumps({"better": self.judge(sections["first"], sections["second"]), "reason": "so it is"})
+
+    @property
+    def judged(self) -> list[InvokeRequest]:
+        return [request for request in self.requests if request.target == "sage"]
+
+
+def contest(
+    folder: Path, client: FakeClient, *, count: int = 4, targets: tuple[str, ...] = TARGETS, **grader: Any
+) -> EvaluationFolder:
+    write_evaluation(folder, cases(count), [{**EXACT, "weight": 1}, {**ARENA, **grader}], targets=list(targets))
+    return EvaluationFolder(folder, client, targets=targets)
+
+
+def statistics_of(folder: EvaluationFolder) -> PairwiseStatistics:
+    found = read_run(folder.output).statistics
+    assert found is not None
+    return found.pairwise["arena"]
+
+
+def current(folder: EvaluationFolder) -> dict[tuple[str, str], Row]:
+    return {(row.case_id, row.target): row for row in folder.rows()}
+
+
+async def test_each_pair_is_asked_in_both_orders_and_no_target_is_named(tmp_path: Path) -> None:
+    client = Contest()
+    folder = contest(tmp_path, client, count=2)
+    await folder.run()
+    assert len(client.judged) == 2 * 3 * 2
+    for request in client.judged:
+        assert request.system_prompt is not None
+        assert not any(name in (request.question or "") + request.system_prompt for name in TARGETS)
+    pairs = sorted((shown(one)["first"], shown(one)["second"]) for one in client.judged if "q0" in (one.question or ""))
+    assert pairs == sorted((f"{a}0", f"{b}0") for a in QUALITY for b in QUALITY if a != b)
+
+
+async def test_a_row_has_its_comparisons_and_they_change_no_score_without_a_weight(tmp_path: Path) -> None:
+    client = Contest()
+    folder = contest(tmp_path, client, count=1)
+    summary = await folder.run()
+    rows = {target: row for (_, target), row in current(folder).items()}
+    assert {name: row.graders["arena"].score for name, row in rows.items()} == {"alpha": 1.0, "beta": 0.5, "gamma": 0.0}
+    assert {name: row.score for name, row in rows.items()} == dict.fromkeys(TARGETS, 0.0)
+    assert [check.id for check in rows["beta"].graders["arena"].checks] == ["alpha", "gamma"]
+    assert sum(row.calls for row in rows.values()) == client.used == summary.total.calls == 3 + 6
+    assert summary.exit_code == 0
+
+
+async def test_with_a_weight_the_comparisons_are_part_of_the_score(tmp_path: Path) -> None:
+    folder = contest(tmp_path, Contest(), count=1, weight=1)
+    await folder.run()
+    assert {target: row.score for (_, target), row in current(folder).items()} == {
+        "alpha": 0.5,
+        "beta": 0.25,
+        "gamma": 0.0,
+    }
+
+
+async def test_a_judge_that_always_says_first_gives_ties_and_a_position_bias(tmp_path: Path) -> None:
+    folder = contest(tmp_path, Contest(lambda _, __: "first"))
+    await folder.run()
+    found = statistics_of(folder)
+    assert all((pair.wins, pair.ties, pair.losses) == (0, 4, 0) for pair in found.pairs)
+    assert {column.rate.value for column in found.columns.values()} == {0.5}
+    assert [column.strength for column in found.columns.values()] == [pytest.approx(0.0)] * 3
+    assert (found.position_bias.share, found.position_bias.first, found.position_bias.second) == (1.0, 12, 0)
+
+
+async def test_a_choice_in_one_order_alone_is_a_tie_and_no_bias(tmp_path: Path) -> None:
+    folder = contest(tmp_path, Contest(lambda first, _: "first" if first.startswith("splendid") else "tie"), count=1)
+    await folder.run()
+    found = statistics_of(folder)
+    assert {(pair.wins, pair.ties, pair.losses) for pair in found.pairs} == {(0, 1, 0)}
+    assert found.position_bias.share == 0
+
+
+async def test_the_order_of_the_targets_is_that_of_their_quality(tmp_path: Path) -> None:
+    folder = contest(tmp_path, Contest(), count=8)
+    await folder.run()
+    found = statistics_of(folder)
+    assert list(found.columns) == ["alpha", "beta", "gamma"]
+    assert (found.columns["alpha"].wins, found.columns["alpha"].losses) == (16, 0)
+    # Whoever never lost has a place all the same, by the prior.
+    assert 0 < found.columns["alpha"].strength < 10
+    assert all(pair.p == pytest.approx(2 / 2**8) and pair.adjusted_p == pytest.approx(6 / 2**8) for pair in found.pairs)
+    titles = [table.title for table in run_tables(read_report(folder.output))]
+    assert titles[-2:] == ["pairwise: arena", "pairs: arena"]
+
+
+async def test_against_one_target_only_pairs_with_it_are_asked(tmp_path: Path) -> None:
+    client = Contest()
+    folder = contest(tmp_path, client, count=1, against="beta")
+    await folder.run()
+    assert len(client.judged) == 4
+    scores = {target: row.graders["arena"].score for (_, target), row in current(folder).items()}
+    assert scores == {"alpha": 1.0, "beta": 0.5, "gamma": 0.0}
+
+
+async def test_a_rerun_asks_nothing_and_one_more_case_asks_only_its_comparisons(tmp_path: Path) -> None:
+    client = Contest()
+    folder = contest(tmp_path, client, count=2)
+    await folder.run()
+    asked = len(client.requests)
+    await folder.run()
+    assert len(client.requests) == asked
+    folder = contest(tmp_path, client, count=3)
+    await folder.run()
+    assert len(client.requests) == asked + 3 + 6
+    assert folder.plan is not None
+    assert folder.plan.calls_left.most == 9
+
+
+async def test_a_run_that_is_killed_asks_only_the_comparisons_that_are_missing(tmp_path: Path) -> None:
+    class KilledError(Exception):
+        pass
+
+    def dies(first: str, second: str) -> str:
+        if len(folder.client.requests) > 6 + 5:
+            raise KilledError
+        return better(first, second)
+
+    folder = contest(tmp_path, Contest(dies), count=2)
+    folder.concurrency = 1
+    with pytest.raises(KilledError):
+        await folder.run()
+    compared = {
+        frozenset((row.target, one.opponent, row.case_id))
+        for row in folder.rows()
+        if "arena" in row.graders
+        for one in row.graders["arena"].comparisons or ()
+    }
+    assert compared
+    # Another client is another ledger: what rows hold is not asked again, also where no ledger remembers it.
+    again = Contest()
+    folder.client = again
+    await folder.run()
+    assert len(again.requests) == len(again.judged) == 12 - 2 * len(compared)
+    assert all(row.graders["arena"].score is not None for row in current(folder).values())
+
+
+async def test_a_failed_vote_is_asked_again_alone(tmp_path: Path) -> None:
+    def fails_once(first: str, second: str) -> str:
+        if (first, second) == ("splendid0", "wretched0") and not failed:
+            failed.append(first)
+            raise ProviderFailed("out of order", charged=True)
+        return better(first, second)
+
+    failed: list[str] = []
+    client = Contest(fails_once)
+    folder = contest(tmp_path, client, count=1)
+    summary = await folder.run()
+    statuses = {target: row.status for (_, target), row in current(folder).items()}
+    assert statuses == {"alpha": RowStatus.IN_DOUBT, "beta": RowStatus.GRADED, "gamma": RowStatus.IN_DOUBT}
+    assert summary.exit_code == 1
+    asked = len(client.requests)
+    summary = await folder.run(rerun_policy=RerunPolicy(rerun_in_doubt=True))
+    assert len(client.requests) == asked + 1
+    rows = current(folder)
+    assert summary.exit_code == 0
+    assert sum(row.calls for row in rows.values()) == client.used
+
+
+async def test_an_answer_that_is_asked_again_is_compared_again(tmp_path: Path) -> None:
+    client = Contest()
+    folder = contest(tmp_path, client, count=1)
+    await folder.run()
+    asked = len(client.requests)
+    client.fingerprints["gamma"] = "another"
+    await folder.run()
+    # Its answer is the same text as before: each comparison is the same call.
+    assert [request.target for request in client.requests[asked:]] == ["gamma"]
+    assert {row.graders["arena"].score for row in current(folder).values()} == {0.0, 0.5, 1.0}
+
+
+async def test_a_spent_budget_leaves_the_rows_as_they_are(tmp_path: Path) -> None:
+    client = Contest(max_calls=3 + 4)
+    folder = contest(tmp_path, client, count=1)
+    summary = await folder.run()
+    assert client.used == 7
+    assert (summary.exit_code, summary.total.graded, summary.has_open_trials) == (4, 3, True)
+    client.max_calls = 9
+    summary = await folder.run()
+    assert (summary.exit_code, client.used) == (0, 9)
+
+
+async def test_the_answers_of_another_run_are_opponents(tmp_path: Path) -> None:
+    base, own = tmp_path / "base", tmp_path / "own"
+    base.mkdir()
+    own.mkdir()
+    await contest(base, Contest(), targets=("beta", "gamma"), against="beta").run()
+    client = Contest()
+    folder = contest(own, client, targets=("alpha", "beta"), against="../base/out/")
+    assert "no target alpha" in await problems(folder)
+    folder = contest(own, client, targets=("beta",), against="../base/out/")
+    client.answers = {"beta": "splendid"}
+    summary = await folder.run()
+    assert len(client.judged) == 4 * 2
+    assert summary.exit_code == 0
+    row = current(folder)["case-0", "beta"]
+    verdict = row.graders["arena"]
+    assert [(one.opponent, one.score) for one in verdict.comparisons or ()] == [("beta (../base/out/)", 1.0)]
+    assert (row.calls, verdict.calls) == (3, 2)
+
+
+async def test_equal_answers_are_a_tie_that_nobody_is_asked_about(tmp_path: Path) -> None:
+    client = Contest()
+    client.answers = dict.fromkeys(TARGETS, "splendid")
+    folder = contest(tmp_path, client)
+    await folder.run()
+    assert not client.judged
+    found = statistics_of(folder)
+    assert all((pair.wins, pair.ties, pair.losses) == (0, 4, 0) for pair in found.pairs)
+    assert (found.position_bias.pairs, found.position_bias.share) == (0, 0)
+
+
+async def problems(folder: EvaluationFolder, **options: Any) -> str:
+    (folder.path / "quintain.yaml").write_text(
+        json.dumps({"targets": {name: {"provider": "mock"} for name in (*TARGETS, "sage")}})
+    )
+    found = await inspect_evaluation(
+        RunOptions(path=folder.path / "eval.yaml", output=folder.output, **options), read_settings({})
+    )
+    return "\n".join(found.problems)
+
+
+@pytest.mark.parametrize(
+    ("against", "targets", "said"),
+    [
+        ("god", TARGETS, "unknown target 'god'"),
+        ("all", ("alpha",), "compared with nothing"),
+        ("alpha", ("alpha",), "compared with itself"),
+        ("./out", TARGETS, "run's own folder"),
+        ("runs/none", TARGETS, "run.json"),
+    ],
+)
+async def test_what_cannot_be_compared_is_refused(
+    tmp_path: Path, against: str, targets: tuple[str, ...], said: str
+) -> None:
+    assert said in await problems(contest(tmp_path, Contest(), against=against, targets=targets))
+
+
+async def test_a_run_without_these_cases_is_refused_with_their_number(tmp_path: Path) -> None:
+    base, own = tmp_path / "base", tmp_path / "own"
+    base.mkdir()
+    own.mkdir()
+    await contest(base, Contest(), count=2).run()
+    said = await problems(contest(own, Contest(), count=5, against="../base/out"))
+    assert "3" in said
+    assert "case-2" in said
+
+
+async def test_rows_without_answers_cannot_be_compared(tmp_path: Path) -> None:
+    assert "--no-content" in await problems(contest(tmp_path, Contest()), keeps_content=False)
