@@ -154,14 +154,11 @@ def _narrowed(run: RunSettings, found: LabeledAnswers, answers: Sequence[Labeled
 
 
 async def _store_answers(run: RunSettings, answers: Sequence[LabeledAnswer]) -> None:
-    """Write the answers that the folder does not hold yet. Raises `ConfigError` if it is the folder of another run."""
+    """Write the answers that the folder does not hold yet. Raises `ConfigError` if it is the folder of a run."""
     folder = run.options.folder
-    if (folder / FILE_NAME).exists() and not (folder / CALIBRATION_FILE_NAME).exists():
-        raise ConfigError(f"{folder}: it holds the results of a run, not of a calibration; give another --output")
     folder.mkdir(parents=True, exist_ok=True)
     record = open_run(folder, run.evaluation, run.targets, run.dataset.sha256)
-    if not (folder / CALIBRATION_FILE_NAME).exists():
-        (folder / CALIBRATION_FILE_NAME).touch(mode=0o600)
+    if not (folder / FILE_NAME).exists():
         write_run(folder, record, ended=False)
     stored = {row.key: row for row in await asyncio.to_thread(lambda: list(all_current_rows(folder)))}
     async with open_results(folder) as results:

@@ -121,7 +121,7 @@ class IndexReader:
 
     def most_disputed(self, limit: int) -> list[TrialEntry]:
         """The trials on which graders differ, the most first."""
-        return self._trials("WHERE disagreement > 0 ORDER BY disagreement DESC, case_no LIMIT ?", limit)
+        return self._trials("WHERE disagreement > 0 ORDER BY disagreement DESC LIMIT ?", limit)
 
     def nearest_scores(self, score: float, *, within: float, limit: int) -> list[TrialEntry]:
         """The trials with a score at most so far from this one, the nearest first."""

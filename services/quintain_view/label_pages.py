@@ -95,8 +95,7 @@ class LabelPages:
         """The answer that the page before was about, with its label and its verdicts; None if it has no label."""
         case_id, trial = request.query_params.get("case", ""), request.query_params.get("trial", "")
         row = await self._row(folder, case_id, trial) if trial else None
-        note = None if row is None else latest_notes(read_notes(folder)).get(NoteKey.of(row))
-        if row is None or note is None:
+        if row is None or (note := (await _notes_of(folder)).get(NoteKey.of(row))) is None:
             return None
         (answer,) = case_page(case_id, [row], evaluation="", folder=str(folder)).answers
         return {"case_id": case_id, "note": note, "verdicts": answer.verdicts}
@@ -111,7 +110,7 @@ class LabelPages:
             raise ContentMissing("This case has no such row")
         chosen = next((queue for queue in QUEUES if queue == form.get("queue")), Chosen.PICKED)
         key = NoteKey.of(row)
-        noted = await asyncio.to_thread(lambda: latest_notes(read_notes(folder)))
+        noted = await _notes_of(folder)
         try:
             note = Note(
                 **key._asdict(),
@@ -132,6 +131,10 @@ class LabelPages:
     async def _row(self, folder: Path, case_id: str, trial: str) -> Row | None:
         rows = await self._read(folder, functools.partial(read_case_rows, folder, case_id))
         return next((row for row in rows if trial_id(row) == trial), None)
+
+
+async def _notes_of(folder: Path) -> dict[NoteKey, Note]:
+    return await asyncio.to_thread(lambda: latest_notes(read_notes(folder)))
 
 
 async def _form(request: Request) -> dict[str, str]:

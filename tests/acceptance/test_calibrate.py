@@ -141,6 +141,8 @@ def test_labels_of_the_random_queue_are_used_and_others_are_counted(shell: Comma
     assert sorted(result["leftOut"].values(), key=str) == sorted(left_out, key=str)
     assert calls(shell) - before == {"strict": 6, "lenient": 6}
     shell.run("calibrate", "eval.yaml", "--output", "runs/eval", code=2)
+    shell.run("run", "eval.yaml", "--output", "runs/eval-calibration", code=2)
+    shell.run("rescore", "runs/eval-calibration", code=2)
     assert [Row.model_validate(row) for row in rows_of(folder)] == rows
 
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from quintain.errors import ConfigError
 from quintain.runtime.process_memory import reduce_gc_frequency
 from quintain_cli.commands.run import InDoubtOption, InDoubtPolicy
 from quintain_cli.console import (
@@ -18,7 +17,6 @@ from quintain_cli.console import (
     EXIT_OK,
     AsJson,
     RunCostOption,
-    exit_with_error,
     format_count,
     print_json,
     print_stderr,
@@ -83,10 +81,6 @@ def calibrate(
         command=command,
     )
     labeled_run = run or Path("runs") / path.stem
-    if labeled_run.resolve() == options.folder.resolve():
-        exit_with_error(
-            ConfigError(f"--output {options.folder}: that is the labeled run; name another folder"), as_json=as_json
-        )
     reduce_gc_frequency()
     calibration_options = CalibrationOptions(run=options, labeled_run=labeled_run, half=half, seed=seed)
     listener = Terminal(options, OutputFiles(), quiet=as_json)

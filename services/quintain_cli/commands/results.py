@@ -67,7 +67,9 @@ def report(
 
 def resume_command(run_report: RunReport) -> str:
     """Return the command that resumes this run."""
-    return shlex.join(["quintain", "run", run_report.run.configuration.evaluation, "--output", str(run_report.folder)])
+    configuration = run_report.run.configuration
+    command = "calibrate" if configuration.is_calibration else "run"
+    return shlex.join(["quintain", command, configuration.evaluation, "--output", str(run_report.folder)])
 
 
 async def _read_and_write(folders: list[Path], files: OutputFiles) -> list[RunReport]:

@@ -23,6 +23,7 @@ from quintain.errors import BadRequest, ConfigError
 from quintain_runner.files import atomic_write
 from quintain_runner.plan.changes import PlanIdentity, RunFingerprints
 from quintain_runner.report.summary import ColumnTotals, ExitCode, ParkedTarget, RunSummary, RunTotals
+from quintain_runner.results.answer import is_zero
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import column_names
 from quintain_runner.results.store import RESULTS_FILE_NAME
@@ -111,7 +112,8 @@ class EvaluationIdentity(Message):
 
 
 class RunConfiguration(Message):
-    """What was run: the evaluation file with its content, and the targets of all commands."""
+    """What was run: the evaluation file with its content, and the targets of all commands; in a calibration only its
+    judges, over answers that have labels."""
 
     evaluation: str
     evaluation_sha256: str = ""
@@ -123,6 +125,7 @@ class RunConfiguration(Message):
     reduce: Reducers = Reducers()
     threshold: float | None = None
     max_calls: int = 0
+    is_calibration: bool = Field(default=False, exclude_if=is_zero)
 
     @property
     def columns(self) -> list[str]:
@@ -181,7 +184,8 @@ class RunFile(Message):
     @property
     def name(self) -> str:
         """The run's name: the name of its evaluation file without the suffix."""
-        return Path(self.configuration.evaluation).stem
+        stem = Path(self.configuration.evaluation).stem
+        return f"{stem} (calibration)" if self.configuration.is_calibration else stem
 
     def with_usage(self, usage: Mapping[str, Sequence[UsageLine]]) -> RunFile:
         """The record, with what these sessions have used by now."""
@@ -286,7 +290,7 @@ def open_run(
 
     ``targets`` are those of this command. The run's are those of the evaluation file or, if it names none and the
     command ``is_narrowed``, those of earlier commands too. Raises `ConfigError` where the folder holds rows and no
-    record, or one that cannot be read.
+    record, or one that cannot be read, or a calibration where this is none.
     """
     rows, spec = folder / RESULTS_FILE_NAME, evaluation.spec
     existing = read_run(folder) if (folder / FILE_NAME).exists() else None
@@ -295,6 +299,9 @@ def open_run(
             f"{folder} holds results but no {FILE_NAME}, so their evaluation is unknown; give another folder with "
             "--output, or remove that one"
         )
+    if existing is not None and existing.configuration.is_calibration != evaluation.judges_only:
+        what = "a run" if evaluation.judges_only else "a calibration"
+        raise ConfigError(f"{folder} holds the results of {what}; give another folder with --output")
     if is_narrowed:
         targets = spec.targets or [*(existing.configuration.targets if existing else ()), *targets]
     configuration = RunConfiguration(
@@ -307,6 +314,7 @@ def open_run(
         repeats=spec.repeats,
         reduce=spec.reducers,
         threshold=spec.threshold,
+        is_calibration=evaluation.judges_only,
     )
     earlier = existing or RunFile(configuration=configuration, started_at=_now())
     return earlier.with_fields(

@@ -173,7 +173,7 @@ class EvaluationSpec(SpecModel):
 class Evaluation:
     """An evaluation file after it was read: its path, its text and its validated content.
 
-    ``prompts`` are the prompts with their files read: one at least.
+    ``prompts`` are the prompts with their files read: one at least. ``judges_only``: its other graders are left out.
     ``graders_without_session`` names the graders that are known to make no calls; it is empty until the functions among
     them were imported. ``unavailable_graders`` cannot be run any more, each with the reason: rows with their verdicts
     are kept.
@@ -183,6 +183,7 @@ class Evaluation:
     text: str
     spec: EvaluationSpec
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
+    judges_only: bool = False
     graders_without_session: frozenset[str] = frozenset()
     unavailable_graders: Mapping[str, str] = field(default_factory=dict)
 
@@ -241,7 +242,9 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
     if judges_only:
         spec = _with_judges_only(path, spec)
     prompts = load_prompts(spec.prompts or (), path.absolute().parent)
-    return Evaluation(path=path, text=path.read_text(encoding="utf-8"), spec=spec, prompts=prompts)
+    return Evaluation(
+        path=path, text=path.read_text(encoding="utf-8"), spec=spec, prompts=prompts, judges_only=judges_only
+    )
 
 
 def _with_judges_only(path: Path, spec: EvaluationSpec) -> EvaluationSpec:
