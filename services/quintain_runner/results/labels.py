@@ -146,10 +146,14 @@ def append_note(folder: Path, note: Note) -> None:
 
 
 def verdicts_of(graders: Mapping[str, GraderRow]) -> dict[str, bool]:
-    """Whether an answer passes by each grader, and by each judge of a jury; those without a verdict, and a jury that is
-    tied, are not in it."""
+    """Whether an answer passes by each grader, and by each judge of a jury.
+
+    Not in it are those without a verdict, a jury that is tied, and comparisons, which do not say whether it passes.
+    """
     verdicts: dict[str, bool] = {}
     for name, grader in graders.items():
+        if grader.comparisons is not None:
+            continue
         named = {name: grader, **{f"{name} · {judge}": vote for judge, vote in grader.votes.items()}}
         verdicts.update((each, one.passed) for each, one in named.items() if one.passed is not None and not one.tied)
     return verdicts

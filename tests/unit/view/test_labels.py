@@ -94,10 +94,11 @@ def test_agreement_is_computed_from_blind_labels_of_the_random_queue(tmp_path: P
     assert sorted(cells[2:] for cells in others.rows) == [("1", "0"), ("1", "0"), ("1", "0")]
 
 
-def test_the_judges_of_a_jury_have_their_own_agreement_and_a_tie_is_no_verdict(tmp_path: Path) -> None:
+def test_the_judges_of_a_jury_have_their_own_agreement_and_ties_and_comparisons_are_no_verdicts(tmp_path: Path) -> None:
     votes = {"a": GraderRow(score=1.0, passed=True), "b": GraderRow(score=0.0, passed=False)}
     tied = GraderRow(score=0.5, passed=False, tied=True, votes=votes)
-    row = judged_row("1", 1.0).with_fields(graders={"jury": tied})
+    compared = GraderRow(score=1.0, passed=True, comparisons=[])
+    row = judged_row("1", 1.0).with_fields(graders={"jury": tied, "pairs": compared})
     folder = indexed(tmp_path / "run", [row])
     label(folder, row, True)
     (table,) = agreement_tables(folder)
