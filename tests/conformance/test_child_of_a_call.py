@@ -7,10 +7,10 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, OpenChild
-from quintain.contracts.session import Info, SessionOpened, SessionState
+from quintain.contracts.session import AGENTS, Info, SessionOpened, SessionState
 from quintain.errors import ForbiddenTarget, Unauthorized
 from quintain_metadata import handlers
-from quintain_metadata.ledger import sessions
+from quintain_metadata.ledger import sessions, usage
 
 
 async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **altered: object) -> SessionOpened:
@@ -73,3 +73,14 @@ async def test_it_narrows_the_session_as_any_child_does(ledger_driver: ClockedLe
     assert (await info(ledger_driver, await open_child(ledger_driver, session))).max_calls == 2
     with pytest.raises(ForbiddenTarget):
         await open_child(ledger_driver, session, targets=["d"])
+
+
+@pytest.mark.parametrize(("grader", "told"), [(None, AGENTS), ("kind", "kind")])
+async def test_its_calls_are_told_apart_from_those_that_asked_for_them(
+    ledger_driver: ClockedLedgerDriver, grader: str | None, told: str
+) -> None:
+    session = await running_call(ledger_driver, grader=grader)
+    child = await open_child(ledger_driver, session, targets=["a"])
+    assert isinstance(await ledger_driver.admit(child, "r2", attempt="t2"), Admission)
+    lines = await ledger_driver.ledger.transact(lambda _: usage.usage_lines(session.session_id))
+    assert {(line.grader, line.calls) for line in lines} == ({(None, 1), (told, 1)} if grader is None else {(told, 2)})

@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from quintain.contracts.agents import MAX_STEPS_BYTES
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result, TokenUsage
 from quintain.contracts.step_log import cut_steps
 from quintain.errors import BudgetExhausted, ConversationLost, Fault, QuintainError, ReplyExpired, WorkerLost
-from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
+from quintain_runner.graders.base import GradingContext, is_in_doubt
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, turn_id
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.answer import ConversationRow, turns_of_row
-from quintain_runner.results.row import TARGET_CHANGED, RowError, target_changed_text
+from quintain_runner.results.row import RowError
 
 #: The error code of a row whose simulated user said nothing that could be sent.
 USER_FAILED: Final = "user_failed"
@@ -141,23 +140,13 @@ async def _hold(held: HeldConversation, trial: Trial, context: GradingContext, m
         if conversation.turns and not await may_go_on(replace(trial, conversation=conversation), request):
             raise BudgetExhausted
         request_id = turn_id(trial.request_id, conversation.attempt, conversation.number)
-        deadline_seconds = context.deadline_seconds(trial.target)
-        result = await call_with_retry(
-            partial(context.session.send, request, request_id=request_id, deadline_seconds=deadline_seconds),
-            partial(context.on_retry, trial.column),
-            partial(context.waits.goes_on, trial.target),
-        )
+        result = await context.ask(request, request_id, column=trial.column)
         held.calls += 1
         held.usage += result.token_usage or NO_TOKENS
-        _require_unchanged(trial.target, trial.fingerprints.target, result, request_id)
+        if (error := RowError.of_change(trial.target, trial.fingerprints.target, result, request_id)) is not None:
+            raise _Ended(error)
         context.waits.note_answer(trial.target)
         held.conversation, held.last = conversation.answered(question, result, request_id), result
-
-
-def _require_unchanged(target: str, planned: str | None, result: Result, request_id: str) -> None:
-    """Raise `_Ended` if another configuration of a target answered than the one of the plan."""
-    if planned is not None and result.target_fingerprint != planned:
-        raise _Ended(RowError(code=TARGET_CHANGED, error=target_changed_text(target), request_id=request_id))
 
 
 def _require_no_unanswered_call(conversation: TrialConversation) -> None:
@@ -176,18 +165,9 @@ async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContex
     conversation, user = held.conversation, trial.case.user
     assert user is not None, "only a simulated user is asked"
     request_id = turn_id(trial.request_id, conversation.attempt, conversation.number, by_user=True)
-    deadline_seconds = context.deadline_seconds(user.target)
     who = f"the simulated user ({user.target}), before turn {conversation.number}"
     try:
-        reply = await call_with_retry(
-            partial(
-                context.session.send,
-                conversation.user_request(),
-                request_id=request_id,
-                deadline_seconds=deadline_seconds,
-            ),
-            goes_on=partial(context.waits.goes_on, user.target),
-        )
+        reply = await context.ask(conversation.user_request(), request_id)
     except (BudgetExhausted, ReplyExpired):
         raise
     except Fault as fault:
@@ -200,7 +180,8 @@ async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContex
     held.user_calls += 1
     held.usage += reply.token_usage or NO_TOKENS
     held.user_usage += reply.token_usage or NO_TOKENS
-    _require_unchanged(user.target, trial.fingerprints.user, reply, request_id)
+    if (changed := RowError.of_change(user.target, trial.fingerprints.user, reply, request_id)) is not None:
+        raise _Ended(changed)
     text = reply.raw_text.strip()
     if text == user.stop and conversation.turns:
         held.conversation = conversation.with_stop()

@@ -11,20 +11,18 @@ from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain_runner.engine.conversation import MayGoOn, always, hold_conversation
 from quintain_runner.engine.trial_budget import TrialBudget
-from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
+from quintain_runner.graders.base import GradingContext, is_in_doubt
 from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.answer import Answer, ConversationRow, steps_of_turns
 from quintain_runner.results.row import (
     BUDGET_EXHAUSTED,
-    TARGET_CHANGED,
     GraderRow,
     Row,
     RowCase,
     RowError,
     RowStatus,
-    target_changed_text,
 )
 
 
@@ -152,28 +150,20 @@ async def _run_one_call(trial: Trial, context: GradingContext) -> TrialOutcome:
     """Call the target once, run the graders, and build the row."""
     request_id = trial.request_id
     try:
-        result = await call_with_retry(
-            lambda: context.session.send(
-                trial.request, request_id=request_id, deadline_seconds=context.deadline_seconds(trial.target)
-            ),
-            lambda error: context.on_retry(trial.column, error),
-            lambda error: context.waits.goes_on(trial.target, error),
-        )
+        result = await context.ask(trial.request, request_id, column=trial.column)
     except ReplyExpired:
         return await _run_one_call(trial.after_expired_reply(), context)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
-        error = RowError.of_call(fault, request_id)
-        row = _ungraded_row(trial, error, calls=int(fault.charged is not False), in_doubt=is_in_doubt(fault))
+        failure = RowError.of_call(fault, request_id)
+        row = _ungraded_row(trial, failure, calls=int(fault.charged is not False), in_doubt=is_in_doubt(fault))
         return TrialOutcome(row=row, target_fault=fault)
-    planned = trial.fingerprints.target
-    if planned is not None and result.target_fingerprint != planned:
-        error = RowError(code=TARGET_CHANGED, error=target_changed_text(trial.target), request_id=request_id)
-        return TrialOutcome(row=_ungraded_row(trial, error, calls=1, token_usage=result.token_usage or NO_TOKENS))
+    usage = result.token_usage or NO_TOKENS
+    if (error := RowError.of_change(trial.target, trial.fingerprints.target, result, request_id)) is not None:
+        return TrialOutcome(row=_ungraded_row(trial, error, calls=1, token_usage=usage))
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
-    usage = result.token_usage or NO_TOKENS
     return await _grade(
         trial, _Answered(result=result, answer=Answer.of(result, request_id), token_usage=usage), context
     )

@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from quintain.client.client import Client
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.config.prices import Price
-from quintain.contracts.invoke import JsonObject, Result, TokenUsage
+from quintain.contracts.invoke import InvokeRequest, JsonObject, Result, TokenUsage
 from quintain.contracts.money import CostTerms, picodollars
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
@@ -240,6 +241,16 @@ class GradingContext:
         default is one of its tries, and not of the waits between them."""
         limit = max(DEFAULT_DEADLINE_SECONDS, self.timeouts.get(target, 0.0))
         return min(MAX_DEADLINE_SECONDS, limit + self.waits.line_seconds(target))
+
+    async def ask(self, request: InvokeRequest, request_id: str, *, column: str | None = None) -> Result:
+        """Send a request to the target that it names, again as `call_with_retry` does; ``column`` counts that. Raises
+        the last error."""
+        target = request.requested_target or ""
+        return await call_with_retry(
+            lambda: self.session.send(request, request_id=request_id, deadline_seconds=self.deadline_seconds(target)),
+            ignore_retry if column is None else partial(self.on_retry, column),
+            partial(self.waits.goes_on, target),
+        )
 
     def reserved_session(self, grader: str) -> ReservedSession | None:
         """The session that was opened for a grader before its trial began; None if there is none, or not any more."""

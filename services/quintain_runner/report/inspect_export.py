@@ -104,7 +104,7 @@ def _sample(row: Row) -> JsonObject:
     output: JsonObject = {"model": row.target if answer is None else answer.model or row.target, "choices": choices}
     messages += _turn_messages(row)
     if row.output is not None:
-        if row.conversation is None or not row.turns():
+        if not row.turns():
             messages += _answer_messages(row.steps, row.output, row.target)
         stop_reason = _STOP_REASONS.get(None if answer is None else answer.finish_reason, "unknown")
         choices.append({"message": messages[-1], "stop_reason": stop_reason})

@@ -220,6 +220,13 @@ class RowError(Message):
     steps_cut: StepsCut | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
+    def of_change(cls, target: str, planned: str | None, result: Result, request_id: str) -> RowError | None:
+        """The error of an answer that another configuration gave than the planned one; None if it is that one."""
+        if planned is None or result.target_fingerprint == planned:
+            return None
+        return cls(code=TARGET_CHANGED, error=target_changed_text(target), request_id=request_id)
+
+    @classmethod
     def of_call(cls, fault: Fault, request_id: str, message: str | None = None) -> RowError:
         """The error of a call of the target, with another message than the fault's if one is given."""
         return cls(
