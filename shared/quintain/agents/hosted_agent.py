@@ -6,6 +6,9 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from quintain.agents.conversation import Conversation, TurnInput, TurnReport
@@ -49,6 +52,8 @@ class HostedAgent(Target):
 
     def __init__(self, begin: Callable[[], Conversation], url: AgentUrl | None = None) -> None:
         self._begin, self._conversation, self._url = begin, begin(), url
+        # Not the loop's own threads: one that its agent keeps after the lease makes the host replace the process.
+        self._threads = ThreadPoolExecutor(thread_name_prefix="agent")
         self._prompt, self._answer = "", ""
         self._messages: list[dict[str, str]] = []
         self._steps: list[dict[str, Any]] = []
@@ -110,7 +115,8 @@ class HostedAgent(Target):
         messages = [*self._messages, {"role": "user", "content": prompt}]
         turn = TurnInput(self._turns + 1, prompt, messages)
         # In a thread, because a function that is not asynchronous may start a loop of its own.
-        answered = await asyncio.to_thread(self._conversation.answer, turn, TurnReport(add_step, lambda _: None))
+        answer = partial(copy_context().run, self._conversation.answer, turn, TurnReport(add_step, lambda _: None))
+        answered = await asyncio.get_running_loop().run_in_executor(self._threads, answer)
         self._answer = await answered if inspect.isawaitable(answered) else answered
         self._messages, self._turns = [*messages, {"role": "assistant", "content": self._answer}], self._turns + 1
         emit(ObservableEvent(observable=ANSWER, content=self._answer))
@@ -121,7 +127,8 @@ class HostedAgent(Target):
         self._steps, self._answer = [], ""
 
     async def teardown(self) -> None:
-        """End the right to call models: an agent itself has no end."""
+        """End the right to call models, and the threads that are free: an agent itself has no end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._url is not None:
             self._url.stand_for(None)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quintain.agents.conversation import Conversation, TurnInput, TurnReport
 from quintain.agents.hosted_agent import ANSWER, PROMPT, STEP, HostedAgent
 from quintain.errors import ConfigError
+from quintain.programs.processes import ProcessMark
 from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
+from quintain_host.host import Leftovers
 from quintain_host.instances import load_factory, probe_factory
 
 BOT = """
@@ -83,6 +88,28 @@ async def test_an_agent_and_what_makes_one_are_hosted(folder: Path, name: str) -
     target = factory()
     assert isinstance(target, HostedAgent)
     assert (await run(target, "hi"))[-1].content == "hello"
+
+
+async def test_an_agent_that_goes_on_after_its_lease_is_noticed_and_one_that_ended_is_not() -> None:
+    entered, ends = threading.Event(), threading.Event()
+
+    class Stuck(Conversation):
+        def answer(self, turn: TurnInput, report: TurnReport) -> str:
+            entered.set()
+            assert turn.prompt == "free" or ends.wait(10)
+            return "done"
+
+    for prompt, stays in (("free", False), ("stuck", True)):
+        leftovers, target = Leftovers(ProcessMark({}).variables), HostedAgent(Stuck)
+        running = asyncio.create_task(run(target, prompt))
+        await asyncio.to_thread(entered.wait, 10)
+        if stays:
+            running.cancel()
+        await asyncio.wait([running])
+        await target.teardown()
+        assert await leftovers.end() == stays
+        entered.clear()
+    ends.set()
 
 
 async def test_what_is_neither_is_refused(folder: Path) -> None:
