@@ -41,6 +41,17 @@ def test_a_run_takes_what_its_users_session_has_and_is_refused_more(gateway: Run
     assert (totals["graded"], totals["calls"]) == (2, 2)
 
 
+def test_judges_are_calibrated_where_nobody_serves_the_target(gateway: RunningGateway) -> None:
+    shell = gateway.open_session_shell("judge", 50)
+    evaluation = "dataset: cases.jsonl\ntargets: [nobody]\nlabels: gold.jsonl\ngraders:\n"
+    judge = "- {name: judged, builtin: llm-judge, prompt: judge.md, judge_target: judge}\n"
+    label = {"id": "case-1", "output": "q1", "pass": True}
+    write_files(shell.folder, calibrated_yaml=evaluation + judge, judge_md="Judge.", gold_jsonl=json.dumps(label))
+    totals = shell.run("calibrate", "calibrated.yaml", "--json", code=1).json["run"]["totals"]  # type: ignore[index]
+    # Cases without a label are none of its trials.
+    assert (totals["trials"], totals["calls"]) == (1, 1)
+
+
 def test_a_run_over_http_alone_ends_as_one_over_a_bus(tmp_path: Path) -> None:
     copy_capitals(tmp_path)
     with run_gateway(tmp_path, (tmp_path / "quintain.yaml").read_text()) as gateway:
