@@ -1,4 +1,4 @@
-"""A worker is killed while an HTTP endpoint works for it: nobody asks the endpoint again, because it may have acted."""
+"""A worker is killed while an agent works for it: nobody asks the agent again, because it may have acted."""
 
 from __future__ import annotations
 
@@ -43,11 +43,30 @@ def endpoint() -> Iterator[Endpoint]:
         server.shutdown()
 
 
+#: Writes down that it was asked, and does not answer.
+PROGRAM = """
+import sys, time
+with open("asked.txt", "a") as asked:
+    for line in sys.stdin:
+        print("asked", file=asked, flush=True)
+        time.sleep(120)
+"""
+
+
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_an_endpoint_is_asked_once(broker_url: str, endpoint: Endpoint) -> None:
-    target = f'{{provider: http, url: "http://127.0.0.1:{endpoint.server_port}/", body: {{q: "{{{{ prompt }}}}"}}}}'
+@pytest.mark.parametrize("kind", ["http", "jsonl"])
+def test_an_agent_is_asked_once(broker_url: str, endpoint: Endpoint, kind: str) -> None:
+    target = "{provider: command, protocol: jsonl, command: [python, agent.py]}"
+    if kind == "http":
+        target = f'{{provider: http, url: "http://127.0.0.1:{endpoint.server_port}/", body: {{q: "{{{{ prompt }}}}"}}}}'
     with process_fleet(broker_url, f"targets:\n  desk: {target}\n", targets=["desk"]) as fleet:
+        (fleet.folder / "agent.py").write_text(PROGRAM)
+        (fleet.folder / "asked.txt").touch()
+
+        def asked() -> int:
+            return endpoint.asked + len((fleet.folder / "asked.txt").read_text().splitlines())
+
         fleet.extra_env |= lease_variable()
         grader = {"name": "any", "builtin": "regex", "pattern": "."}
         (fleet.folder / "eval.yaml").write_text(json.dumps({"dataset": "cases.jsonl", "graders": [grader]}))
@@ -56,11 +75,11 @@ def test_an_endpoint_is_asked_once(broker_url: str, endpoint: Endpoint) -> None:
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
             running = shell.start("run", "eval.yaml", "--output", "run")
-            running.wait_for(lambda _: endpoint.asked == 1, seconds=60)
+            running.wait_for(lambda _: asked() == 1, seconds=60)
             worker.kill()
             fleet.start("serve", "worker")
             ended = running.wait(seconds=90)
         assert ended.code == 1, ended
         (row,) = rows_of(fleet.folder / "run")
         assert (row["status"], row["error"]["code"], row["calls"]) == ("inDoubt", "worker_lost", 1)  # type: ignore[index]
-        assert endpoint.asked == 1
+        assert asked() == 1

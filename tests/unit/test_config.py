@@ -224,3 +224,23 @@ def test_a_card_says_what_the_fleet_may_know(file: Path) -> None:
         "cost": None,
     }
     assert card_of("local", config.targets["local"]).model is None
+
+
+@pytest.mark.parametrize(
+    ("target", "is_agent", "keeps_conversation"),
+    [
+        ({"provider": "mock"}, False, True),
+        ({"provider": "command", "command": ["model"]}, False, True),
+        ({"provider": "command", "command": ["agent"], "protocol": "jsonl"}, True, True),
+        ({"provider": "command", "preset": "codex"}, True, True),
+        ({"provider": "agent", "agent": "desk:agent"}, True, True),
+        ({"provider": "http", "url": "https://desk.example/", "body": "{{ prompt }}"}, True, False),
+        ({"provider": "target"}, False, False),
+    ],
+)
+def test_what_may_act_and_what_keeps_a_conversation_is_known_by_the_kind(
+    file: Path, target: dict[str, object], is_agent: bool, keeps_conversation: bool
+) -> None:
+    bot = load(file, json.dumps({"targets": {"bot": target}})).targets["bot"]
+    assert (bot.is_agent, bot.keeps_conversation) == (is_agent, keeps_conversation)
+    assert card_of("bot", bot).keeps_conversation is keeps_conversation
