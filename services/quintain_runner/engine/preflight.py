@@ -34,6 +34,7 @@ from quintain_runner.engine.run_settings import (
 )
 from quintain_runner.plan.trials import max_grader_calls, request_of
 from quintain_runner.report.run_file import FILE_NAME, read_run
+from quintain_runner.spec.comparing_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import grader_kind
 
@@ -288,4 +289,6 @@ def _grader_summaries(found: Inspection, evaluation: Evaluation) -> Iterator[Gra
     for index, grader in enumerate(evaluation.spec.graders):
         called = [target for place, target in found.judge_references if place == index]
         most_calls = max_grader_calls(evaluation, grader) if called else 0
+        if isinstance(grader, PairwiseGrader):
+            most_calls = -(-grader.most_calls(len(found.targets)) // len(found.targets))
         yield GraderSummary(name=grader.name, kind=grader_kind(grader), calls=called, most_calls=most_calls)

@@ -321,6 +321,16 @@ class ProgressState:
             self.errors.add(f"{row.case_id} · {row.column}", row.error.error)
 
     @property
+    def steps(self) -> int:
+        """The rows that the complete run has, and those that this invocation compares."""
+        return self.trials + self.rows_to_compare
+
+    @property
+    def steps_done(self) -> int:
+        """The trials with a row, and the rows that are compared."""
+        return self.done + self.compared_rows
+
+    @property
     def trials(self) -> int:
         """The number of rows that the complete run has."""
         return sum(tally.trials for tally in self.tallies.values())

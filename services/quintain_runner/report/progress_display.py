@@ -290,7 +290,8 @@ class Lines:
 
     def start(self, progress_state: ProgressState) -> None:
         """Print the line about the planned trials."""
-        self._progress_state, self._printed_at, self._printed_done = progress_state, self._clock(), progress_state.done
+        self._progress_state, self._printed_at = progress_state, self._clock()
+        self._printed_done = progress_state.steps_done
         self._print(start_line(progress_state))
 
     def tick(self) -> None:
@@ -299,11 +300,11 @@ class Lines:
         if progress_state is None:
             return
         _print_warnings(self._console, progress_state)
-        is_step_reached = progress_state.done - self._printed_done >= max(1, progress_state.trials * _LINE_FRACTION)
-        is_news = progress_state.done > self._printed_done
+        new = progress_state.steps_done - self._printed_done
+        is_step_reached, is_news = new >= max(1, progress_state.steps * _LINE_FRACTION), new > 0
         is_due = self._clock() - self._printed_at >= _LINE_SECONDS and (is_news or progress_state.waits)
         if is_step_reached or is_due:
-            self._printed_at, self._printed_done = self._clock(), progress_state.done
+            self._printed_at, self._printed_done = self._clock(), progress_state.steps_done
             _print_errors(self._console, progress_state)
             if is_news:
                 self._print(progress_line(progress_state))
@@ -315,7 +316,7 @@ class Lines:
         if self._progress_state is not None:
             _print_warnings(self._console, self._progress_state)
             _print_errors(self._console, self._progress_state)
-            if self._progress_state.done > self._printed_done:
+            if self._progress_state.steps_done > self._printed_done:
                 self._print(progress_line(self._progress_state))
 
     def _print(self, line: str) -> None:
