@@ -286,7 +286,7 @@ class _Execution:
 
         def analyse_rows() -> Analysis:
             spec, columns = self.run.evaluation.spec, record.configuration.columns
-            return analyse_run(self.results.current_rows(), columns, spec.repeats, spec.reducers)
+            return analyse_run(self.results.current_rows, columns, spec.repeats, spec.reducers)
 
         analysis, session = await asyncio.to_thread(analyse_rows), self.session
         info = None if session.session_id is None else await read_final_info(session.client)

@@ -64,7 +64,7 @@ def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:
         return report
     configuration = run.configuration
     columns, repeats, reducers = configuration.columns, configuration.repeats, configuration.reduce
-    return replace(report, analysis=analyse_run(report.rows(), columns, repeats, reducers))
+    return replace(report, analysis=analyse_run(report.rows, columns, repeats, reducers))
 
 
 def _counted(folder: Path, run: RunFile) -> RunSummary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -134,10 +134,17 @@ class Analysis(Message):
     pairwise: dict[str, PairwiseStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
 
 
-def analyse_run(rows: Iterable[Row], columns: Collection[str], repeats: int, reducers: Reducers) -> Analysis:
-    """Compute the statistics of a run from its rows; ``repeats`` leaves out rows with a higher repeat."""
+def analyse_run(
+    read_rows: Callable[[], Iterable[Row]], columns: Collection[str], repeats: int, reducers: Reducers
+) -> Analysis:
+    """Compute the statistics of a run from its rows; ``repeats`` leaves out rows with a higher repeat.
+
+    The rows are read twice where answers were compared.
+    """
     collector = ComparisonCollector(columns)
-    tagged = build_tagged_frames(collector.passed_through(rows), columns, repeats=repeats)
+    tagged = build_tagged_frames(collector.passed_through(read_rows()), columns, repeats=repeats)
+    if collector.has_comparisons:
+        collector.add_answers(read_rows())
     analysis = analyse(tagged.columns, reducers, tagged.by_tag, tagged.votes)
     return analysis.with_fields(pairwise=collector.statistics())
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from quintain.contracts.message import Message
+from quintain_runner.results.pairwise import answer_hash
 from quintain_runner.results.row import Row
 from quintain_runner.statistics.frame import case_hash, clusters_by_case, trial_hash
 from quintain_runner.statistics.inference import (
@@ -32,6 +33,10 @@ PRIOR_TIES: Final = 1.0
 #: The iteration ends when no strength changes by more than this, in natural logarithms of odds.
 _TOLERANCE = 1e-10
 _MAX_ITERATIONS = 1_000
+
+#: Added to a trial's hash for each column: odd and large, as the stride of repeats, and another one.
+_COLUMN_STRIDE = 0xC2B2AE3D27D4EB4F
+_HASH_MASK = (1 << 64) - 1
 
 #: The position of a comparison of equal answers.
 _NOT_ASKED = 3
@@ -94,7 +99,9 @@ class PairwiseStatistics(Message):
 
 @dataclass(slots=True)
 class _GraderComparisons:
-    """The comparisons of one grader as arrays: 28 bytes for each. Columns are numbered in the order of their names."""
+    """The comparisons of one grader as arrays: 38 bytes for each. ``opponents`` are the columns of the other answers,
+    and ``answers`` the beginnings of these answers' hashes.
+    """
 
     trials: array[int] = field(default_factory=lambda: array("Q"))
     cases: array[int] = field(default_factory=lambda: array("Q"))
@@ -102,6 +109,8 @@ class _GraderComparisons:
     second: array[int] = field(default_factory=lambda: array("H"))
     scores: array[float] = field(default_factory=lambda: array("f"))
     positions: array[int] = field(default_factory=lambda: array("b"))
+    opponents: array[int] = field(default_factory=lambda: array("H"))
+    answers: array[int] = field(default_factory=lambda: array("Q"))
 
 
 class ComparisonCollector:
@@ -112,7 +121,15 @@ class ComparisonCollector:
 
     def __init__(self, columns: Iterable[str] = ()) -> None:
         self._numbers = {name: number for number, name in enumerate(columns)}
+        self._own_columns = len(self._numbers)
         self._graders: dict[str, _GraderComparisons] = {}
+        #: The rows of the run's columns, and the beginnings of their answers' hashes.
+        self._answered, self._answers = array("Q"), array("Q")
+
+    @property
+    def has_comparisons(self) -> bool:
+        """Whether any row had a comparison."""
+        return bool(self._graders)
 
     def passed_through(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows as they come; those of the run's columns are added on the way."""
@@ -129,8 +146,10 @@ class ComparisonCollector:
                 if (score := one.score) is None:
                     continue
                 own, other = self._number(row.column), self._number(one.opponent)
-                own, other, score = (own, other, score) if own < other else (other, own, 1.0 - score)
                 found = self._graders.setdefault(name, _GraderComparisons())
+                found.opponents.append(other)
+                found.answers.append(_answer_number(one.answer))
+                own, other, score = (own, other, score) if own < other else (other, own, 1.0 - score)
                 found.trials.append(trial_hash(row.case_id, row.repeat))
                 found.cases.append(case_hash(row.case_id))
                 found.first.append(own)
@@ -138,19 +157,53 @@ class ComparisonCollector:
                 found.scores.append(score)
                 found.positions.append({None: 0, "first": 1, "second": 2}[one.position] if one.is_asked else _NOT_ASKED)
 
+    def add_answers(self, rows: Iterable[Row]) -> None:
+        """Add the answers of the run's columns: comparisons with others than these are outdated, and count no more."""
+        for row in rows:
+            if row.column in self._numbers and row.output is not None:
+                trial, number = trial_hash(row.case_id, row.repeat), self._numbers[row.column]
+                self._answered.append((trial + number * _COLUMN_STRIDE) & _HASH_MASK)
+                self._answers.append(_answer_number(answer_hash(row.output)))
+
     def statistics(self) -> dict[str, PairwiseStatistics]:
-        """The statistics of each grader that compared anything."""
+        """The statistics of each grader that compared anything, as far as the answers are those of now."""
         names = list(self._numbers)
-        return {name: _grader_statistics(names, found) for name, found in self._graders.items()}
+        current = {name: self._current(found) for name, found in self._graders.items()}
+        return {
+            name: _grader_statistics(names, self._graders[name], kept) for name, kept in current.items() if kept.any()
+        }
+
+    def _current(self, found: _GraderComparisons) -> npt.NDArray[np.bool_]:
+        """Which comparisons are with the answers that the rows have now; those of other runs do not change."""
+        opponents = np.frombuffer(found.opponents, np.uint16)
+        trials, answers = (np.frombuffer(values, np.uint64) for values in (found.trials, found.answers))
+        is_other_run = opponents >= self._own_columns
+        if not self._answered:
+            return is_other_run
+        answered = np.frombuffer(self._answered, np.uint64)
+        order = np.argsort(answered)
+        keys = trials + opponents.astype(np.uint64) * np.uint64(_COLUMN_STRIDE)
+        places = order[np.minimum(np.searchsorted(answered, keys, sorter=order), len(order) - 1)]
+        known = np.frombuffer(self._answers, np.uint64)
+        is_current: npt.NDArray[np.bool_] = is_other_run | ((answered[places] == keys) & (known[places] == answers))
+        return is_current
 
     def _number(self, column: str) -> int:
         return self._numbers.setdefault(column, len(self._numbers))
 
 
-def _grader_statistics(names: Sequence[str], found: _GraderComparisons) -> PairwiseStatistics:
+def _answer_number(answer: str) -> int:
+    """The beginning of an answer's hash, as a number of 64 bits."""
+    return int(answer[:16], 16)
+
+
+def _grader_statistics(
+    names: Sequence[str], found: _GraderComparisons, is_current: npt.NDArray[np.bool_]
+) -> PairwiseStatistics:
     pairs = np.frombuffer(found.first, np.uint16).astype(np.int64) * len(names) + np.frombuffer(found.second, np.uint16)
     trials = np.frombuffer(found.trials, np.uint64)
     order = np.lexsort((trials, pairs))
+    order = order[is_current[order]]
     is_new = np.ones(len(order), dtype=bool)
     is_new[1:] = (pairs[order][1:] != pairs[order][:-1]) | (trials[order][1:] != trials[order][:-1])
     chosen = order[is_new]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote
+from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote, answer_hash
 from quintain_runner.results.row import GraderRow, Row
 from quintain_runner.statistics.inference import mcnemar_p, wilson
 from quintain_runner.statistics.pairwise import ComparisonCollector, PairwiseStatistics, bradley_terry
@@ -55,7 +55,7 @@ def test_whoever_never_lost_has_a_finite_strength() -> None:
 def compared(case: str, target: str, opponent: str, first: Choice, second: Choice, *, repeat: int = 1) -> Row:
     """A row with one comparison, in whose orders the judge chose these places."""
     votes = [PairwiseVote(choice=choice, calls=1, request_id="r") for choice in (first, second)]
-    one = PairwiseRow(opponent=opponent, answer="hash", own_first=votes[0], own_second=votes[1])
+    one = PairwiseRow(opponent=opponent, answer=answer_hash("Rome"), own_first=votes[0], own_second=votes[1])
     row = graded_row(case, 1.0, target=target, repeat=repeat)
     return row.with_fields(graders={"arena": GraderRow(score=one.score, passed=True, comparisons=[one])})
 
@@ -63,6 +63,8 @@ def compared(case: str, target: str, opponent: str, first: Choice, second: Choic
 def statistics_of(*rows: Row) -> PairwiseStatistics:
     collector = ComparisonCollector(["a", "b"])
     assert list(collector.passed_through(rows)) == list(rows)
+    answers = [graded_row(row.case_id, 1.0, target=name, repeat=row.repeat) for row in rows for name in ("a", "b")]
+    collector.add_answers(row.with_fields(output="Rome") for row in answers)
     return collector.statistics()["arena"]
 
 
@@ -103,6 +105,13 @@ def test_the_bias_says_which_place_the_judge_prefers() -> None:
     bias = found.position_bias
     assert (bias.pairs, bias.first, bias.second, bias.share) == (4, 1, 1, 0.5)
     assert (found.pairs[0].wins, found.pairs[0].ties) == (1, 3)
+
+
+def test_a_comparison_with_an_answer_of_before_counts_no_more() -> None:
+    collector = ComparisonCollector(["a", "b"])
+    collector.add(compared("1", "a", "b", "first", "second"))
+    collector.add_answers([graded_row("1", 1.0, target="b").with_fields(output="Paris")])
+    assert collector.statistics() == {}
 
 
 def test_a_missing_vote_is_no_comparison() -> None:
