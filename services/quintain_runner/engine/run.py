@@ -212,7 +212,7 @@ class _Execution:
         policy, total = self.run.options.rerun_policy, summary.total
         return bool(
             total.waiting
-            or self.progress_state.compared_rows < self.progress_state.rows_to_compare
+            or total.uncompared
             or self.plan.not_selected
             or (policy.rerun_errors and (total.errors or total.lacks_votes))
             or (policy.rerun_in_doubt and total.in_doubt)

@@ -38,6 +38,8 @@ def pairwise_tables(name: str, statistics: PairwiseStatistics) -> Iterator[TextT
 
 def bias_text(bias: PositionBias) -> str:
     """The judge's position bias in words."""
+    if not bias.pairs:
+        return "position bias of the judge: not known, because all answers were equal"
     return (
         f"position bias of the judge: {100 * bias.share:.0f} % of {bias.pairs:,} pairs went to the same place in both "
         f"orders (first {bias.first:,}, second {bias.second:,}), and are ties"

@@ -90,7 +90,8 @@ class RunTotals(TrialCounts):
     """The counts of a whole run. ``calls`` are those of all its sessions in the ledger; ``max_calls`` bounds its plan,
     and ``calls_of_earlier_plans`` of the calls are not counted against it.
 
-    ``lost_turns`` of conversations were lost with the workers that held them, and asked again.
+    ``lost_turns`` of conversations were lost with the workers that held them, and asked again. ``uncompared`` rows lack
+    a comparison with another answer that the last command was to make.
     ``calls_without_row`` of the calls are in no row: agents made them, or a grader or the run was killed before its row
     was written.
     ``calls_left`` is the estimate for the trials that the same command would
@@ -102,6 +103,7 @@ class RunTotals(TrialCounts):
     calls_of_earlier_plans: int = Field(default=0, exclude_if=is_zero)
     calls_without_row: int = Field(default=0, exclude_if=is_zero)
     lost_turns: int = Field(default=0, exclude_if=is_zero)
+    uncompared: int = Field(default=0, exclude_if=is_zero)
     calls_left: int = Field(default=0, exclude_if=is_zero)
 
     @property
@@ -187,6 +189,7 @@ def summarize(
         "max_calls": budget.max_calls,
         "calls_of_earlier_plans": budget.calls_of_earlier_plans,
         "calls_without_row": max(0, calls - progress_state.calls_in_rows),
+        "uncompared": progress_state.rows_to_compare - progress_state.compared_rows,
         "lost_turns": sum(tally.lost_turns for tally in tallies.values()),
         "calls_left": progress_state.estimated_calls_left,
     }
@@ -286,12 +289,13 @@ def budget_to_finish(summary: RunSummary) -> int:
     return summary.total.plan_calls + max(1, summary.total.calls_left)
 
 
-def _open_trials_text(total: TrialCounts) -> str:
+def _open_trials_text(total: RunTotals) -> str:
     """The numbers of pending and failed trials, and of those in doubt."""
     erred = f" and {total.errors} erred" if total.errors else ""
     once_more = "charged, or perhaps charged: asked again only with --in-doubt retry"
     in_doubt = f" and {total.in_doubt} in doubt ({once_more})" if total.in_doubt else ""
-    return f"{total.waiting} trials wait{erred}{in_doubt},"
+    uncompared = f" and {total.uncompared} rows are not yet compared" if total.uncompared else ""
+    return f"{total.waiting} trials wait{erred}{in_doubt}{uncompared},"
 
 
 def _spent_text(summary: RunSummary, command: str) -> str:

@@ -123,6 +123,7 @@ def _targets_table(report: RunReport) -> TextTable:
         total=total,
         notes=[
             *([_stale_note(report.stale_rows)] if report.stale_rows else []),
+            *([f"{count:,} rows are not yet compared"] if (count := summary.total.uncompared) else []),
             *([_votes_note(summary.total.lacks_votes)] if summary.total.lacks_votes else []),
             *_left_out_notes(report.analysis),
             *_own_judge_notes(report.analysis),

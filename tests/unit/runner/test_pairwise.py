@@ -17,6 +17,7 @@ from quintain_runner.engine.run_settings import RunOptions, inspect_evaluation
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.run_file import read_run
 from quintain_runner.report.run_report import read_report
+from quintain_runner.report.summary import exit_line
 from quintain_runner.report.tables import run_tables
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.statistics.pairwise import PairwiseStatistics
@@ -233,6 +234,8 @@ async def test_a_spent_budget_leaves_the_rows_as_they_are(tmp_path: Path) -> Non
     summary = await folder.run()
     assert client.used == 7
     assert (summary.exit_code, summary.total.graded, summary.has_open_trials) == (4, 3, True)
+    assert summary.total.uncompared == 2
+    assert "2 rows are not yet compared" in exit_line(summary, "quintain run")
     client.max_calls = 9
     summary = await folder.run()
     assert (summary.exit_code, client.used) == (0, 9)

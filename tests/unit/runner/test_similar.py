@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.errors import Fault, ProviderFailed
 from quintain.graders import Case
+from quintain.settings import read_settings
+from quintain_runner.engine.run_settings import RunOptions, inspect_evaluation
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.similar import SimilarGraderRunner
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.comparing_graders import SimilarGrader
+from support.evaluations import cases, write_evaluation
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
 
@@ -102,6 +106,14 @@ async def test_a_call_that_failed_is_made_again_under_another_id_and_an_answer_i
     assert (await graded(client, failed)).graders["near"].score == 1.0
     assert len(client.asked) == 2
     assert len(set(client.request_ids)) == len(client.request_ids)
+
+
+@pytest.mark.parametrize(("variable", "is_refused"), [("QUINTAIN_GATEWAY_URL", True), ("QUINTAIN_BROKER_URL", False)])
+async def test_a_run_without_a_broker_cannot_embed(tmp_path: Path, variable: str, is_refused: bool) -> None:
+    path = write_evaluation(tmp_path, cases(1), [SIMILAR.spec.model_dump(exclude_unset=True)], targets=["bot"])
+    settings = read_settings({variable: "amqp://127.0.0.1:1" if "BROKER" in variable else "http://127.0.0.1:1"})
+    found = await inspect_evaluation(RunOptions(path=path, output=tmp_path / "out"), settings)
+    assert any("graders[0] (near)" in problem for problem in found.problems) is is_refused
 
 
 async def test_no_answer_is_not_similar_and_costs_no_call() -> None:
