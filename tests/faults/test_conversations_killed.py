@@ -70,6 +70,12 @@ class Fleet:
         """Start the run of one target, or take it up."""
         return self.shell.start("run", "eval.yaml", "--target", target, "--output", target)
 
+    def replace_worker(self) -> None:
+        """Kill the worker, let turns go on, and start another worker."""
+        self.worker.kill()
+        (self.shell.folder / "hold").unlink()
+        self.fleet.start("serve", "worker")
+
     def asked(self, target: str) -> list[int]:
         """The turns that the target began, in order."""
         path = self.shell.folder / "asked.txt"
@@ -127,9 +133,7 @@ def test_a_killed_run_goes_on_at_the_first_turn_without_an_answer(fleet: Fleet, 
 def test_a_model_goes_on_with_the_turn_that_a_killed_worker_ran(fleet: Fleet) -> None:
     running = fleet.run("model")
     running.wait_for(lambda _: fleet.asked("model") == [1, 2, 3], seconds=60)
-    fleet.worker.kill()
-    (fleet.shell.folder / "hold").unlink()
-    fleet.fleet.start("serve", "worker")
+    fleet.replace_worker()
     ended = running.wait(seconds=90)
     assert ended.code == 0, ended
     row = fleet.row("model")
@@ -141,9 +145,7 @@ def test_a_held_conversation_whose_first_turn_is_lost_begins_again_under_new_ids
     (fleet.shell.folder / "hold").write_text("1")
     running = fleet.run("program")
     running.wait_for(lambda _: fleet.asked("program") == [1], seconds=60)
-    fleet.worker.kill()
-    (fleet.shell.folder / "hold").unlink()
-    fleet.fleet.start("serve", "worker")
+    fleet.replace_worker()
     ended = running.wait(seconds=90)
     assert ended.code == 0, ended
     row = fleet.row("program")
@@ -158,9 +160,7 @@ def test_a_held_conversation_whose_first_turn_is_lost_begins_again_under_new_ids
 def test_a_held_conversation_begins_again_when_its_worker_is_killed(fleet: Fleet) -> None:
     running = fleet.run("program")
     running.wait_for(lambda _: fleet.asked("program") == [1, 2, 3], seconds=60)
-    fleet.worker.kill()
-    (fleet.shell.folder / "hold").unlink()
-    fleet.fleet.start("serve", "worker")
+    fleet.replace_worker()
     ended = running.wait(seconds=90)
     assert ended.code == 0, ended
     row = fleet.row("program")
@@ -180,9 +180,7 @@ def test_a_held_conversation_begins_again_when_run_and_worker_are_killed(fleet: 
     running = fleet.run("program")
     running.wait_for(lambda _: fleet.asked("program") == [1, 2, 3], seconds=60)
     running.kill()
-    fleet.worker.kill()
-    (fleet.shell.folder / "hold").unlink()
-    fleet.fleet.start("serve", "worker")
+    fleet.replace_worker()
     ended = fleet.run("program").wait(seconds=90)
     assert ended.code == 0, ended
     row = fleet.row("program")
