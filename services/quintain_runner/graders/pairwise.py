@@ -113,6 +113,7 @@ class PairwiseGraderRunner:
                 self._request_id(trial, question.request, context, question.known.calls),
                 target=self.spec.judge_target,
                 body_bytes=len(question.request.to_wire()),
+                max_shown_bytes=0,
             )
             for question in self._questions(trial, context)
             if question.known.choice is None

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, cast, get_args
 
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.values import MAX_ID_LENGTH, non_finite_path, shorten
+from quintain.contracts.values import MAX_GRADER_LENGTH, non_finite_path, shorten
 from quintain.errors import BadRequest
 
 #: The endpoints of OpenAI's API, and Anthropic's ``messages``.
@@ -81,8 +81,10 @@ def read_api_request(wire: bytes) -> ApiRequest | None:
         raise BadRequest("body: it is a JSON object")
     if target is not None and not isinstance(target, str):
         raise BadRequest("target: it is a text")
-    if grader is not None and not (isinstance(grader, str) and len(grader) <= MAX_ID_LENGTH):
-        raise BadRequest(f"grader: it is a text of at most {MAX_ID_LENGTH} characters")
+    if grader is not None and not (isinstance(grader, str) and 0 < len(grader) <= MAX_GRADER_LENGTH):
+        raise BadRequest(f"grader: it is a text of 1 to {MAX_GRADER_LENGTH} characters")
+    if grader is not None and "\0" in grader:
+        raise BadRequest("grader: it holds U+0000")
     for name in ("model", "stream", "stream_options"):
         if name in body.values:
             raise BadRequest(f"body.{name}: it is no part of the body; the routing key names the target")

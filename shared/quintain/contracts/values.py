@@ -74,7 +74,8 @@ def _check_routing_key(text: str) -> str:
 Id = Annotated[str, StringConstraints(max_length=MAX_ID_LENGTH), AfterValidator(_check_id)]
 
 #: The name of a grader, by which usage is told.
-GraderId = Annotated[Text, StringConstraints(min_length=1, max_length=64)]
+MAX_GRADER_LENGTH = 64
+GraderId = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_GRADER_LENGTH)]
 
 #: A routing key that another process tells, to be published with.
 RoutingKey = Annotated[str, AfterValidator(_check_routing_key)]

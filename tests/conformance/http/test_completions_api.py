@@ -9,6 +9,8 @@ import openai
 import pytest
 import pytest_asyncio
 
+from quintain.contracts.api_request import ApiRequest, json_text
+from quintain_runner.graders.similar import read_embeddings
 from support.gateway_client import GatewayClient
 from support.model_fleet import OVER_MEMORY, ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
@@ -197,6 +199,20 @@ async def test_the_official_client_reads_its_vectors(fleet: ModelFleet, client: 
     answer = await client.embeddings.create(model="model", input=[1, 2, 3])
     assert fleet.provider.requests[-1].body["input"] == [1, 2, 3]
     assert (answer.data[0].embedding, answer.model) == ([0.5, -0.25], "served-2026-01-01")
+
+
+async def test_a_graders_embeddings_are_charged_once_and_told_by_its_name(fleet: ModelFleet) -> None:
+    fleet.provider.set_responses(ScriptedResponse(body=embeddings([1.0, 0.0], [1.0, 1.0])))
+    asked = len(fleet.provider.requests)
+    request = ApiRequest("embeddings", json_text({"input": ["Rome", "It is Rome"]}), target="model", grader="near")
+    async with fleet.fleet.client("model") as client:
+        first = await client.send(request, request_id="embed-1")
+        again = await client.send(request, request_id="embed-1")
+        info = await client.get_info(usage=True)
+    assert read_embeddings(first.body, count=2)[0].tolist() == [1.0, 0.0]
+    assert (again.body, again.replayed) == (first.body, True)
+    assert (len(fleet.provider.requests) - asked, info.call_count) == (1, 1)
+    assert [(line.target, line.grader, line.calls) for line in info.usage or ()] == [("model", "near", 1)]
 
 
 async def test_vectors_that_are_missing_are_a_provider_error(fleet: ModelFleet, client: openai.AsyncOpenAI) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.contracts.api_request import json_text, parse_json_object, read_api_request
+from quintain.contracts.api_request import ApiRequest, json_text, parse_json_object, read_api_request
 from quintain.errors import BadRequest
 
 #: Values whose text says more than the value that Python reads.
@@ -111,6 +111,11 @@ def test_a_name_that_stands_twice_is_refused_at_any_depth(data: bytes, name: str
         parse_json_object(data, inner="body")
 
 
+def test_a_published_request_names_its_grader() -> None:
+    request = ApiRequest("embeddings", json_text({"input": ["a", "b"]}), target="vectors", grader="near")
+    assert read_api_request(request.to_wire()) == request
+
+
 @pytest.mark.parametrize(
     ("members", "field"),
     [
@@ -119,6 +124,10 @@ def test_a_name_that_stands_twice_is_refused_at_any_depth(data: bytes, name: str
         ({"body": [1]}, "body"),
         ({"body": None}, "body"),
         ({"target": 5}, "target"),
+        ({"grader": 5}, "grader"),
+        ({"grader": ""}, "grader"),
+        ({"grader": "x" * 65}, "grader"),
+        ({"grader": "a\0b"}, "grader"),
         ({"headers": ["anthropic-beta"]}, "headers"),
         ({"headers": {"anthropic-beta": 5}}, "headers"),
         ({"headers": {"authorization": "Bearer x"}}, "headers"),
