@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from quintain.contracts.credentials import mask_tokens
 from quintain.contracts.hosting import EmitEvent, EventReply, LeaseResult, LogLine, RunTarget, SendEvent
 from quintain.contracts.remote_target import RemoteFailure, WireResponse
 from quintain.contracts.values import replace_surrogates
@@ -187,7 +188,7 @@ class RunLogHandler(logging.Handler):
         if run is None or record.name.startswith("quintain"):
             return
         try:
-            text = replace_surrogates(self.format(record)[:MAX_TEXT_LENGTH])
+            text = replace_surrogates(mask_tokens(self.format(record))[:MAX_TEXT_LENGTH])
         except Exception:
             # A record that cannot be formatted must not fail the run; logging reports the error.
             self.handleError(record)

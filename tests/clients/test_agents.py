@@ -5,7 +5,9 @@ Each runs in the environment of its framework, with the wheel of this checkout o
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,12 +16,16 @@ from typing import Any
 import pytest
 
 from clients.tool_session import ToolSession
+from quintain import connect
+from quintain.agents.recognition import SENDS_NOTHING
 from quintain.config.loader import load_config
 from quintain.config.program_targets import AgentTarget
+from quintain.errors import ProviderFailed
 from quintain.settings import environment
-from quintain_worker.providers.agents.framework import SENDS_NOTHING
 from support.client_tools import TOOLS, ClientTool, cache_folder
 from support.installed_wheel import REPOSITORY, build_wheel, run
+from support.model_server import model_server
+from support.process_fleet import process_fleet
 from support.tide_model import answer_tides
 
 EXAMPLES = REPOSITORY / "examples" / "agents"
@@ -184,3 +190,51 @@ async def test_what_makes_an_agent_of_inspect_is_refused(
     session.write("factory.py", FACTORY)
     (refused,) = await speak(session, tool, quintain_folder, "factory:researcher", turn_line(1, "tides"))
     assert "call it" in refused["message"]
+
+
+HOSTED = """
+targets:
+  model: {{provider: openai, model: served, base_url: "{url}/v1", api: [chat, responses]}}
+  clerk: &clerk {{provider: target, query: answer, child_session: {{targets: [model], max_calls: 2}}}}
+  thrifty: {{<<: *clerk, host: clerk, child_session: {{targets: [model], max_calls: 1}}}}
+"""
+
+
+@pytest.mark.timeout(2000)
+@pytest.mark.tool("agent-openai-agents")
+async def test_a_hosted_example_calls_its_model_within_its_lease(
+    tool: ClientTool, quintain_folder: Path, broker_url: str
+) -> None:
+    python = tool.programs(cache_folder(environment())) / "python"
+    async with model_server() as provider:
+        provider.response_for = answer_tides
+        config = HOSTED.format(url=provider.url)
+        with process_fleet(broker_url, config, targets=["model", "clerk", "thrifty"]) as fleet:
+            shutil.copytree(EXAMPLES, fleet.folder, dirs_exist_ok=True)
+            (fleet.folder / "quintain.yaml").write_text(config)
+            await asyncio.to_thread(fleet.start_services, "metadata", "worker")
+            gateway = fleet.start("serve", "gateway", "--port", "0", "--json")
+            await asyncio.to_thread(gateway.wait_for_output, '"url"')
+            url = json.loads(gateway.read_output().strip().splitlines()[-1])["url"]
+            words = ["serve", "host", "openai_agents_agent:agent", "--name", "clerk", "--gateway", url]
+            host = await asyncio.create_subprocess_exec(
+                *(python, "-m", "quintain_cli", *words),
+                cwd=fleet.folder,
+                env={**fleet.env, "PYTHONPATH": str(quintain_folder)},
+            )
+            try:
+                session = await asyncio.to_thread(fleet.open_session, "clerk", 10)
+                async with connect(fleet.broker_url, session.token) as target:
+                    said = await target.invoke("When is high tide in Ostend?", timeout=120)
+                    assert said.raw_text == "12:40"
+                    (ran,) = [step for step in said.steps or [] if step.tool == "tide"]
+                    assert (ran.arguments, ran.result) == ({"port": "Ostend"}, "12:40")
+                    # Its HTTP client logs the URL that it calls.
+                    assert not re.search(r"qtn_\w+_\w{43}", repr(said.steps))
+                    with pytest.raises(ProviderFailed):
+                        await target.invoke("When is high tide in Dover?", target="thrifty", timeout=120)
+                    assert len(provider.requests) == 3
+                    assert (await target.get_info()).call_count == 5
+            finally:
+                host.terminate()
+                await host.wait()

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from quintain.agents.recognition import SENDS_NOTHING
 from quintain.client.http_transport import check_gateway_url
 from quintain.config.fingerprint import module_digests, unseen_warnings
 from quintain.contracts.fleet import ServiceCard
@@ -90,8 +91,8 @@ class HostOptions:
 
         ``agent_url`` is that of the agent's calls; clients that are made at import find it in the environment.
         """
-        if agent_url is not None:
-            add_variables(agent_url.variables(environment()))
+        env = {**SENDS_NOTHING, **environment()}
+        add_variables(env if agent_url is None else agent_url.variables(env))
         factory = load_factory(self.factory_reference, Path.cwd(), agent_url)
         return factory, factory_fingerprint(self.factory_reference, Path.cwd(), self.depends_on)
 

@@ -33,6 +33,9 @@ _REMEDIES = {
     ("langgraph", "StateGraph"): "compile it, and give what compile() returns",
 }
 
+#: What frameworks send to their vendors, the conversations and the key among it, unless this or the user says no.
+SENDS_NOTHING = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "CREWAI_DISABLE_TELEMETRY": "true"}
+
 #: What an agent may be.
 KINDS = (
     "a function of the prompt or of `messages`, a LangGraph graph, or an agent of OpenAI's Agents SDK, pydantic-ai, "

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
+from quintain.contracts.credentials import mask_tokens
 from quintain.observe.spans import current_trace_id
 
 #: Maximum length of an id in the log.
@@ -70,7 +71,7 @@ class JsonFormatter(logging.Formatter):
             "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": mask_tokens(record.getMessage()),
             **current_ids(),
         }
         if record.exc_info:
@@ -93,7 +94,7 @@ class TextFormatter(logging.Formatter):
             _timestamp(record),
             record.levelname,
             record.name,
-            escape_control_characters(record.getMessage()),
+            escape_control_characters(mask_tokens(record.getMessage())),
             id_text and f"[{id_text}]",
         )
         line = " ".join(filter(None, parts))

@@ -7,11 +7,11 @@ secret is also what the program has for a key, because some clients take no URL 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from quintain.contracts.credentials import SessionToken
 from quintain.programs.program import Program
 from quintain.programs.sandbox import gateway_address
 from quintain.programs.session_variables import session_variables, with_proxy_bypass
@@ -36,7 +36,8 @@ class AgentUrls:
 
     def add(self) -> AgentUrl:
         """Return a new URL, which stands for no session yet."""
-        return AgentUrl(self, self._tokens, secrets.token_urlsafe(24))
+        # Written as a token is, so that it is masked wherever tokens are.
+        return AgentUrl(self, self._tokens, SessionToken.mint("url").text)
 
 
 class AgentUrl:

@@ -7,6 +7,7 @@ import tempfile
 
 from pydantic_core import from_json
 
+from quintain.agents.recognition import SENDS_NOTHING
 from quintain.config.program_targets import AgentTarget
 from quintain.errors import ConfigError
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrls
@@ -21,9 +22,6 @@ from quintain_worker.providers.agents.program import (
 )
 from quintain_worker.providers.agents.session import AgentModels
 from quintain_worker.providers.provider import ProviderContext
-
-#: What frameworks send to their vendors, the conversations and the key among it, unless this or the target says no.
-SENDS_NOTHING = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "CREWAI_DISABLE_TELEMETRY": "true"}
 
 
 def agent_provider(name: str, target: AgentTarget, context: ProviderContext) -> AgentProgramProvider:
