@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage
@@ -48,8 +48,8 @@ class ShownCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeCall:
-    """A call that a grader made, as ``calls.jsonl`` has it; ``fields`` are its names and values."""
+class ShownCall:
+    """A call of a target or of a grader: whether it was charged, and what else ``calls.jsonl`` has of it."""
 
     title: str
     fields: list[tuple[str, str]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class ShownVerdict:
     checks: list[ShownCheck]
     details: ShownText | None
     calls: int
-    judge_calls: list[JudgeCall]
+    called: list[ShownCall]
     weight: float
     judge: str
     notes: list[str]
@@ -88,6 +88,7 @@ class ShownAnswer:
     timeline: AnswerTimeline | None
     verdicts: list[ShownVerdict]
     error: ShownText | None
+    called: list[ShownCall]
     facts: list[tuple[str, str]]
     stale: list[str]
     content_omitted: bool
@@ -98,8 +99,21 @@ class ShownAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatsOfColumn:
+    """The answers of one column, in the strip; each with the number of its card."""
+
+    column: str
+    answers: list[tuple[int, ShownAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
 class CasePage:
-    """The page of one case."""
+    """The page of one case.
+
+    ``strip`` has its columns with their repeats. ``same_as`` says of an answer, by its number, which earlier repeat
+    gave the same. ``first_open`` is the number of the answer that is open where there are too many to open all: the
+    first that did not pass, or the first.
+    """
 
     case_id: str
     question: ShownText | None
@@ -107,7 +121,19 @@ class CasePage:
     messages: list[ShownMessage]
     expected: ShownText | None
     answers: list[ShownAnswer]
+    strip: list[RepeatsOfColumn]
+    same_as: dict[int, int]
+    first_open: int
+    is_expected_text: bool
     grade_again: str
+
+    def is_open(self, number: int) -> bool:
+        """Whether the answer of this number is open at first."""
+        return len(self.answers) <= MAX_OPEN_ANSWERS or number == self.first_open
+
+
+#: So many answers are open at first; of more, one.
+MAX_OPEN_ANSWERS = 3
 
 
 def case_page(
@@ -116,7 +142,7 @@ def case_page(
     *,
     evaluation: str,
     folder: str,
-    calls: Mapping[str, list[JudgeCall]] | None = None,
+    calls: Mapping[str, list[ShownCall]] | None = None,
     max_steps: int = MAX_SHOWN_STEPS,
 ) -> CasePage:
     """The page of a case with these rows.
@@ -126,15 +152,35 @@ def case_page(
     """
     case = next((row.case for row in rows if row.case is not None), None)
     expected = None if case is None or case.expected is None else json_text(case.expected)
+    answers = [_shown_answer(row, _Commands(evaluation, folder), calls or {}, max_steps) for row in rows]
+    strip = [
+        RepeatsOfColumn(column, [(number, one) for number, one in enumerate(answers) if one.column == column])
+        for column in dict.fromkeys(answer.column for answer in answers)
+    ]
     return CasePage(
         case_id=visible(case_id),
         question=None if case is None or case.question is None else shown(case.question),
         system_prompt=None if case is None or case.system_prompt is None else shown(case.system_prompt),
         messages=[] if case is None else shown_messages((*(case.messages or ()), *_planned_turns(case))),
         expected=None if expected is None else shown(expected),
-        answers=[_shown_answer(row, expected, _Commands(evaluation, folder), calls or {}, max_steps) for row in rows],
+        answers=answers,
+        strip=strip,
+        same_as=dict(_same_answers(strip)),
+        first_open=next((number for number, one in enumerate(answers) if one.outcome != "passed"), 0),
+        is_expected_text=case is not None and isinstance(case.expected, str),
         grade_again=_Commands(evaluation, folder).grade_again,
     )
+
+
+def _same_answers(strip: Iterable[RepeatsOfColumn]) -> Iterator[tuple[int, int]]:
+    """The numbers of answers that say the same as an earlier repeat of their column, with its number."""
+    for column in strip:
+        first: dict[object, int] = {}
+        for number, answer in column.answers:
+            if answer.text is not None and not answer.messages and answer.timeline is None:
+                earlier = first.setdefault((answer.text, answer.error is None), number)
+                if earlier != number:
+                    yield number, earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +201,7 @@ class _Commands:
         return visible(shlex.join(words))
 
 
-def _shown_answer(
-    row: Row, expected: str | None, commands: _Commands, calls: Mapping[str, list[JudgeCall]], max_steps: int
-) -> ShownAnswer:
+def _shown_answer(row: Row, commands: _Commands, calls: Mapping[str, list[ShownCall]], max_steps: int) -> ShownAnswer:
     messages = row.answer.messages if row.answer is not None else None
     return ShownAnswer(
         column=visible(row.column),
@@ -166,10 +210,11 @@ def _shown_answer(
         score=row.score,
         text=None if row.output is None else shown(row.output),
         messages=shown_messages((*_turn_messages(row), *(messages or ()))),
-        difference=[] if row.output is None or expected is None else word_difference(expected, row.output),
+        difference=_difference(row),
         timeline=answer_timeline(row.answers, max_steps),
         verdicts=[_shown_verdict(name, grader, calls, row.target) for name, grader in row.graders.items()],
         error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
+        called=_target_calls(row, calls),
         facts=[(name, visible(value)) for name, value in _facts(row)],
         stale=[visible(reason) for reason in row.stale or ()],
         content_omitted=row.content_omitted,
@@ -178,6 +223,33 @@ def _shown_answer(
         raw=shown(json.dumps(json.loads(row.to_line()), indent=2, ensure_ascii=False)),
         raw_id=f"{row.column}#{row.repeat}",
     )
+
+
+def _difference(row: Row) -> list[TextSpan]:
+    """How the answer differs from an expected text; nothing of an expected value that is no text."""
+    expected = None if row.case is None else row.case.expected
+    return word_difference(expected, row.output) if isinstance(expected, str) and row.output is not None else []
+
+
+def target_call_ids(row: Row) -> list[str]:
+    """The ids of the target's calls that the row names."""
+    ids = [answer.request_id for answer in row.answers]
+    ids += [] if row.error is None else [row.error.request_id]
+    return [one for one in dict.fromkeys(ids) if one]
+
+
+def _target_calls(row: Row, calls: Mapping[str, list[ShownCall]]) -> list[ShownCall]:
+    """The calls of the target; where no list of calls is at hand, what the row itself says of their charge."""
+    ids = target_call_ids(row)
+    if known := [call for one in ids for call in calls.get(one, ())]:
+        return known
+    if outcome_of(row) is Outcome.IN_DOUBT:
+        words = "in doubt: charged, or perhaps charged, without an answer"
+    elif not row.calls:
+        words = "replayed: nothing was charged" if row.has_answer else "not charged"
+    else:
+        words = f"charged: {row.calls} call{'s' * (row.calls != 1)}, those of graders included"
+    return [ShownCall(words, [("request id", visible(one)) for one in ids])]
 
 
 def _planned_turns(case: RowCase) -> Iterator[ChatMessage]:
@@ -202,7 +274,6 @@ def _turn_messages(row: Row) -> Iterator[ChatMessage | OutputMessage]:
 def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "duration", f"{row.duration_ms:,.0f} ms"
     yield "tokens", f"{row.token_usage.input:,} in, {row.token_usage.output:,} out"
-    yield "calls", f"{row.calls}"
     if row.tries > 1:
         yield "tries", f"{row.tries}"
     if (held := row.conversation) is not None:
@@ -211,7 +282,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
         yield "turns", f"{len(held.turns)}{ended}{again}"
     answer = row.answer
     if answer is not None:
-        optional = {"model": answer.model, "finish reason": answer.finish_reason, "request id": answer.request_id}
+        optional = {"model": answer.model, "finish reason": answer.finish_reason}
         yield from ((name, value) for name, value in optional.items() if value)
     if row.target_fingerprint is not None:
         yield "target's fingerprint", row.target_fingerprint
@@ -219,7 +290,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
         yield "provider's error", json.dumps(dataclasses.asdict(row.error.provider_error), ensure_ascii=False)
 
 
-def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeCall]], target: str) -> ShownVerdict:
+def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[ShownCall]], target: str) -> ShownVerdict:
     named = [call for key in (grader.request_id, grader.session_id) if key is not None for call in calls.get(key, ())]
     outcome = "error" if grader.error is not None else "passed" if grader.passed else "failed"
     if grader.tied:
@@ -233,7 +304,7 @@ def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[JudgeC
         checks=[_shown_check(check) for check in grader.checks],
         details=None if grader.details is None else shown(json_text(grader.details)),
         calls=grader.calls,
-        judge_calls=named or list(_unread_calls(grader)),
+        called=named or list(_unread_calls(grader)),
         weight=grader.weight,
         judge=visible(_judge_text(grader)),
         notes=[visible(note) for note in _judge_notes(grader, target)],
@@ -259,12 +330,12 @@ def _judge_notes(grader: GraderRow, target: str) -> Iterator[str]:
         yield f"The judge was not shown {count:,} characters of {section}."
 
 
-def _unread_calls(grader: GraderRow) -> Iterator[JudgeCall]:
+def _unread_calls(grader: GraderRow) -> Iterator[ShownCall]:
     """The calls of a grader by what its verdict says of them, where no list of calls is at hand."""
     ids = {"request id": grader.request_id, "session": grader.session_id}
     named = [(name, visible(value)) for name, value in ids.items() if value is not None]
     if named:
-        yield JudgeCall("call" if grader.calls == 1 else f"{grader.calls} calls", named)
+        yield ShownCall("call" if grader.calls == 1 else f"{grader.calls} calls", named)
 
 
 def _shown_check(check: Check) -> ShownCheck:

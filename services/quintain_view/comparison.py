@@ -11,6 +11,7 @@ from typing import NamedTuple
 import apsw
 
 from quintain.web import visible
+from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.row import Row
 from quintain_view.case_page import OUTCOME_WORDS
 from quintain_view.index_schema import Outcome
@@ -141,6 +142,8 @@ class ComparePage:
     choices: list[tuple[str, str]]
     counts: dict[PairChange, int]
     change: PairChange
+    tables: list[TextTable]
+    conclusion: str
     trials: list[ComparedTrial]
     page: int
     has_next: bool

@@ -16,13 +16,13 @@ from quintain_runner.report.run_report import read_recorded_report
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.labels import Note
 from quintain_view.case_page import CasePage
-from quintain_view.filters import SortOrder, TrialFilter, TrialState
+from quintain_view.filters import Shown, SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import CaseEntry, IndexReader, RowMoved, open_index, rows_of_case
 from quintain_view.index_writer import IndexProgress, update_index
 from quintain_view.labels import agreement_tables
-from quintain_view.reading import ContentMissing, build_case_page, column_counts
+from quintain_view.reading import ContentMissing, build_case_page, column_counts, matrix_view
 from quintain_view.render import FileLinks, file_policy, render
-from quintain_view.run_page import RunPage, matrix, run_page
+from quintain_view.run_page import MatrixView, RunContents, RunPage, matrix, run_page
 from quintain_view.timeline import Step
 from quintain_view.trajectory_files import (
     TRAJECTORIES_PER_PAGE,
@@ -77,8 +77,17 @@ def write_html_report(path: Path, folders: Sequence[Path]) -> None:
     Raises `ConfigError` if a folder holds neither a run nor trajectories, and `QuintainError` if the file or an index
     cannot be written.
     """
+    html = html_of_runs(folders)
+    with atomic_write(path, mode=0o666) as file:
+        file.write(html.encode())
+
+
+def html_of_runs(folders: Sequence[Path], case_id: str | None = None) -> str:
+    """The runs of these folders as one HTML file; of a ``case_id``, only with that case. Raises as
+    `write_html_report`, and `ContentMissing` without that case.
+    """
     parts = [
-        _read_run(folder, f"{number}-{folder.resolve().name}", f"run-{number}")
+        _read_run(folder, f"{number}-{folder.resolve().name}", f"run-{number}", case_id)
         for number, folder in enumerate(folders, start=1)
     ]
     links = FileLinks(
@@ -86,7 +95,7 @@ def write_html_report(path: Path, folders: Sequence[Path]) -> None:
         {part.name: part.place for part in parts},
         {(part.name, one.page.name): one.place for part in parts for one in part.trajectories.parts},
     )
-    html = render(
+    return render(
         "file.html",
         parts=parts,
         links=links,
@@ -98,26 +107,26 @@ def write_html_report(path: Path, folders: Sequence[Path]) -> None:
         style=Markup(static_file(STYLE_NAME)),  # noqa: S704
         script=Markup(static_file(SCRIPT_NAME)),  # noqa: S704
     )
-    with atomic_write(path, mode=0o666) as file:
-        file.write(html.encode())
 
 
-def _read_run(folder: Path, name: str, place: str) -> RunPart:
+def _read_run(folder: Path, name: str, place: str, case_id: str | None) -> RunPart:
     if has_only_trajectories(folder):
         title = visible(folder.resolve().name)
         return RunPart(place, name, title, visible(str(folder)), read_trajectories(folder, place))
     run = read_run(folder)
     progress = update_index(folder, run)
     try:
-        return _run_part(folder, run, progress, name, place)
+        return _run_part(folder, run, progress, name, place, case_id)
     except RowMoved:
         # The run compacted its results in between.
-        return _run_part(folder, run, update_index(folder, run), name, place)
+        return _run_part(folder, run, update_index(folder, run), name, place, case_id)
 
 
-def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, place: str) -> RunPart:
+def _run_part(
+    folder: Path, run: RunFile, progress: IndexProgress, name: str, place: str, case_id: str | None
+) -> RunPart:
     with open_index(folder) as index:
-        selection = ReportedCases() if index is None else select_cases(index)
+        selection = ReportedCases() if index is None else select_cases(index, case_id)
         cases = []
         trials = sum(len(index.trials_of(case.case_no)) for case in selection.cases) if index is not None else 0
         for number, case in enumerate(selection.cases, start=1):
@@ -125,15 +134,14 @@ def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, pl
             page, notes = build_case_page(folder, run, case.case_id, rows, max_steps=max(10, MAX_STEPS // trials))
             cases.append(CasePart(f"{place}-case-{number}", case.case_id, page, notes))
         listed = [] if index is None else [(case, index.trials_of(case.case_no)) for case in selection.cases]
-        columns = {} if index is None else index.columns
+        view = MatrixView({}, {}, None) if index is None else matrix_view(index, run)
         everything = TrialFilter()
-        shown = matrix(listed, columns, everything, count=selection.total, page=1, limit=len(listed))
+        shown = matrix(listed, view, everything, count=selection.total, page=1, limit=len(listed))
         page_of_run = run_page(
             read_recorded_report(folder, run),
             shown,
             everything,
-            counts={} if index is None else column_counts(index, run),
-            graders=[],
+            contents=RunContents() if index is None else RunContents(column_counts(index, run)),
             progress=progress,
         )
     return RunPart(
@@ -143,7 +151,7 @@ def _run_part(folder: Path, run: RunFile, progress: IndexProgress, name: str, pl
         page_of_run.folder,
         read_trajectories(folder, place),
         page_of_run,
-        selection.note(str(folder)),
+        selection.note(str(folder)) if case_id is None else "",
         agreement_tables(folder),
         cases,
     )
@@ -179,8 +187,13 @@ class ReportedCases:
         )
 
 
-def select_cases(index: IndexReader) -> ReportedCases:
-    """The cases of a run that go into a file."""
+def select_cases(index: IndexReader, case_id: str | None = None) -> ReportedCases:
+    """The cases of a run that go into a file: the one with this id, if that is given. Raises `ContentMissing`."""
+    if case_id is not None:
+        case = index.find_case(case_id)
+        if case is None:
+            raise ContentMissing(f"This run has no row of a case {visible(case_id)}")
+        return ReportedCases([case], 1)
     everything = TrialFilter()
     total = index.count_cases(everything)
     first = index.list_cases(everything, offset=0, limit=MAX_CASES + 1)
@@ -189,7 +202,7 @@ def select_cases(index: IndexReader) -> ReportedCases:
     failed = TrialFilter(states=(TrialState.FAILED, TrialState.ERROR))
     chosen = [
         *index.list_cases(failed, offset=0, limit=FAILED_CASES),
-        *index.list_cases(TrialFilter(order=SortOrder.DISAGREEMENT), offset=0, limit=DISPUTED_CASES),
+        *index.list_cases(TrialFilter(order=Shown(SortOrder.DISAGREEMENT)), offset=0, limit=DISPUTED_CASES),
         *(index.case(1 + number * total // SAMPLED_CASES) for number in range(min(SAMPLED_CASES, total))),
     ]
     kept, size = [], 0

@@ -6,8 +6,9 @@ import heapq
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import RESULTS_FILE_NAME
-from quintain_view.filters import SortOrder, SqlCondition, TrialFilter, TrialState
+from quintain_view.filters import IN_ORDER, Shown, SortOrder, SqlCondition, TrialFilter, TrialState
 from quintain_view.index_schema import (
     TEXT_ROW_BITS,
     ColumnCounts,
@@ -61,14 +62,16 @@ class TrialEntry(NamedTuple):
     counts: bool
     offset: int
     length: int
+    scores: Mapping[int, float]
 
 
 class CaseEntry(NamedTuple):
-    """One case of a list: its number in the index, its id and the beginning of its question."""
+    """One case of a list: its number in the index, its id, the beginning of its question, and its tags as JSON."""
 
     case_no: int
     case_id: str
     question: str
+    tags: str
 
 
 class IndexReader:
@@ -81,6 +84,18 @@ class IndexReader:
             for number, name in all_rows(connection, "SELECT column_no, name FROM result_column ORDER BY 1")
         }
         self.graders: dict[str, int] = {name: bit for bit, name in all_rows(connection, "SELECT bit, name FROM grader")}
+
+    def tag_fields(self) -> list[str]:
+        """The fields of which cases have tags."""
+        # One look for each field: a list of distinct fields would read the tags of all cases.
+        found: list[str] = []
+        while rows := all_rows(
+            self._connection, "SELECT min(field) FROM case_tag WHERE field > ?", (found[-1] if found else "",)
+        ):
+            if rows[0][0] is None:
+                break
+            found.append(rows[0][0])
+        return found
 
     def list_cases(self, trial_filter: TrialFilter, *, offset: int, limit: int) -> list[CaseEntry]:
         """The cases with a trial that passes the filter, in its order, from this place on."""
@@ -106,12 +121,12 @@ class IndexReader:
 
     def case(self, case_no: int) -> CaseEntry:
         """The case of this number."""
-        sql = "SELECT case_no, case_id, question FROM case_text WHERE case_no = ?"
+        sql = "SELECT case_no, case_id, question, tags FROM case_text WHERE case_no = ?"
         return CaseEntry(*all_rows(self._connection, sql, (case_no,))[0])
 
     def find_case(self, case_id: str) -> CaseEntry | None:
         """The case with this id; None if there is none."""
-        sql = "SELECT case_no, case_id, question FROM case_text WHERE case_id = ?"
+        sql = "SELECT case_no, case_id, question, tags FROM case_text WHERE case_id = ?"
         found = all_rows(self._connection, sql, (case_id.encode(errors="replace").decode(),))
         return CaseEntry(*found[0]) if found else None
 
@@ -134,10 +149,15 @@ class IndexReader:
     def _trials(self, condition: str, *values: float) -> list[TrialEntry]:
         sql = (
             "SELECT case_no, column_no, repeat, outcome, score, duration_ms, input_tokens, output_tokens, cost, "
-            f"disagreement, stale, counts, offset, length FROM trial {condition}"
+            f"disagreement, stale, counts, offset, length, scores FROM trial {condition}"
         )
         return [
-            TrialEntry(*found)._replace(outcome=Outcome(found[3]), stale=bool(found[10]), counts=bool(found[11]))
+            TrialEntry(*found)._replace(
+                outcome=Outcome(found[3]),
+                stale=bool(found[10]),
+                counts=bool(found[11]),
+                scores={int(bit): score for bit, score in json.loads(found[14]).items()},
+            )
             for found in all_rows(self._connection, sql, values)
         ]
 
@@ -146,9 +166,15 @@ class IndexReader:
         stored = all_rows(self._connection, "SELECT value FROM meta WHERE name = 'counts'")
         return CountsByColumn(stored[0][0] if stored else None).by_name(self.columns)
 
+    def failures(self, trial_filter: TrialFilter, begin: int, end: int) -> list[tuple[int, bool]]:
+        """The numbers of the cases in the list from one place to another, and whether a trial of each did not pass."""
+        numbers = self._case_numbers(trial_filter, begin, end)
+        failed = {*first_values(self._connection, "SELECT case_no FROM trial WHERE outcome != 0 AND counts")}
+        return [(number, number in failed) for number in numbers]
+
     def _case_numbers(self, trial_filter: TrialFilter, begin: int, end: int) -> list[int]:
         """The numbers of the cases in the list from one place to another."""
-        if not trial_filter.is_narrowed and trial_filter.order is SortOrder.CASE:
+        if not trial_filter.is_narrowed and trial_filter.order == IN_ORDER:
             sql = "SELECT case_no FROM case_text WHERE case_no > ? ORDER BY case_no LIMIT ?"
             return [number for (number,) in all_rows(self._connection, sql, (begin, end - begin))]
         # A case stands where its first trial stands: trials are read in their order until there are enough cases.
@@ -161,12 +187,24 @@ class IndexReader:
 
     def _ordered_numbers(self, trial_filter: TrialFilter) -> Iterator[int]:
         """The case of each trial that passes the filter, in its order; a case may come several times."""
+        if not trial_filter.outcomes:
+            return self._trial_numbers(trial_filter)
+        wanted = trial_filter.case_condition(self.columns)
+        sql = f"SELECT case_no FROM case_state WHERE {wanted.sql} ORDER BY case_no"
+        found = first_values(self._connection, sql, wanted.values)
+        others = replace(trial_filter, outcomes=())
+        if not others.is_narrowed and others.order == IN_ORDER:
+            return found
+        cases = {*found}
+        return (number for number in self._trial_numbers(others) if number in cases)
+
+    def _trial_numbers(self, trial_filter: TrialFilter) -> Iterator[int]:
+        """The case of each trial that passes what the filter asks of trials, in its order."""
         conditions = trial_filter.conditions(self.columns, self.graders)
-        words = trial_filter.word_list
-        if not words:
+        if not trial_filter.terms:
             return self._select(trial_filter, conditions, self._index_of(trial_filter))
-        found = first_values(self._connection, _WORDS, (self._word_query(words),))
-        if trial_filter == TrialFilter(words=trial_filter.words):
+        found = first_values(self._connection, _WORDS, (self._word_query(trial_filter),))
+        if trial_filter.order == IN_ORDER and not replace(trial_filter, words="").is_narrowed:
             return found
         first = list(itertools.islice(found, COMMON_TEXTS + 1))
         if len(first) <= COMMON_TEXTS:
@@ -175,15 +213,16 @@ class IndexReader:
             with_cases = [SqlCondition.all_of([condition, of_cases]) for condition in conditions]
             return self._select(trial_filter, with_cases, "")
         listed = self._select(trial_filter, conditions, self._index_of(trial_filter))
-        if trial_filter.order is SortOrder.CASE:
+        if trial_filter.order == IN_ORDER:
             return _in_both(listed, itertools.chain(first, found))
         cases = {*first, *found}
         return (number for number in listed if number in cases)
 
-    def _word_query(self, words: Iterable[str]) -> str:
-        """The query for texts that have a word with each of these beginnings."""
+    def _word_query(self, trial_filter: TrialFilter) -> str:
+        """The query for texts that have each phrase, and a word with each beginning."""
         self._connection.execute(_VOCABULARY)
-        return " AND ".join(map(self._beginning_query, words))
+        terms = [f'"{text}"' if is_phrase else self._beginning_query(text) for is_phrase, text in trial_filter.terms]
+        return (f"{{{trial_filter.scope}}} : " if trial_filter.scope else "") + f"({' AND '.join(terms)})"
 
     def _beginning_query(self, word: str) -> str:
         """The words of the index that begin so, where they are few; else the query for the beginning itself.
@@ -200,11 +239,17 @@ class IndexReader:
         return f'"{word}"*'
 
     def _select(self, trial_filter: TrialFilter, conditions: Sequence[SqlCondition], index: str) -> Iterator[int]:
-        order = f"ORDER BY {trial_filter.sort_columns}"
+        table, order, given = f"trial {index}", f"ORDER BY {trial_filter.sort_columns}", conditions
+        in_table = trial_filter.sorted_table(self.graders)
+        if in_table is not None:
+            table, conditions = in_table[0], [SqlCondition.all_of([in_table[1], one]) for one in conditions]
         lists = [
-            first_values(self._connection, f"SELECT case_no FROM trial {index} WHERE {one.sql} {order}", one.values)
+            first_values(self._connection, f"SELECT case_no FROM {table} WHERE {one.sql} {order}", one.values)
             for one in conditions
         ]
+        if in_table is not None:
+            # Cases without a score of this grader, or without such a tag, come last.
+            return itertools.chain(*lists, self._select(replace(trial_filter, order=IN_ORDER), given, ""))
         return heapq.merge(*lists) if len(lists) > 1 else lists[0]
 
     def _index_of(self, trial_filter: TrialFilter) -> str:
@@ -291,7 +336,7 @@ class WorstAnswer(NamedTuple):
 
 def worst_answers(folder: Path, count: int = 3) -> list[WorstAnswer]:
     """The failed answers with the lowest scores, one of each case; none without an index that fits the results."""
-    lowest = TrialFilter(states=(TrialState.FAILED,), order=SortOrder.SCORE)
+    lowest = TrialFilter(states=(TrialState.FAILED,), order=Shown(SortOrder.SCORE))
     worst: list[WorstAnswer] = []
     with open_index(folder) as index:
         if index is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -15,15 +16,17 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from quintain_runner.results.row import Row, RowStatus
+from quintain_runner.spec.grader_options import required_repeats
+from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
 
 #: The file, beside ``results.jsonl``. It can be removed at any time: it is made again from the results.
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
-#: Of so many graders a row's index says which failed the answer: the bits of a positive SQLite integer.
-MAX_GRADER_BITS: Final = 62
+#: So many graders and columns have a bit of their own: those of a positive SQLite integer.
+MAX_BITS: Final = 62
 
 #: In the order by score, trials without a score come last.
 NO_SCORE_KEY: Final = 2.0
@@ -45,15 +48,41 @@ TABLES: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE result_column (column_no INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE grader (bit INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE case_text (case_no INTEGER PRIMARY KEY, case_id TEXT NOT NULL UNIQUE, question TEXT NOT NULL);
-CREATE VIRTUAL TABLE trial_text USING fts5(words, content='', detail=none);
+CREATE TABLE case_text (
+    case_no INTEGER PRIMARY KEY, case_id TEXT NOT NULL UNIQUE, question TEXT NOT NULL, tags TEXT NOT NULL
+);
+CREATE TABLE case_tag (field TEXT, value TEXT, case_no INTEGER, PRIMARY KEY (field, value, case_no)) WITHOUT ROWID;
+CREATE TABLE case_state (
+    case_no INTEGER PRIMARY KEY, any_0, any_1, any_2, any_3, reduced_0, reduced_1, reduced_2, reduced_3
+);
+CREATE TABLE grader_score (
+    bit INTEGER, value REAL, case_no INTEGER, column_no INTEGER, repeat INTEGER,
+    PRIMARY KEY (bit, value, case_no, column_no, repeat)
+) WITHOUT ROWID;
+CREATE VIRTUAL TABLE trial_text USING fts5(question, answer, reason, content='');
 CREATE TABLE trial (
     case_no INTEGER NOT NULL, column_no INTEGER NOT NULL, repeat INTEGER NOT NULL, outcome INTEGER NOT NULL,
     score REAL, score_key REAL NOT NULL, duration_ms REAL NOT NULL, input_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL, cost REAL NOT NULL, disagreement REAL NOT NULL, failed_graders INTEGER NOT NULL,
     stale INTEGER NOT NULL, counts INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
+    scores TEXT NOT NULL,
     PRIMARY KEY (case_no, column_no, repeat)
 ) WITHOUT ROWID;
+"""
+
+#: The states of cases: for each outcome, the bits of the columns in which any repeat ended so, and of those whose
+#: repeats are reduced to it.
+STATES_OF_CASES: Final = f"""
+INSERT OR REPLACE INTO case_state
+SELECT case_no, {", ".join(f"sum(bit * (count_{one} > 0))" for one in range(4))},
+    {", ".join(f"sum(bit * (reduced = {one}))" for one in range(4))}
+FROM (
+    SELECT *, reduced_outcome(count_0, count_1, count_2, count_3) AS reduced FROM (
+        SELECT case_no, 1 << column_no AS bit, {", ".join(f"sum(outcome = {one}) AS count_{one}" for one in range(4))}
+        FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND counts AND column_no < {MAX_BITS}
+        GROUP BY case_no, column_no
+    )
+) GROUP BY case_no
 """
 
 _FILTERED: Final = "outcome, column_no, failed_graders, stale, score_key, case_no"
@@ -65,20 +94,21 @@ ORDER_INDEXES: Final = {
     "trial_by_score": "(score_key, case_no, outcome, column_no, failed_graders, stale)",
     "trial_by_duration": f"(duration_ms, {_FILTERED})",
     "trial_by_cost": f"(cost, {_FILTERED})",
+    "trial_by_tokens": f"(input_tokens + output_tokens, {_FILTERED})",
     "trial_by_disagreement": f"(disagreement, {_FILTERED})",
     "trial_stale": "(case_no) WHERE stale = 1",
 }
 
 
 #: How many characters of one text can be found; a longer text is searched in its beginning.
-MAX_SEARCHED_CHARACTERS = 4_000
+MAX_SEARCHED_CHARACTERS = 64_000
 
 #: How many characters of a question lists show.
 MAX_QUESTION_CHARACTERS = 240
 
 
 class IndexEntry(NamedTuple):
-    """The values of a row by which lists filter and sort; ``failed_graders`` are names."""
+    """The values of a row by which lists filter and sort; ``failed_graders`` and the keys of ``scores`` are names."""
 
     outcome: Outcome
     score: float | None
@@ -88,6 +118,7 @@ class IndexEntry(NamedTuple):
     output_tokens: int
     disagreement: float
     failed_graders: tuple[str, ...]
+    scores: dict[str, float]
     stale: bool
     counts: bool
 
@@ -99,6 +130,27 @@ def outcome_of(row: Row) -> Outcome:
     if row.status is RowStatus.ERROR:
         return Outcome.ERROR
     return Outcome.PASSED if row.passed else Outcome.FAILED
+
+
+def reduced_outcome(counts: Sequence[int], reducer: str | None) -> Outcome:
+    """What the repeats of a case in one column come to; ``counts`` are how many had each `Outcome`.
+
+    Without a reducer it is the worst of them, in the order error, in doubt, failed, passed. With one, repeats without
+    a score are left out, and ``pass@k`` and ``pass^k`` pass where their value is a half or more. Other reducers pass
+    where more than half of the repeats do: a mean score says nothing of who passed.
+    """
+    passed, failed, errors, in_doubt = counts
+    graded = passed + failed
+    k = 1 if reducer is None else required_repeats(reducer)
+    if graded < k or (reducer is None and (errors or in_doubt)):
+        return Outcome.ERROR if errors or not in_doubt else Outcome.IN_DOUBT
+    if reducer is None:
+        is_pass = failed == 0
+    elif "@" in reducer or "^" in reducer:
+        is_pass = (pass_at_k if "@" in reducer else pass_hat_k)(graded, passed, k) >= 0.5
+    else:
+        is_pass = 2 * passed > graded
+    return Outcome.PASSED if is_pass else Outcome.FAILED
 
 
 def disagreement_of(row: Row) -> float:
@@ -124,6 +176,7 @@ def entry_of(row: Row) -> IndexEntry:
         output_tokens=row.token_usage.output,
         disagreement=disagreement_of(row),
         failed_graders=tuple(name for name, grader in row.graders.items() if not grader.passed),
+        scores={name: grader.score for name, grader in row.graders.items() if grader.score is not None},
         stale=row.stale is not None,
         counts=row.counts,
     )
@@ -148,30 +201,30 @@ def content_text(content: str | Sequence[Mapping[str, object]]) -> str:
     return "\n".join(text for part in content if isinstance(text := part.get("text"), str))
 
 
-def searched_text(row: Row) -> str:
-    """The words by which a text filter finds a row: of its id, question, expected and given answer, reasons, error."""
-    return "\n".join(text[:MAX_SEARCHED_CHARACTERS] for text in _texts(row) if text)
-
-
-def _texts(row: Row) -> Iterator[str | None]:
-    yield row.case_id
-    yield question_text(row)
-    if row.case is not None and row.case.expected is not None:
-        yield str(row.case.expected)
-    yield row.output
-    for grader in row.graders.values():
-        yield grader.reason
-        yield grader.error
+def searched_texts(row: Row) -> tuple[str, str, str]:
+    """The texts in which words find a row: id, question and expected answer; the answer; reasons and the error."""
+    expected = None if row.case is None or row.case.expected is None else str(row.case.expected)
+    said = [text for grader in row.graders.values() for text in (grader.reason, grader.error)]
     if row.error is not None:
-        yield row.error.code
-        yield row.error.error
+        said += [row.error.code, row.error.error]
+    return _searched((row.case_id, question_text(row), expected)), _searched((row.output,)), _searched(said)
+
+
+def _searched(texts: Iterable[str | None]) -> str:
+    return "\n".join(text[:MAX_SEARCHED_CHARACTERS] for text in texts if text)
 
 
 SCORE_BINS = 10
 
+#: Durations and costs are counted in quarters of a power of ten: from 1 ms, and from a ten-millionth of a dollar.
+LOG_BINS, BINS_PER_DECADE, LEAST_DURATION_MS, LEAST_COST = 32, 4, 1.0, 1e-7
+
 
 class ColumnCounts(NamedTuple):
-    """How the trials of one column ended, and how many of their scores are in each tenth from 0 to 1."""
+    """How the trials of one column ended, and how many of their scores are in each tenth from 0 to 1.
+
+    ``durations`` and ``costs`` count those above 0 in `LOG_BINS`, which grow by a quarter of a power of ten.
+    """
 
     passed: int
     failed: int
@@ -180,9 +233,11 @@ class ColumnCounts(NamedTuple):
     stale: int
     score_sum: float
     bins: tuple[int, ...]
+    durations: tuple[int, ...]
+    costs: tuple[int, ...]
 
 
-NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS)
+NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS, (0,) * LOG_BINS, (0,) * LOG_BINS)
 
 
 class CountedTrial(NamedTuple):
@@ -192,6 +247,12 @@ class CountedTrial(NamedTuple):
     score: float | None
     stale: bool
     counts: bool
+    duration_ms: float
+    cost: float
+
+
+#: Where the bins of scores stand in the numbers of a column: after the outcomes, the stale ones, and the sum.
+_BINS_AT = len(Outcome) + 2
 
 
 class CountsByColumn:
@@ -204,13 +265,17 @@ class CountsByColumn:
         """Count a trial; ``times=-1`` takes it back."""
         if not trial.counts:
             return
-        numbers = self._columns.setdefault(column_no, [0] * (len(Outcome) + 1 + 1 + SCORE_BINS))
+        numbers = self._columns.setdefault(column_no, [0] * (_BINS_AT + SCORE_BINS + 2 * LOG_BINS))
         numbers[trial.outcome] += times
         numbers[len(Outcome)] += times * trial.stale
         if trial.score is not None:
             # Millionths, so that the sum does not drift as trials are added and taken back.
             numbers[len(Outcome) + 1] += times * round(trial.score * 1_000_000)
-            numbers[len(Outcome) + 2 + min(SCORE_BINS - 1, max(0, int(trial.score * SCORE_BINS)))] += times
+            numbers[_BINS_AT + min(SCORE_BINS - 1, max(0, int(trial.score * SCORE_BINS)))] += times
+        for place, value, least in ((0, trial.duration_ms, LEAST_DURATION_MS), (LOG_BINS, trial.cost, LEAST_COST)):
+            if value > 0:
+                step = int(BINS_PER_DECADE * math.log10(max(1.0, value / least)))
+                numbers[_BINS_AT + SCORE_BINS + place + min(LOG_BINS - 1, step)] += times
 
     def to_text(self) -> str:
         """The counts as the index stores them."""
@@ -225,7 +290,9 @@ class CountsByColumn:
         if numbers is None:
             return NO_COUNTS
         passed, failed, errors, in_doubt, stale, millionths, *bins = numbers
-        return ColumnCounts(passed, failed, errors, in_doubt, stale, millionths / 1_000_000, tuple(bins))
+        scores, measured = tuple(bins[:SCORE_BINS]), bins[SCORE_BINS:]
+        sides = tuple(measured[:LOG_BINS]), tuple(measured[LOG_BINS:])
+        return ColumnCounts(passed, failed, errors, in_doubt, stale, millionths / 1_000_000, scores, *sides)
 
 
 def all_rows(connection: apsw.Connection, sql: str, values: Sequence[str | float | None] = ()) -> list[tuple[Any, ...]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,19 +24,20 @@ from quintain_runner.results.row import Row
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_view.index_schema import (
     FILE_NAME,
-    MAX_GRADER_BITS,
+    MAX_BITS,
     MAX_QUESTION_CHARACTERS,
     ORDER_INDEXES,
     SCHEMA_VERSION,
+    STATES_OF_CASES,
     TABLES,
     TEXT_ROW_BITS,
     CountedTrial,
     CountsByColumn,
-    IndexEntry,
     all_rows,
     entry_of,
     question_text,
-    searched_text,
+    reduced_outcome,
+    searched_texts,
 )
 
 #: How many bytes of results one step reads: about a second of work.
@@ -44,9 +46,17 @@ STEP_BYTES = 16_000_000
 #: How long a step waits for another process that writes the same index.
 _BUSY_TIMEOUT_MS = 5_000
 
-_COUNTED_TRIAL = "SELECT outcome, score, stale, counts FROM trial WHERE case_no = ? AND column_no = ? AND repeat = ?"
+_EARLIER_TRIAL = (
+    "SELECT scores, outcome, score, stale, counts, duration_ms, cost FROM trial "
+    "WHERE case_no = ? AND column_no = ? AND repeat = ?"
+)
 
-_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 16)})"
+_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 17)})"
+
+
+_INSERT_SCORE = "INSERT OR REPLACE INTO grader_score VALUES (?, ?, ?, ?, ?)"
+_DELETE_SCORE = "DELETE FROM grader_score WHERE bit = ? AND value = ? AND case_no = ? AND column_no = ? AND repeat = ?"
+_INSERT_TEXT = "INSERT INTO trial_text (rowid, question, answer, reason) VALUES (?, ?, ?, ?)"
 
 
 class IndexProgress(NamedTuple):
@@ -123,13 +133,18 @@ class _IndexWriter:
         self._graders: dict[str, int] = {}
         self._case_count = 0
         self._counts = CountsByColumn()
+        self._touched: set[int] = set()
 
     def step(self, results: int, max_bytes: int) -> IndexProgress:
-        prices = _prices_of(self._run)
-        is_priced_anew = bool(prices) and prices != self._meta("prices")
-        if self._meta("schema") != SCHEMA_VERSION or is_priced_anew or not self._is_continued(results):
+        prices, reducer = _prices_of(self._run), None if self._run is None else self._run.configuration.reduce.row
+        is_changed = (bool(prices) and prices != self._meta("prices")) or (reducer or "") != self._meta("reducer")
+        if self._meta("schema") != SCHEMA_VERSION or is_changed or not self._is_continued(results):
             self._create()
             self._set_meta("prices", prices)
+            self._set_meta("reducer", reducer or "")
+        self._connection.create_scalar_function(
+            "reduced_outcome", lambda *counts: int(reduced_outcome(counts, reducer)), 4, deterministic=True
+        )
         self._columns = {str(name): int(number) for number, name in self._all("SELECT * FROM result_column")}
         self._graders = {str(name): int(bit) for bit, name in self._all("SELECT * FROM grader")}
         self._case_count = self._number("SELECT coalesce(max(case_no), 0) FROM case_text")
@@ -177,6 +192,7 @@ class _IndexWriter:
                 continue
             self._add_row(row, offset, len(line))
             rows += 1
+        self._connection.execute(STATES_OF_CASES, (json.dumps(sorted(self._touched)),))
         self._set_meta("offset", begin + len(block))
         self._set_meta("rows", int(self._meta("rows") or 0) + rows)
         self._set_meta("unreadable", int(self._meta("unreadable") or 0) + unreadable)
@@ -186,22 +202,29 @@ class _IndexWriter:
 
     def _add_row(self, row: Row, offset: int, length: int) -> None:
         case_no, entry = self._case_no(row), entry_of(row)
-        column_no = self._column_no(row.column)
-        for superseded in self._all(_COUNTED_TRIAL, (case_no, column_no, row.repeat)):
+        column_no, cost = self._column_no(row.column), self._cost(row)
+        place = case_no, column_no, row.repeat
+        scores = {self._grader_bit(name): score for name, score in entry.scores.items()}
+        for earlier_scores, *superseded in self._all(_EARLIER_TRIAL, place):
             self._counts.add(column_no, CountedTrial(*superseded), times=-1)
-        self._counts.add(column_no, CountedTrial(entry.outcome, entry.score, entry.stale, entry.counts))
+            for bit, value in json.loads(earlier_scores).items():
+                self._connection.execute(_DELETE_SCORE, (int(bit), value, *place))
+        counted = CountedTrial(entry.outcome, entry.score, entry.stale, entry.counts, entry.duration_ms, cost)
+        self._counts.add(column_no, counted)
+        self._touched.add(case_no)
         self._connection.execute(
             _INSERT_TRIAL,
             (
-                *(case_no, column_no, row.repeat, int(entry.outcome), entry.score, entry.score_key),
-                *(entry.duration_ms, entry.input_tokens, entry.output_tokens, self._cost(row, entry)),
-                *(entry.disagreement, self._grader_bits(entry), entry.stale, entry.counts, offset, length),
+                *(*place, int(entry.outcome), entry.score, entry.score_key),
+                *(entry.duration_ms, entry.input_tokens, entry.output_tokens, cost),
+                *(entry.disagreement, self._bits_of(entry.failed_graders), entry.stale, entry.counts, offset, length),
+                json.dumps(scores),
             ),
         )
+        for bit, value in scores.items():
+            self._connection.execute(_INSERT_SCORE, (bit, value, *place))
         text_row = case_no << TEXT_ROW_BITS | (offset & ((1 << TEXT_ROW_BITS) - 1))
-        self._connection.execute(
-            "INSERT INTO trial_text (rowid, words) VALUES (?, ?)", (text_row, _storable(searched_text(row)))
-        )
+        self._connection.execute(_INSERT_TEXT, (text_row, *map(_storable, searched_texts(row))))
 
     def _case_no(self, row: Row) -> int:
         case_id = _storable(row.case_id)
@@ -210,9 +233,15 @@ class _IndexWriter:
             return int(found[0][0])
         self._case_count += 1
         question = _storable(" ".join(question_text(row)[: 2 * MAX_QUESTION_CHARACTERS].split()))
+        tags = {_storable(field): [_storable(value) for value in values] for field, values in (row.tags or {}).items()}
         self._connection.execute(
-            "INSERT INTO case_text VALUES (?, ?, ?)", (self._case_count, case_id, question[:MAX_QUESTION_CHARACTERS])
+            "INSERT INTO case_text VALUES (?, ?, ?, ?)",
+            (self._case_count, case_id, question[:MAX_QUESTION_CHARACTERS], json.dumps(tags)),
         )
+        for field, value in ((field, value) for field, values in tags.items() for value in values):
+            self._connection.execute(
+                "INSERT OR IGNORE INTO case_tag VALUES (?, ?, ?)", (field, value, self._case_count)
+            )
         return self._case_count
 
     def _column_no(self, name: str) -> int:
@@ -221,16 +250,17 @@ class _IndexWriter:
             self._connection.execute("INSERT INTO result_column VALUES (?, ?)", (self._columns[name], _storable(name)))
         return self._columns[name]
 
-    def _grader_bits(self, entry: IndexEntry) -> int:
-        bits = 0
-        for name in entry.failed_graders:
-            if name not in self._graders and len(self._graders) < MAX_GRADER_BITS:
-                self._graders[name] = len(self._graders)
-                self._connection.execute("INSERT INTO grader VALUES (?, ?)", (self._graders[name], _storable(name)))
-            bits |= 1 << self._graders[name] if name in self._graders else 0
-        return bits
+    def _grader_bit(self, name: str) -> int:
+        """The number of a grader: its bit, where that is below `MAX_BITS`."""
+        if name not in self._graders:
+            self._graders[name] = len(self._graders)
+            self._connection.execute("INSERT INTO grader VALUES (?, ?)", (self._graders[name], _storable(name)))
+        return self._graders[name]
 
-    def _cost(self, row: Row, entry: IndexEntry) -> float:
+    def _bits_of(self, graders: Iterable[str]) -> int:
+        return sum(1 << bit for bit in map(self._grader_bit, graders) if bit < MAX_BITS)
+
+    def _cost(self, row: Row) -> float:
         """The cost of the target's tokens in US dollars; 0 where no price is known yet."""
         price = None if self._run is None else self._run.prices.get(row.target)
         return 0.0 if price is None else float(price.of(row.token_usage))

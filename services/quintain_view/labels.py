@@ -156,11 +156,11 @@ def _is_graded(trial: TrialEntry) -> bool:
 
 
 def _disputed_trials(index: IndexReader) -> Iterator[TrialEntry]:
-    seen = set[TrialEntry]()
+    seen = set[int]()
     for trial in (
         *index.most_disputed(_MAX_DISPUTED),
         *index.nearest_scores(_PASS_SCORE, within=_NEAR_SCORE, limit=_MAX_DISPUTED),
     ):
-        if trial not in seen and _is_graded(trial):
-            seen.add(trial)
+        if trial.offset not in seen and _is_graded(trial):
+            seen.add(trial.offset)
             yield trial

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.errors import ConfigError
+from quintain.fleet.tables import duration
 from quintain.web import visible
+from quintain_runner.report.comparison import compare_runs, comparison_tables, conclusion
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.run_report import read_recorded_report
+from quintain_runner.report.text_table import TextTable
+from quintain_runner.results.bill import dollars
 from quintain_runner.results.labels import Note, NoteKey, latest_notes, read_notes
 from quintain_runner.results.row import Row
-from quintain_view.case_page import CasePage, JudgeCall, case_page
+from quintain_view.case_page import CasePage, ShownCall, case_page, target_call_ids
 from quintain_view.comparison import ComparePage, PairChange, PairReader, column_choices, compared_trial
 from quintain_view.filters import TrialFilter
 from quintain_view.index_reader import IndexReader, open_index, read_rows, rows_of_case
 from quintain_view.index_schema import NO_COUNTS, ColumnCounts
 from quintain_view.index_writer import IndexProgress
 from quintain_view.run_list import RunSource
-from quintain_view.run_page import CASES_PER_PAGE, RunPage, matrix, run_page
+from quintain_view.run_page import CASES_PER_PAGE, MatrixView, RunContents, RunPage, matrix, run_page
 from quintain_view.timeline import MAX_SHOWN_STEPS
 
 CALLS_FILE_NAME = "calls.jsonl"
@@ -39,25 +50,26 @@ class ContentMissing(Exception):
 def read_run_page(folder: Path, trial_filter: TrialFilter, progress: IndexProgress, *, page: int = 1) -> RunPage:
     """The page of a run. Raises `ConfigError` without a record, and `NotIndexed`."""
     run = read_run(folder)
+    report = read_recorded_report(folder, run)
     with open_index(folder) as index:
         if index is None:
-            columns: dict[str, int] = {name: number for number, name in enumerate(run.configuration.columns)}
-            empty = matrix([], columns, trial_filter, count=0, page=1)
-            return run_page(
-                read_recorded_report(folder, run), empty, trial_filter, counts={}, graders=[], progress=progress
-            )
-        counts = column_counts(index, run)
+            columns = {name: number for number, name in enumerate(run.configuration.columns)}
+            empty = matrix([], MatrixView(columns, {}, None), trial_filter, count=0, page=1)
+            return run_page(report, empty, trial_filter, contents=RunContents(), progress=progress)
         cases, count = index.list_page(trial_filter, offset=(page - 1) * CASES_PER_PAGE, limit=CASES_PER_PAGE + 1)
         listed = [(case, index.trials_of(case.case_no)) for case in cases]
-        page_matrix = matrix(listed, index.columns, trial_filter, count=count, page=page)
         return run_page(
-            read_recorded_report(folder, run),
-            page_matrix,
+            report,
+            matrix(listed, matrix_view(index, run), trial_filter, count=count, page=page),
             trial_filter,
-            counts=counts,
-            graders=list(index.graders),
+            contents=RunContents(column_counts(index, run), list(index.graders), index.tag_fields(), index.count_cases),
             progress=progress,
         )
+
+
+def matrix_view(index: IndexReader, run: RunFile) -> MatrixView:
+    """What the matrix of a run depends on."""
+    return MatrixView(index.columns, index.graders, run.configuration.reduce.row)
 
 
 def column_counts(index: IndexReader, run: RunFile) -> Mapping[str, ColumnCounts]:
@@ -90,9 +102,9 @@ def read_case_rows(folder: Path, case_id: str) -> list[Row]:
         return rows_of_case(folder, index, case)
 
 
-def read_case_page(folder: Path, case_id: str) -> tuple[CasePage, dict[str, Note]]:
+def read_case_page(folder: Path, case_id: str, max_steps: int = MAX_SHOWN_STEPS) -> tuple[CasePage, dict[str, Note]]:
     """The page of a case, and the notes about its answers. Raises as `read_case_rows`."""
-    return build_case_page(folder, read_run(folder), case_id, read_case_rows(folder, case_id))
+    return build_case_page(folder, read_run(folder), case_id, read_case_rows(folder, case_id), max_steps=max_steps)
 
 
 def build_case_page(
@@ -104,7 +116,7 @@ def build_case_page(
         rows,
         evaluation=run.configuration.evaluation,
         folder=str(folder),
-        calls=_judge_calls(folder, rows),
+        calls=_calls(folder, run, rows),
         max_steps=max_steps,
     )
     notes = latest_notes(read_notes(folder))
@@ -127,6 +139,22 @@ def neighbors(folder: Path, trial_filter: TrialFilter, place: int) -> tuple[str 
     before = ids[0] if place > 0 and ids else None
     after = ids[place - begin + 1] if len(ids) > place - begin + 1 else None
     return before, after
+
+
+def next_failure(folder: Path, trial_filter: TrialFilter, place: int, step: int) -> tuple[str, int] | None:
+    """The id and the place of the next case of a list with a failure, or of the previous one for a ``step`` of -1.
+
+    Where there is none it is the case at ``place`` itself; None if the list has none there.
+    """
+    with open_index(folder) as index:
+        if index is None:
+            return None
+        begin, end = (place, sys.maxsize) if step > 0 else (0, place + 1)
+        cases = index.failures(trial_filter, begin, end)[::step]
+        if not cases:
+            return None
+        distance = next((number for number, (_, is_failure) in enumerate(cases) if number and is_failure), 0)
+        return index.case(cases[distance][0]).case_id, place + step * distance
 
 
 def read_compare_page(
@@ -152,6 +180,7 @@ def read_compare_page(
     finally:
         reader.close()
     rows = [read_rows(folder, [pair.places[side] for pair in pairs]) for side, folder in enumerate(folders)]
+    tables, words = _compared_statistics(folders)
     trials = [compared_trial(pair, sides) for pair, sides in zip(pairs, zip(*rows, strict=True), strict=True)]
     return ComparePage(
         before=visible(names[0]),
@@ -160,16 +189,36 @@ def read_compare_page(
         choices=choices,
         counts=counts,
         change=wanted,
+        tables=tables,
+        conclusion=visible(words),
         trials=trials[:CASES_PER_PAGE],
         page=page,
         has_next=len(trials) > CASES_PER_PAGE,
     )
 
 
-def _judge_calls(folder: Path, rows: Iterable[Row]) -> dict[str, list[JudgeCall]]:
-    """The calls of the rows' graders in ``calls.jsonl``, by request id and by session id."""
+#: Of larger runs the statistics take more than a second.
+_MAX_COMPARED_TRIALS = 10_000
+
+
+def _compared_statistics(folders: tuple[Path, Path]) -> tuple[list[TextTable], str]:
+    """The tables of `quintain compare`, and its conclusion; or none, and the reason."""
+    before, after = (read_recorded_report(folder, read_run(folder)) for folder in folders)
+    if before.summary.total.trials + after.summary.total.trials > _MAX_COMPARED_TRIALS:
+        return [], f"quintain compare {before.folder} {after.folder} prints the statistics of runs of this size"
+    try:
+        compared = compare_runs(before, after)
+    except ConfigError as error:
+        return [], error.message
+    return list(comparison_tables(compared)), conclusion(compared)
+
+
+def _calls(folder: Path, run: RunFile, rows: Iterable[Row]) -> dict[str, list[ShownCall]]:
+    """The calls of the rows' targets and graders in ``calls.jsonl``, by request id and by session id."""
+    rows = list(rows)
     graders = [one for row in rows for grader in row.graders.values() for one in (grader, *grader.votes.values())]
     wanted = {key for grader in graders for key in (grader.request_id, grader.session_id) if key}
+    wanted.update(key for row in rows for key in target_call_ids(row))
     path = folder / CALLS_FILE_NAME
     try:
         if not wanted or path.stat().st_size > _MAX_SEARCHED_CALLS_BYTES:
@@ -177,14 +226,18 @@ def _judge_calls(folder: Path, rows: Iterable[Row]) -> dict[str, list[JudgeCall]
         lines = path.read_bytes().splitlines()
     except OSError:
         return {}
-    keys = [key.encode() for key in wanted]
-    found: dict[str, list[JudgeCall]] = {}
+    found: dict[str, list[ShownCall]] = {}
     for line in lines:
-        if any(key in line for key in keys):
+        # A quick look first: few of many lines are those of this case.
+        if any(match[1].decode(errors="replace") in wanted for match in _CALL_IDS.finditer(line)):
             fields = _fields(line)
             for name in {fields.get("requestId"), fields.get("sessionId")} & wanted:
-                found.setdefault(str(name), []).append(_judge_call(fields))
+                found.setdefault(str(name), []).append(_shown_call(fields, run))
     return found
+
+
+#: The ids of a line of calls; those that Quintain makes have no escaped character.
+_CALL_IDS = re.compile(rb'"(?:requestId|sessionId)": ?"([^"\\]*)"')
 
 
 def _fields(line: bytes) -> dict[str, object]:
@@ -195,9 +248,24 @@ def _fields(line: bytes) -> dict[str, object]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _judge_call(fields: Mapping[str, object]) -> JudgeCall:
+#: What the states of calls in ``calls.jsonl`` say of their charge.
+_CHARGE_WORDS = {
+    "committed": "charged",
+    "refunded": "not charged",
+    "inDoubt": "in doubt: it stays charged, and its outcome is not known",
+}
+
+
+def _shown_call(fields: Mapping[str, object], run: RunFile) -> ShownCall:
+    state, target = str(fields.get("state")), str(fields.get("target"))
     created, updated = fields.get("createdAt"), fields.get("updatedAt")
-    took = f", {updated - created:,} ms" if isinstance(created, int) and isinstance(updated, int) else ""
-    title = visible(f"{fields.get('target')}: {fields.get('state')}{took}")
-    names = ("requestId", "sessionId", "attempts", "tokenUsage", "faultCode")
-    return JudgeCall(title, [(name, visible(str(fields[name]))) for name in names if fields.get(name) is not None])
+    parts = [_CHARGE_WORDS.get(state, state), target]
+    parts += [duration(updated - created)] if isinstance(created, int) and isinstance(updated, int) else []
+    usage, price = fields.get("tokenUsage"), run.prices.get(target)
+    with contextlib.suppress(ValidationError):
+        used = TokenUsage.model_validate(usage)
+        parts.append(f"{used.input:,} in, {used.output:,} out")
+        parts += [dollars(price.of_call(used))] if price is not None else []
+    names = {"requestId": "request id", "attempts": "attempts", "faultCode": "fault"}
+    shown = [(words, visible(str(fields[name]))) for name, words in names.items() if fields.get(name) not in {None, 1}]
+    return ShownCall(visible(" · ".join(parts)), shown)

@@ -12,7 +12,9 @@ import jinja2
 
 from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, template_environment, to_html
 from quintain_view.comparison import CHANGE_WORDS
-from quintain_view.run_page import BAR_AREA_HEIGHT, SORT_WORDS, STATE_WORDS, WIDTH
+from quintain_view.filters import OUTCOMES, SCOPES, STATE_WORDS
+from quintain_view.markdown import markdown_html
+from quintain_view.plots import BAR_AREA_HEIGHT, WIDTH
 
 
 class PageLinks(Protocol):
@@ -63,6 +65,14 @@ class ServedLinks:
     def label(self, name: str, query: str = "") -> str:
         """See `PageLinks`."""
         return _with_query(f"{self.run(name)}/label", query)
+
+    def failure(self, name: str, query: str) -> str:
+        """The next or the previous failure of the list that the query describes."""
+        return f"{self.run(name)}/failure?{query}"
+
+    def case_file(self, name: str, case_id: str) -> str:
+        """A case as a file of its own."""
+        return f"{self.run(name)}/file?{urlencode({'id': case_id.encode(errors='replace').decode()})}"
 
     def raw(self, name: str, case_id: str, trial: str) -> str:
         """See `PageLinks`."""
@@ -141,9 +151,11 @@ def render(template: str, **values: object) -> str:
 def _environment() -> jinja2.Environment:
     environment = template_environment("quintain_view")
     environment.filters["score"] = _score
+    environment.filters["markdown"] = markdown_html
     environment.globals.update(
         state_words=STATE_WORDS,
-        sort_words=SORT_WORDS,
+        scopes=SCOPES,
+        column_states=list(OUTCOMES),
         change_words=CHANGE_WORDS,
         plot_width=WIDTH,
         bar_height=BAR_AREA_HEIGHT,

@@ -2,174 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import account_lines
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
-from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
+from quintain_runner.results.bill import dollars
 from quintain_runner.untrusted import plain_line
 from quintain_view.case_page import OUTCOME_WORDS
-from quintain_view.filters import SortOrder, TrialFilter, TrialState
+from quintain_view.filters import IN_ORDER, Shown, SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import MAX_COUNTED_CASES, CaseEntry, TrialEntry
-from quintain_view.index_schema import ColumnCounts, Outcome
+from quintain_view.index_schema import MAX_BITS, ColumnCounts, Outcome, reduced_outcome
 from quintain_view.index_writer import IndexProgress
+from quintain_view.plots import DifferencePlot, Histogram, difference_plot, histograms
 from quintain_view.run_list import status_of
 from quintain_view.text import one_line
-
-WIDTH, BAR_AREA_HEIGHT, LINE_HEIGHT = 240.0, 48.0, 26.0
-
-#: The most pairs that a plot shows; the table has the same limit.
-MAX_SHOWN_PAIRS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar, and what it stands for."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """How many scores of a column are in each part from 0 to 1."""
-
-    column: str
-    bars: list[Bar]
-    summary: str
-
-
-@dataclass(frozen=True, slots=True)
-class DifferenceLine:
-    """The difference of the mean scores of two columns on the same cases, with its interval; places from 0 to 1."""
-
-    label: str
-    value: float
-    low: float
-    high: float
-    y: float
-    is_significant: bool
-    summary: str
-
-
-@dataclass(frozen=True, slots=True)
-class DifferencePlot:
-    """Differences of pairs of columns, one line each; ``zero`` is the place of no difference."""
-
-    lines: list[DifferenceLine]
-    height: float
-    bound: float
-
-
-def histogram(column: str, counts: Sequence[int]) -> Histogram:
-    """The bars of a column's scores."""
-    highest, step = max([*counts, 1]), WIDTH / max(len(counts), 1)
-    bars = []
-    for number, count in enumerate(counts):
-        height = BAR_AREA_HEIGHT * count / highest
-        label = f"{number / len(counts):.1f} to {(number + 1) / len(counts):.1f}: {count:,}"
-        bars.append(Bar(number * step + 1, BAR_AREA_HEIGHT - height, step - 2, height, label))
-    filled = [bar.label for bar, count in zip(bars, counts, strict=True) if count]
-    return Histogram(visible(column), bars, f"scores of {visible(column)}: {'; '.join(filled) or 'none yet'}")
-
-
-def difference_plot(analysis: Analysis) -> DifferencePlot | None:
-    """The paired differences of the mean scores; None if there are none."""
-    pairs = analysis.pairs[:MAX_SHOWN_PAIRS]
-    if not pairs:
-        return None
-    ends = [abs(end) for pair in pairs for end in _ends(pair)]
-    bound = max(0.05, *ends)
-    lines = [_difference_line(pair, bound, number) for number, pair in enumerate(pairs)]
-    return DifferencePlot(lines, len(lines) * LINE_HEIGHT, bound)
-
-
-def _difference_line(pair: TargetPair, bound: float, number: int) -> DifferenceLine:
-    value, low, high = _ends(pair)
-    label = visible(f"{pair.first} - {pair.second}")
-    interval = pair.score.estimate.interval
-    shown_interval = "no interval" if interval is None else f"95 % from {interval.low:+.2f} to {interval.high:+.2f}"
-    word = "significant" if pair.score.significant else "not significant"
-    return DifferenceLine(
-        label=label,
-        value=_place(value, bound),
-        low=_place(low, bound),
-        high=_place(high, bound),
-        y=(number + 0.5) * LINE_HEIGHT,
-        is_significant=pair.score.significant,
-        summary=f"{label}: {value:+.3f}, {shown_interval}, p {format_p(pair.score.adjusted_p)}, {word}",
-    )
-
-
-def _ends(pair: TargetPair) -> tuple[float, float, float]:
-    estimate = pair.score.estimate
-    low, high = (estimate.value,) * 2 if estimate.interval is None else (estimate.interval.low, estimate.interval.high)
-    return estimate.value, low, high
-
-
-def _place(value: float, bound: float) -> float:
-    return WIDTH * (value + bound) / (2 * bound)
-
 
 #: How many columns the matrix shows; a filter by target chooses others.
 MAX_COLUMNS = 12
 
-MAX_HISTOGRAMS = 6
-
 CASES_PER_PAGE = 50
 
-STATE_WORDS = {
-    TrialState.PASSED: "passed",
-    TrialState.FAILED: "failed",
-    TrialState.ERROR: "errors",
-    TrialState.IN_DOUBT: "in doubt",
-    TrialState.STALE: "stale",
+#: What the order of a list is called, and the columns of which its cells can show a value.
+SORT_WORDS = {
+    SortOrder.CASE: "in the order of the results",
+    SortOrder.SCORE: "lowest score first",
+    SortOrder.DURATION: "slowest first",
+    SortOrder.COST: "dearest first",
+    SortOrder.TOKENS: "most tokens first",
+    SortOrder.DISAGREEMENT: "graders disagree most first",
 }
+VALUE_WORDS = {
+    SortOrder.SCORE: "score",
+    SortOrder.DURATION: "duration",
+    SortOrder.COST: "cost",
+    SortOrder.TOKENS: "tokens",
+    SortOrder.DISAGREEMENT: "disagreement",
+}
+
+_SCORE = Shown(SortOrder.SCORE)
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """The trials of one case in one column: how they ended, their mean score, and how often they passed."""
+    """The trials of one case in one column: what they come to, how often they passed, and the values that are shown."""
 
     outcome: str
-    score: float | None
     passed: int
     trials: int
-    duration_ms: float
     stale: bool
-    disagreement: float
-    label: str
+    values: list[tuple[str, str]]
 
     @property
-    def level(self) -> str:
-        """The tenth of the score, for its color; "none" without a score."""
-        return "none" if self.score is None else str(min(9, max(0, int(self.score * 10))))
+    def is_mixed(self) -> bool:
+        """Whether some passed and others did not."""
+        return 0 < self.passed < self.trials
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """One case of the matrix; ``place`` is its place in the list."""
+    """One case of the matrix; ``place`` is its place in the list, ``tags`` are those of the fields that are shown."""
 
     case_id: str
     shown_id: str
     question: str
     place: int
+    tags: list[str]
     cells: list[MatrixCell | None]
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether one of its columns did not pass."""
+        return any(cell is not None and cell.outcome != "passed" for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A page of the list of cases. ``found`` says how many there are."""
 
+    names: list[str]
     columns: list[str]
+    tag_fields: list[str]
     hidden_columns: int
     rows: list[MatrixRow]
     found: str
@@ -179,7 +98,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """The page of one run."""
+    """The page of one run. ``widenings`` are the parts of the filter: what each asks, the filter without it, and how
+    many cases that finds, where the filter itself finds none."""
 
     title: str
     folder: str
@@ -187,39 +107,72 @@ class RunPage:
     is_ended: bool
     tables: list[TextTable]
     notes: list[str]
+    wrong: list[tuple[str, TrialFilter | None]]
     histograms: list[Histogram]
     differences: DifferencePlot | None
     matrix: Matrix
     trial_filter: TrialFilter
+    widenings: list[tuple[str, TrialFilter, str]]
     all_columns: list[str]
+    filter_columns: list[str]
+    has_repeats: bool
+    reduce: str
     graders: list[str]
+    sorts: list[tuple[str, str]]
+    values: list[tuple[str, str]]
     facts: list[tuple[str, str]]
     configuration: str
     progress: IndexProgress
     live: list[str]
 
 
-def matrix_cell(trials: Sequence[TrialEntry]) -> MatrixCell | None:
-    """The cell of these trials: of the worst outcome, in the order error, in doubt, failed, passed; None of none."""
-    counted = [trial for trial in trials if trial.counts] or list(trials)
-    if not counted:
-        return None
-    severity = (Outcome.PASSED, Outcome.FAILED, Outcome.IN_DOUBT, Outcome.ERROR)
-    worst = max((trial.outcome for trial in counted), key=severity.index)
-    scores = [trial.score for trial in counted if trial.score is not None]
-    passed = sum(trial.outcome is Outcome.PASSED for trial in counted)
-    score = sum(scores) / len(scores) if scores else None
-    label = OUTCOME_WORDS[worst] if len(counted) == 1 else f"{passed} of {len(counted)} passed"
-    return MatrixCell(
-        outcome=OUTCOME_WORDS[worst],
-        score=score,
-        passed=passed,
-        trials=len(counted),
-        duration_ms=max(trial.duration_ms for trial in counted),
-        stale=any(trial.stale for trial in counted),
-        disagreement=max(trial.disagreement for trial in counted),
-        label=label,
-    )
+@dataclass(frozen=True, slots=True)
+class MatrixView:
+    """What a page of the matrix depends on: the columns and the graders with their numbers, and the run's reducer."""
+
+    columns: Mapping[str, int]
+    graders: Mapping[str, int]
+    reducer: str | None
+
+    def cell(self, trials: Sequence[TrialEntry], shown: Sequence[Shown]) -> MatrixCell | None:
+        """The cell of these trials; None of none."""
+        counted = [trial for trial in trials if trial.counts] or list(trials)
+        if not counted:
+            return None
+        counts = [sum(trial.outcome is outcome for trial in counted) for outcome in Outcome]
+        values = [(self._name(one), self._value(one, counted)) for one in shown if one.kind is not SortOrder.TAG]
+        return MatrixCell(
+            outcome=OUTCOME_WORDS[reduced_outcome(counts, self.reducer)],
+            passed=counts[Outcome.PASSED],
+            trials=len(counted),
+            stale=any(trial.stale for trial in counted),
+            values=[(name, value) for name, value in values if value],
+        )
+
+    def _name(self, one: Shown) -> str:
+        return visible(one.name) if one.name else VALUE_WORDS.get(one.kind, "")
+
+    def _value(self, one: Shown, trials: Sequence[TrialEntry]) -> str:
+        """The value of several trials: the mean of scores, the slowest and the most disputed, and sums."""
+        match one.kind:
+            case SortOrder.DURATION:
+                return duration(max(trial.duration_ms for trial in trials))
+            case SortOrder.COST:
+                cost = sum(trial.cost for trial in trials)
+                return dollars(cost) if cost else ""
+            case SortOrder.TOKENS:
+                return f"{sum(trial.input_tokens + trial.output_tokens for trial in trials):,}"
+            case SortOrder.DISAGREEMENT:
+                return f"{max(trial.disagreement for trial in trials):.2f}"
+            case SortOrder.GRADER:
+                bit = self.graders.get(one.name, -1)
+                return _mean([trial.scores[bit] for trial in trials if bit in trial.scores])
+            case _:
+                return _mean([trial.score for trial in trials if trial.score is not None])
+
+
+def _mean(scores: Sequence[float]) -> str:
+    return f"{sum(scores) / len(scores):.2f}" if scores else ""
 
 
 def shown_columns(all_columns: Sequence[str], trial_filter: TrialFilter) -> list[str]:
@@ -228,9 +181,15 @@ def shown_columns(all_columns: Sequence[str], trial_filter: TrialFilter) -> list
     return chosen[:MAX_COLUMNS]
 
 
+def shown_values(trial_filter: TrialFilter) -> list[Shown]:
+    """What the cells show: what was chosen, or the score, and what the list is ordered by."""
+    ordered = [] if trial_filter.order == IN_ORDER else [trial_filter.order]
+    return list(dict.fromkeys([*(trial_filter.shown or (_SCORE,)), *ordered]))
+
+
 def matrix(
     cases: Sequence[tuple[CaseEntry, Sequence[TrialEntry]]],
-    columns: Mapping[str, int],
+    view: MatrixView,
     trial_filter: TrialFilter,
     *,
     count: int,
@@ -239,23 +198,51 @@ def matrix(
 ) -> Matrix:
     """A page of the matrix; ``cases`` may have one more than ``limit``, which shows that there is another page.
 
-    ``columns`` are all columns with their numbers in the index, ``count`` is the number of cases in the list.
+    ``count`` is the number of cases in the list.
     """
-    names = shown_columns(list(columns), trial_filter)
+    names, shown = shown_columns(list(view.columns), trial_filter), shown_values(trial_filter)
+    fields = [one.name for one in shown if one.kind is SortOrder.TAG]
     rows = []
     for number, (case, trials) in enumerate(cases[:limit]):
-        cells = [matrix_cell([trial for trial in trials if trial.column_no == columns[name]]) for name in names]
-        place = (page - 1) * limit + number
-        rows.append(MatrixRow(case.case_id, one_line(case.case_id, 60), one_line(case.question), place, cells))
+        tags = json.loads(case.tags)
+        rows.append(
+            MatrixRow(
+                *(case.case_id, one_line(case.case_id, 60), one_line(case.question), (page - 1) * limit + number),
+                tags=[visible(", ".join(tags.get(name, ()))) for name in fields],
+                cells=[
+                    view.cell([one for one in trials if one.column_no == view.columns[name]], shown) for name in names
+                ],
+            )
+        )
     is_more = trial_filter.is_narrowed and count > MAX_COUNTED_CASES
     return Matrix(
+        names=names,
         columns=[visible(name) for name in names],
-        hidden_columns=len(columns) - len(names),
+        tag_fields=[visible(name) for name in fields],
+        hidden_columns=len(view.columns) - len(names),
         rows=rows,
-        found=f"more than {MAX_COUNTED_CASES:,} cases" if is_more else f"{count:,} case" + ("s" if count != 1 else ""),
+        found=_found(count, is_more=is_more),
         page=page,
         has_next=len(cases) > limit,
     )
+
+
+def _found(count: int, *, is_more: bool = False) -> str:
+    return f"more than {MAX_COUNTED_CASES:,} cases" if is_more else f"{count:,} case" + ("s" if count != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RunContents:
+    """What the index of a run says of it as a whole.
+
+    ``counts`` are by column, in the index's order; ``count_cases`` counts the cases of a filter, and is asked only
+    where the list is empty.
+    """
+
+    counts: Mapping[str, ColumnCounts] = field(default_factory=dict)
+    graders: Sequence[str] = ()
+    tag_fields: Sequence[str] = ()
+    count_cases: Callable[[TrialFilter], int] | None = None
 
 
 def run_page(
@@ -263,12 +250,15 @@ def run_page(
     page_matrix: Matrix,
     trial_filter: TrialFilter,
     *,
-    counts: Mapping[str, ColumnCounts],
-    graders: Sequence[str],
+    contents: RunContents,
     progress: IndexProgress,
 ) -> RunPage:
-    """The page of a run; ``counts`` are those of its index by column, in the index's order."""
-    run = report.run
+    """The page of a run."""
+    counts, graders, count_cases = contents.counts, contents.graders, contents.count_cases
+    run, columns = report.run, list(counts) or report.run.configuration.columns
+    named = [(f"{SortOrder.GRADER}:{name}", visible(name)) for name in graders]
+    named += [(f"{SortOrder.TAG}:{name}", visible(name)) for name in contents.tag_fields]
+    is_empty = not page_matrix.rows and count_cases is not None
     return RunPage(
         title=visible(run.name),
         folder=visible(str(report.folder)),
@@ -276,17 +266,43 @@ def run_page(
         is_ended=run.ended_at is not None,
         tables=[*run_tables(report), *([bill_table(run.bill)] if run.bill else [])] if run.ended_at is not None else [],
         notes=[plain_line(line, max_length=1_000) for line in account_lines(run.totals, run.bill)],
-        histograms=[histogram(name, column.bins) for name, column in list(counts.items())[:MAX_HISTOGRAMS]],
+        wrong=[(visible(text), leads) for text, leads in _wrong(run, counts)],
+        histograms=histograms(counts),
         differences=difference_plot(report.analysis),
         matrix=page_matrix,
         trial_filter=trial_filter,
-        all_columns=list(counts) or run.configuration.columns,
+        widenings=[
+            (visible(text), wider, _found(count_cases(wider)) if is_empty and count_cases is not None else "")
+            for text, wider in trial_filter.parts()
+        ],
+        all_columns=columns,
+        filter_columns=[
+            name for name in columns[:MAX_BITS] if name in page_matrix.names or name in dict(trial_filter.outcomes)
+        ],
+        has_repeats=run.configuration.repeats > 1,
+        reduce=run.configuration.reduce.row or "the worst repeat",
         graders=list(graders),
+        sorts=[
+            *((str(order), words) for order, words in SORT_WORDS.items()),
+            *((key, f"by {name}") for key, name in named),
+        ],
+        values=[*((str(kind), words) for kind, words in VALUE_WORDS.items()), *named],
         facts=[(name, visible(value)) for name, value in _facts(run)],
         configuration=visible(run.configuration.content),
         progress=progress,
         live=[_live_line(name, column) for name, column in list(counts.items())[:MAX_COLUMNS]],
     )
+
+
+def _wrong(run: RunFile, counts: Mapping[str, ColumnCounts]) -> Iterator[tuple[str, TrialFilter | None]]:
+    """What went wrong, each with the list that shows it, if there is one."""
+    for state, words in ((TrialState.ERROR, "errors"), (TrialState.IN_DOUBT, "in_doubt"), (TrialState.STALE, "stale")):
+        if count := sum(getattr(column, words) for column in counts.values()):
+            yield f"{count:,} {words.replace('_', ' ')}", TrialFilter(states=(state,))
+    for name, parked in run.parked_targets.items():
+        yield f"{name} was stopped: {parked.reason} ({parked.code}: {parked.error})", None
+    for name, reason in run.unavailable_graders.items():
+        yield f"the grader {name} was not available: {reason}", None
 
 
 def _live_line(name: str, counts: ColumnCounts) -> str:
@@ -313,12 +329,3 @@ def _facts(run: RunFile) -> list[tuple[str, str]]:
     ]
     revision = {} if run.revision is None else run.revision.model_dump()
     return facts + [(f"revision, {name}", str(value)) for name, value in revision.items()]
-
-
-SORT_WORDS = {
-    SortOrder.CASE: "in the order of the results",
-    SortOrder.SCORE: "lowest score first",
-    SortOrder.DURATION: "slowest first",
-    SortOrder.COST: "dearest first",
-    SortOrder.DISAGREEMENT: "graders disagree most first",
-}

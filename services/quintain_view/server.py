@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.parse import urlencode
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -25,6 +24,7 @@ from quintain.web import STATIC_TYPES, static_file, visible
 from quintain_runner.report.run_file import read_run
 from quintain_view.filters import TrialFilter
 from quintain_view.folders import UNRECORDED_TEXT, IndexKeeper, RunFolders, is_unrecorded, results_state
+from quintain_view.html_report import html_of_runs
 from quintain_view.index_reader import RowMoved
 from quintain_view.index_writer import IndexProgress
 from quintain_view.label_pages import LabelPages, ShownVerdicts
@@ -33,6 +33,7 @@ from quintain_view.reading import (
     ContentMissing,
     NotIndexed,
     neighbors,
+    next_failure,
     read_case_page,
     read_case_rows,
     read_compare_page,
@@ -53,14 +54,9 @@ from quintain_view.responses import (
     version_of,
 )
 from quintain_view.run_list import RunSource, run_list
-from quintain_view.trajectory_files import (
-    has_trajectories,
-    list_trajectories,
-    list_version,
-    read_trajectory,
-    trajectory_version,
-)
-from quintain_view.trajectory_page import STATE_NOTES, trajectory_page
+from quintain_view.timeline import MAX_ROW_STEPS, MAX_SHOWN_STEPS
+from quintain_view.trajectory_files import has_trajectories
+from quintain_view.trajectory_routes import TrajectoryPages
 
 
 @asynccontextmanager
@@ -104,8 +100,11 @@ def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASG
             Route("/run/{name}", pages.run),
             Route("/run/{name}/events", pages.run_events),
             Route("/run/{name}/case", pages.case),
+            Route("/run/{name}/failure", pages.failure),
+            Route("/run/{name}/file", pages.file),
             Route("/run/{name}/raw", pages.raw),
             *LabelPages(folders, pages.read, pages.shown).routes,
+            Route("/run/{name}/compare", pages.compare_before),
             Route("/run/{name}/compare/{before}", pages.compare),
             *TrajectoryPages(folders).routes,
         ],
@@ -162,7 +161,8 @@ class _Pages:
         progress = await self._keeper.ensure(folder)
         seen = await asyncio.to_thread(_run_version, folder, progress)
         case_id = request.query_params.get("id", "")
-        page, notes = await self.read(folder, functools.partial(read_case_page, folder, case_id))
+        max_steps = MAX_ROW_STEPS if request.query_params.get("steps") == "all" else MAX_SHOWN_STEPS
+        page, notes = await self.read(folder, functools.partial(read_case_page, folder, case_id, max_steps))
         self.shown.add(folder, [case_id])
         trial_filter = TrialFilter.from_query(request.query_params.multi_items())
         place = to_number(request.query_params.get("at", ""), -1)
@@ -180,9 +180,34 @@ class _Pages:
             raw_case_id=case_id,
             notes=notes,
             trial_filter=trial_filter,
+            at=place,
+            raw=request.query_params.get("text") == "raw",
+            is_end="end" in request.query_params,
             before=address(before, place - 1),
             after=address(after, place + 1),
         )
+
+    async def failure(self, request: Request) -> Response:
+        """The next failure of a list, or the case at this place where there is none."""
+        name, folder = await self._requested_run(request)
+        trial_filter = TrialFilter.from_query(request.query_params.multi_items())
+        place = to_number(request.query_params.get("at", ""), 0)
+        step = -1 if "back" in request.query_params else 1
+        found = await asyncio.to_thread(next_failure, folder, trial_filter, place, step)
+        if found is None:
+            raise ContentMissing("This list has no case here")
+        case_id, at = found
+        end = {"end": 1} if at == place else {}
+        return RedirectResponse(LINKS.case(name, case_id, trial_filter.to_query(at=at, **end)), 303)
+
+    async def file(self, request: Request) -> Response:
+        """One case as a file of its own."""
+        _, folder = await self._requested_run(request)
+        await self._keeper.ensure(folder)
+        case_id = request.query_params.get("id", "")
+        html = await self.read(folder, functools.partial(html_of_runs, [folder], case_id))
+        self.shown.add(folder, [case_id])
+        return HTMLResponse(html, headers={"Content-Disposition": 'attachment; filename="case.html"'})
 
     async def raw(self, request: Request) -> Response:
         _, folder = await requested_folder(self._folders, request)
@@ -214,6 +239,18 @@ class _Pages:
             return urlencode({"target": target, "change": change, "page": page})
 
         return await page_response("compare.html", page=page, names=(before, name), query=page_query)
+
+    async def compare_before(self, request: Request) -> Response:
+        """The comparison with the run of the same evaluation before this one."""
+        name, _ = await self._requested_run(request)
+        lines = run_list(await asyncio.to_thread(self._folders.sources))
+        earlier = next((line.earlier for line in lines if line.name == name), None)
+        if earlier is None:
+            raise ContentMissing(
+                "There is no earlier run of this evaluation in the folders that are shown: give quintain view the "
+                "folder that holds both"
+            )
+        return RedirectResponse(LINKS.compare(earlier, name), 303)
 
     async def list_events(self, request: Request) -> Response:
         return event_stream(request, self._list_version)
@@ -292,49 +329,3 @@ async def _not_indexed(_: Request, __: Exception) -> Response:
 async def _http_problem(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     return await page_response("problem.html", status, title=f"{status}", text="This address has no page for that.")
-
-
-class TrajectoryPages:
-    """The endpoints of trajectories."""
-
-    def __init__(self, folders: RunFolders) -> None:
-        self._folders = folders
-        self.routes = [
-            Route("/run/{name}/trajectories", self.list),
-            Route("/run/{name}/trajectories/events", self.list_events),
-            Route("/run/{name}/trajectories/{file}", self.trajectory),
-            Route("/run/{name}/trajectories/{file}/events", self.trajectory_events),
-        ]
-
-    async def list(self, request: Request) -> Response:
-        """The recorded runs of hosted targets in a folder, the newest first."""
-        name, folder = await requested_folder(self._folders, request)
-        page = page_number(request)
-        seen = version_of(await asyncio.to_thread(list_version, folder))
-        entries, has_next = await asyncio.to_thread(functools.partial(list_trajectories, folder, page=page))
-        return await page_response(
-            "trajectories.html", name=name, entries=entries, page=page, has_next=has_next, seen=seen
-        )
-
-    async def trajectory(self, request: Request) -> Response:
-        """One run in two lanes."""
-        name, folder = await requested_folder(self._folders, request)
-        file = request.path_params["file"]
-        seen = version_of(await asyncio.to_thread(trajectory_version, folder, file))
-        record = await asyncio.to_thread(read_trajectory, folder, file)
-        wanted = to_number(request.query_params.get("page", ""), 0)
-        page = await asyncio.to_thread(trajectory_page, record, int(time.time() * 1000), wanted or None)
-        return await page_response(
-            "trajectory.html", name=name, page=page, file=file, seen=seen, note=STATE_NOTES[page.state]
-        )
-
-    async def list_events(self, request: Request) -> Response:
-        """The stream of the list."""
-        _, folder = await requested_folder(self._folders, request)
-        return event_stream(request, lambda: version_of(list_version(folder)))
-
-    async def trajectory_events(self, request: Request) -> Response:
-        """The stream of one run."""
-        _, folder = await requested_folder(self._folders, request)
-        file = request.path_params["file"]
-        return event_stream(request, lambda: version_of(trajectory_version(folder, file)))

@@ -20,6 +20,9 @@ MAX_SHOWN_CHARACTERS: Final = 20_000
 #: Texts with more words than this are not compared word by word, because that takes time with the square of it.
 MAX_COMPARED_WORDS: Final = 1_500
 
+#: Two texts with a smaller share of words in common are two texts, not one and its changes.
+LEAST_SAME_SHARE: Final = 0.4
+
 _PARTS = re.compile(r"\s+|\w+|[^\w\s]")
 
 
@@ -54,11 +57,17 @@ def json_text(value: JsonValue) -> str:
 
 
 def word_difference(expected: str, answer: str) -> list[TextSpan]:
-    """The difference of two texts by words; empty if they are equal, have too many words, or nothing in common."""
+    """The difference of two texts by words.
+
+    It is empty where it is not worth reading: where they are equal, have too many words, or have less than
+    `LEAST_SAME_SHARE` of their words in common.
+    """
     before, after = _PARTS.findall(expected), _PARTS.findall(answer)
     if before == after or not before or len(before) + len(after) > MAX_COMPARED_WORDS:
         return []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    if matcher.real_quick_ratio() < LEAST_SAME_SHARE or matcher.ratio() < LEAST_SAME_SHARE:
+        return []
     spans: list[TextSpan] = []
     for operation, start, end, new_start, new_end in matcher.get_opcodes():
         if operation == "equal":

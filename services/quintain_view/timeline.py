@@ -10,8 +10,8 @@ from quintain.web import visible
 from quintain_runner.results.answer import Answer
 from quintain_view.text import ShownText, json_text, shown
 
-#: A page shows so many steps of an answer; the raw row has all of them.
-MAX_SHOWN_STEPS = 200
+#: A page shows so many steps of an answer at first; asked for all, it shows as many as a row can hold.
+MAX_SHOWN_STEPS, MAX_ROW_STEPS = 200, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimeline:
-    """What an agent did for an answer. ``notes`` say what is not here."""
+    """What an agent did for an answer. ``notes`` say what is not here, ``is_cut`` that the page left out steps."""
 
     title: str
     steps: list[Step]
     notes: list[str]
+    is_cut: bool
 
 
 def answer_timeline(answers: Sequence[Answer], max_steps: int = MAX_SHOWN_STEPS) -> AnswerTimeline | None:
@@ -86,7 +87,7 @@ def answer_timeline(answers: Sequence[Answer], max_steps: int = MAX_SHOWN_STEPS)
         notes.append(f"These are the first {max_steps:,} of {len(told):,} steps; the raw row has them.")
     tools = sum(step.operation == "execute_tool" for step in told)
     title = f"Steps: {len(told):,}" + (f", {tools:,} of them calls of tools" if tools else "")
-    return AnswerTimeline(title, rows, notes)
+    return AnswerTimeline(title, rows, notes, is_cut=len(told) > max_steps)
 
 
 def _cut_note(cut: StepsCut) -> str:

@@ -122,8 +122,8 @@ def test_the_keyboard_reaches_every_page(visitor: ViewPage) -> None:
 
 def test_filters_stand_in_the_address(visitor: ViewPage) -> None:
     page = visitor.go("/run/after")
-    page.get_by_label("errors").check()
-    page.get_by_role("button", name="Filter").click()
+    page.get_by_text("More filters and columns").click()
+    page.get_by_label("errors", exact=True).check()
     expect(page.locator(".matrix tbody tr")).to_have_count(1)
     assert page.url.endswith("/run/after?show=error")
     page.go_back()
@@ -142,7 +142,9 @@ def test_a_label_is_written_and_counted(visitor: ViewPage, shell: CommandLine) -
     expect(page.locator("article").first.locator("details.label summary")).to_have_text("Label: passes")
     (note,) = read_notes(shell.folder / "runs" / "after")
     assert (note.case_id, note.column, note.passed, note.text) == ("case-001", "bot", True, "right but short")
-    expect(visitor.go("/run/after").get_by_text("agreement with other labels").first).to_be_visible()
+    page = visitor.go("/run/after")
+    page.get_by_role("link", name="Agreement with labels").click()
+    expect(page.get_by_text("agreement with other labels").first).to_be_visible()
 
 
 def test_an_answer_is_labeled_before_its_verdicts_are_shown(visitor: ViewPage, shell: CommandLine) -> None:

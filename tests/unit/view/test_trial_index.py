@@ -8,11 +8,13 @@ from urllib.parse import quote_plus, unquote_plus
 
 import pytest
 
+from quintain_runner.report.run_file import read_run
 from quintain_runner.results.row import GraderRow, Row, RowCase, RowStatus
-from quintain_view.filters import SortOrder, TrialFilter, TrialState
+from quintain_runner.spec.grader_options import Reducers
+from quintain_view.filters import Repeats, Shown, SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import RowMoved, open_index, read_rows, worst_answers
 from quintain_view.index_writer import IndexProgress, update_index, update_index_step
-from support.results_folder import errored_row, graded_row
+from support.results_folder import errored_row, graded_row, write_results
 
 
 def write_rows(folder: Path, rows: list[Row], *, mode: str = "wb") -> None:
@@ -46,7 +48,9 @@ def folder(tmp_path: Path) -> Path:
         graded_row("low", 0.8, target="other"),
     ]
     disputed = {"same": GraderRow(score=1.0, passed=True), "judge": GraderRow(score=0.0, passed=False)}
-    rows.append(graded_row("disputed", 0.5, target="other").model_copy(update={"graders": disputed}))
+    rows.append(
+        graded_row("disputed", 0.5, target="other").model_copy(update={"graders": disputed, "tags": {"topic": ["law"]}})
+    )
     write_rows(tmp_path / "run", rows)
     assert update_index(tmp_path / "run").rows == 8
     return tmp_path / "run"
@@ -67,6 +71,21 @@ def folder(tmp_path: Path) -> Path:
         ("grader=judge", ["disputed"]),
         ("grader=nobody", []),
         ("min=0.5&max=0.9", ["low", "middle", "old", "disputed"]),
+        ("is=bot:failed", ["low"]),
+        ("is=bot:failed&is=other:passed", ["low"]),
+        ("is=bot:passed&is=other:passed", []),
+        ("is=nobody:passed", []),
+        ("is=other:failed&show=passed", []),
+        ("is=other:failed&sort=duration", ["disputed"]),
+        ("is=bot:error", ["broken"]),
+        ("is=bot:stale&is=bot:nothing", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
+        ('q="lies by a"', ["low"]),
+        ('q="lies a"', []),
+        ('q="a lake" zür', ["low"]),
+        ('q="lies by', ["low"]),
+        ("q=lake&in=answer", ["low"]),
+        ("q=lake&in=reason", []),
+        ("q=low&in=question", ["low"]),
         ("q=zurich", ["low"]),
         ("q=ZÜR lak", ["low"]),
         ("q=provider_error", ["broken", "unknown"]),
@@ -75,6 +94,10 @@ def folder(tmp_path: Path) -> Path:
         ("sort=score", ["low", "middle", "disputed", "old", "high", "broken", "unknown"]),
         ("sort=duration&show=passed&target=bot", ["middle", "old", "high"]),
         ("sort=disagreement&show=failed", ["disputed", "low"]),
+        ("sort=grader:judge", ["disputed", "low", "high", "middle", "broken", "unknown", "old"]),
+        ("sort=grader:same&show=passed", ["middle", "low", "old", "high"]),
+        ("sort=tag:topic", ["disputed", "low", "high", "middle", "broken", "unknown", "old"]),
+        ("sort=tokens&show=failed", ["disputed", "low"]),
         ("sort=nothing&show=nothing&min=nan&max=x", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
     ],
 )
@@ -89,6 +112,33 @@ def test_a_list_has_the_cases_of_its_filter_in_its_order(folder: Path, query: st
         assert listed == ids
 
 
+@pytest.mark.parametrize(
+    ("reduce", "query", "ids"),
+    [
+        (None, "is=bot:passed", ["all"]),
+        (None, "is=bot:failed", ["two", "one"]),
+        ("majority", "is=bot:passed", ["all", "two", "spoilt"]),
+        ("pass@3", "is=bot:passed", ["all", "two", "one"]),
+        ("pass@3", "is=bot:error", ["spoilt"]),
+        ("pass^3", "is=bot:passed", ["all"]),
+        ("majority", "is=bot:failed&repeats=any", ["two", "one"]),
+        ("majority", "is=bot:passed&repeats=all", ["all"]),
+    ],
+)
+def test_an_outcome_of_repeats_is_by_the_runs_reducer_or_of_any_or_all(
+    tmp_path: Path, reduce: str | None, query: str, ids: list[str]
+) -> None:
+    passes = {"all": (1, 1, 1), "two": (1, 0, 1), "one": (0, 0, 1)}
+    rows = [graded_row(case, score, repeat=n) for case, scores in passes.items() for n, score in enumerate(scores)]
+    rows += [graded_row("spoilt", 1, repeat=0), graded_row("spoilt", 1, repeat=1), errored_row("spoilt", repeat=2)]
+    write_results(tmp_path / "run", rows, repeats=3)
+    record = read_run(tmp_path / "run")
+    reducers = record.configuration.with_fields(reduce=Reducers(row=reduce))
+    update_index(tmp_path / "run", record)
+    update_index(tmp_path / "run", record.with_fields(configuration=reducers))
+    assert found(tmp_path / "run", query) == ids
+
+
 def test_a_filter_is_the_same_after_its_way_through_an_address() -> None:
     given = TrialFilter(
         columns=("a · b&c",),
@@ -96,7 +146,11 @@ def test_a_filter_is_the_same_after_its_way_through_an_address() -> None:
         grader="g=1",
         words="x y",
         least=0.25,
-        order=SortOrder.COST,
+        scope="answer",
+        outcomes=(("a:b", TrialState.FAILED), ("c", TrialState.IN_DOUBT)),
+        repeats=Repeats.ALL,
+        order=Shown(SortOrder.GRADER, "judge: fair"),
+        shown=(Shown(SortOrder.TOKENS), Shown(SortOrder.TAG, "topic")),
     )
     pairs = [part.partition("=")[::2] for part in given.to_query(page=2).split("&")]
     assert TrialFilter.from_query([(name, unquote_plus(value)) for name, value in pairs]) == given

@@ -49,6 +49,15 @@
     line.scrollIntoView({ block: "nearest" });
   }
 
+  // The next or the previous failure: of the lines of this page, or a case of the list.
+  function toFailure(step) {
+    const found = lines();
+    let number = (current < 0 && step < 0 ? found.length : current) + step;
+    while (found[number] && found[number].dataset.failure === undefined) number += step;
+    if (found[number]) select(number);
+    else follow(step > 0 ? "a[data-failure=next]" : "a[data-failure=previous]");
+  }
+
   function follow(selector) {
     const link = one(selector);
     if (link) link.click();
@@ -71,10 +80,9 @@
     2: () => follow("[data-key='2']"),
     3: () => follow("[data-key='3']"),
     "?": toggleKeys,
-    "/": () => {
-      const field = one("#q");
-      if (field) field.focus();
-    },
+    f: () => toFailure(1),
+    F: () => toFailure(-1),
+    "/": () => (one("#q") ? one("#q").focus() : follow("a[data-search]")),
   };
 
   function isTyping(target) {
@@ -108,33 +116,54 @@
     else toggleKeys();
   }
 
-  // A list's address holds no empty fields.
+  // What a form of filters asks for is an address without its empty fields. The page at it takes the place of this one,
+  // so that the chosen field keeps the focus.
+  let shownAt = location.pathname + location.search;
+
+  async function apply(form) {
+    const fields = [...new FormData(form)].filter(([, value]) => value !== "");
+    const query = new URLSearchParams(fields).toString();
+    const address = new URL(form.getAttribute("action") || location.pathname, location.href);
+    history.pushState(null, "", address.pathname + (query && `?${query}`));
+    await show();
+  }
+
+  async function show() {
+    if (location.pathname + location.search === shownAt) return;
+    shownAt = location.pathname + location.search;
+    current = -1;
+    if (!(await refresh({ isAsked: true }))) location.reload();
+    announce(one("main [role=status]")?.textContent ?? "");
+  }
+
   function onSubmit(event) {
     const form = event.target;
     if (form.id === "enter") {
       event.preventDefault();
       enterWith(one("#token").value);
-      return;
+    } else if (form.matches("[data-apply]")) {
+      event.preventDefault();
+      document.activeElement.blur(); // from here on, keys move in the list
+      apply(form);
     }
-    if (form.method !== "get") return;
-    for (const field of form.querySelectorAll("input, select")) {
-      if (field.value === "" || (field.name === "sort" && field.value === "case")) field.disabled = true;
-    }
-    // A page that is shown again from the browser's history has its fields back.
-    setTimeout(() => form.querySelectorAll("input, select").forEach((field) => (field.disabled = false)), 0);
+  }
+
+  function onChange(event) {
+    const form = event.target.closest("form[data-apply]");
+    if (form && event.target.matches("select, input:not([type=search])")) apply(form);
   }
 
   // The page as the server shows it now takes the place of this one; what is typed, open or selected stays.
-  async function refresh() {
+  async function refresh({ isAsked = false } = {}) {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
-    if (!answer || !answer.ok) return;
+    if (!answer || !answer.ok) return false;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.querySelector("main");
     const main = one("main");
-    if (!fresh || fresh.innerHTML === main.dataset.shown) return;
-    main.dataset.shown = fresh.innerHTML;
+    if (!fresh || fresh.innerHTML === main.dataset.shown) return true;
     const active = document.activeElement;
-    if (main.contains(active) && isTyping(active)) return;
+    if (!isAsked && main.contains(active) && isTyping(active)) return true;
+    main.dataset.shown = fresh.innerHTML;
     const path = main.contains(active) ? pathOf(active, main) : null;
     const open = new Set(all("details").flatMap((details, number) => (details.open ? [number] : [])));
     main.replaceChildren(...fresh.childNodes);
@@ -142,6 +171,7 @@
     all("details").forEach((details, number) => (details.open = details.open || open.has(number)));
     if (path) elementAt(path, main)?.focus({ preventScroll: true });
     if (current >= 0 && lines()[current]) lines()[current].dataset.current = "";
+    return true;
   }
 
   function pathOf(element, root) {
@@ -193,6 +223,9 @@
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);
   document.addEventListener("submit", onSubmit);
+  document.addEventListener("change", onChange);
+  addEventListener("popstate", show);
+  if (location.hash === "#q") one("#q")?.focus();
   enter();
   listen();
   setInterval(tick, 1000);

@@ -1,0 +1,153 @@
+"""The plots of a run: distributions of scores, durations and costs, and differences of columns. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quintain.fleet.tables import duration
+from quintain.web import visible
+from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
+from quintain_view.index_schema import (
+    BINS_PER_DECADE,
+    LEAST_COST,
+    LEAST_DURATION_MS,
+    LOG_BINS,
+    SCORE_BINS,
+    ColumnCounts,
+)
+
+WIDTH, BAR_AREA_HEIGHT, LINE_HEIGHT = 240.0, 64.0, 26.0
+
+#: The room above the bars for their counts.
+_COUNT_HEIGHT = 10.0
+
+#: The most pairs that a plot shows; the table has the same limit.
+MAX_SHOWN_PAIRS = 10
+
+MAX_HISTOGRAMS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar, its count, and what it stands for."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    count: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many trials of a column are in each part of a range; ``ticks`` are places of its axis, and their values."""
+
+    title: str
+    bars: list[Bar]
+    ticks: list[tuple[float, str]]
+    summary: str
+
+
+def histograms(counts: Mapping[str, ColumnCounts]) -> list[Histogram]:
+    """The distributions of scores, durations and costs of the first columns; those of which something is known."""
+    durations = [LEAST_DURATION_MS * 10 ** (edge / BINS_PER_DECADE) for edge in range(LOG_BINS + 1)]
+    costs = [LEAST_COST * 10 ** (edge / BINS_PER_DECADE) for edge in range(LOG_BINS + 1)]
+    shares = [edge / SCORE_BINS for edge in range(SCORE_BINS + 1)]
+    plots: list[Histogram] = []
+    for name, column in list(counts.items())[:MAX_HISTOGRAMS]:
+        plots.append(_histogram(name, "score", column.bins, [f"{share:.1f}" for share in shares]))
+        for measure, bins, edges, words in (
+            ("duration", column.durations, durations, duration),
+            ("cost of a trial", column.costs, costs, _small_cost),
+        ):
+            if any(bins):
+                plots.append(_histogram(name, measure, *_trimmed(bins, edges, words)))
+    return plots
+
+
+def _trimmed(
+    bins: Sequence[int], edges: Sequence[float], words: Callable[[float], str]
+) -> tuple[Sequence[int], list[str]]:
+    """The bins from the first to the last that has any, and the edges of them."""
+    filled = [number for number, count in enumerate(bins) if count]
+    first, last = max(0, filled[0] - 1), min(len(bins) - 1, filled[-1] + 1)
+    return bins[first : last + 1], [words(edge) for edge in edges[first : last + 2]]
+
+
+def _small_cost(usd: float) -> str:
+    return f"${usd:.2g}"
+
+
+def _histogram(column: str, measure: str, counts: Sequence[int], edges: Sequence[str]) -> Histogram:
+    highest, step = max([*counts, 1]), WIDTH / max(len(counts), 1)
+    bars = []
+    for number, count in enumerate(counts):
+        height = (BAR_AREA_HEIGHT - _COUNT_HEIGHT) * count / highest
+        label = f"{edges[number]} to {edges[number + 1]}: {count:,}"
+        bars.append(Bar(number * step + 1, BAR_AREA_HEIGHT - height, step - 2, height, count, label))
+    filled = [bar.label for bar in bars if bar.count]
+    title = f"{measure}, {visible(column)}"
+    ticks = [(number * step, edges[number]) for number in (0, len(counts) // 2, len(counts))]
+    return Histogram(title, bars, ticks, f"{title}: {'; '.join(filled) or 'none yet'}")
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceLine:
+    """The difference of the mean scores of two columns on the same cases, with its interval; places from 0 to 1."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    y: float
+    is_significant: bool
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class DifferencePlot:
+    """Differences of pairs of columns, one line each; ``zero`` is the place of no difference."""
+
+    lines: list[DifferenceLine]
+    height: float
+    bound: float
+
+
+def difference_plot(analysis: Analysis) -> DifferencePlot | None:
+    """The paired differences of the mean scores; None if there are none."""
+    pairs = analysis.pairs[:MAX_SHOWN_PAIRS]
+    if not pairs:
+        return None
+    ends = [abs(end) for pair in pairs for end in _ends(pair)]
+    bound = max(0.05, *ends)
+    lines = [_difference_line(pair, bound, number) for number, pair in enumerate(pairs)]
+    return DifferencePlot(lines, len(lines) * LINE_HEIGHT, bound)
+
+
+def _difference_line(pair: TargetPair, bound: float, number: int) -> DifferenceLine:
+    value, low, high = _ends(pair)
+    label = visible(f"{pair.first} - {pair.second}")
+    interval = pair.score.estimate.interval
+    shown_interval = "no interval" if interval is None else f"95 % from {interval.low:+.2f} to {interval.high:+.2f}"
+    word = "significant" if pair.score.significant else "not significant"
+    return DifferenceLine(
+        label=label,
+        value=_place(value, bound),
+        low=_place(low, bound),
+        high=_place(high, bound),
+        y=(number + 0.5) * LINE_HEIGHT,
+        is_significant=pair.score.significant,
+        summary=f"{label}: {value:+.3f}, {shown_interval}, p {format_p(pair.score.adjusted_p)}, {word}",
+    )
+
+
+def _ends(pair: TargetPair) -> tuple[float, float, float]:
+    estimate = pair.score.estimate
+    low, high = (estimate.value,) * 2 if estimate.interval is None else (estimate.interval.low, estimate.interval.high)
+    return estimate.value, low, high
+
+
+def _place(value: float, bound: float) -> float:
+    return WIDTH * (value + bound) / (2 * bound)
