@@ -230,6 +230,31 @@ async def test_a_failed_vote_changes_no_other_and_the_next_run_asks_only_for_it(
     assert await run_again(folder) == Counter()
 
 
+async def test_a_run_that_ends_in_the_middle_of_a_jury_asks_only_for_the_missing_votes(tmp_path: Path) -> None:
+    """No row is written yet: the calls of the answer and of the given votes are the same, and are not charged again."""
+    folder = folder_with(tmp_path, JURY, count=1)
+    jury, asked = jury_of(folder), asyncio.Event()
+
+    async def stuck(request: InvokeRequest) -> str:
+        if request.target == "cyd":
+            asked.set()
+            await asyncio.Event().wait()
+        return await jury(request)
+
+    folder.client.answer = stuck
+    running = asyncio.create_task(folder.run())
+    await asked.wait()
+    while len(folder.client.requests) < 4:
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    folder.client.answer = jury
+    assert await run_again(folder) == Counter(cyd=1)
+    assert len(verdicts(folder)["case-0"].votes) == 3
+
+
 async def test_the_call_of_a_vote_is_the_same_whatever_other_votes_and_graders_do(tmp_path: Path) -> None:
     ids = []
     for name, fault in (("first", None), ("second", Rejected("no"))):
