@@ -6,7 +6,7 @@ import heapq
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ class TrialEntry(NamedTuple):
     counts: bool
     offset: int
     length: int
-    scores: Mapping[int, float]
+    scores: tuple[tuple[int, float], ...]
 
 
 class CaseEntry(NamedTuple):
@@ -156,7 +156,7 @@ class IndexReader:
                 outcome=Outcome(found[3]),
                 stale=bool(found[10]),
                 counts=bool(found[11]),
-                scores={int(bit): score for bit, score in json.loads(found[14]).items()},
+                scores=tuple((int(bit), score) for bit, score in json.loads(found[14]).items()),
             )
             for found in all_rows(self._connection, sql, values)
         ]

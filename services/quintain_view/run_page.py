@@ -166,7 +166,7 @@ class MatrixView:
                 return f"{max(trial.disagreement for trial in trials):.2f}"
             case SortOrder.GRADER:
                 bit = self.graders.get(one.name, -1)
-                return _mean([trial.scores[bit] for trial in trials if bit in trial.scores])
+                return _mean([score for trial in trials for number, score in trial.scores if number == bit])
             case _:
                 return _mean([trial.score for trial in trials if trial.score is not None])
 

@@ -114,6 +114,14 @@ def test_the_keyboard_reaches_every_page(visitor: ViewPage) -> None:
     expect(page.locator("h1")).to_have_text("case-002")
     press(page, "p")
     expect(page.locator("h1")).to_have_text("case-001")
+    press(page, "f")
+    expect(page.locator("h1")).to_have_text("case-002")
+    page = visitor.go("/run/after/case?id=case-009&at=9")
+    press(page, "F")
+    expect(page.locator("h1")).to_have_text("case-004")
+    press(page, "/")
+    expect(page.locator("#q")).to_be_focused()
+    press(page, "Escape")
     press(page, "?")
     expect(page.locator("#keys")).to_be_visible()
     press(page, "Escape")
@@ -122,7 +130,7 @@ def test_the_keyboard_reaches_every_page(visitor: ViewPage) -> None:
 
 def test_filters_stand_in_the_address(visitor: ViewPage) -> None:
     page = visitor.go("/run/after")
-    page.get_by_text("More filters and columns").click()
+    page.get_by_text("More filters").click()
     page.get_by_label("errors", exact=True).check()
     expect(page.locator(".matrix tbody tr")).to_have_count(1)
     assert page.url.endswith("/run/after?show=error")

@@ -143,7 +143,8 @@
       enterWith(one("#token").value);
     } else if (form.matches("[data-apply]")) {
       event.preventDefault();
-      document.activeElement.blur(); // from here on, keys move in the list
+      // Keys walk the list that was asked for.
+      one("main").focus({ preventScroll: true });
       apply(form);
     }
   }
