@@ -71,14 +71,14 @@ class RunPart:
     cases: list[CasePart] = field(default_factory=list)
 
 
-def write_html_report(path: Path, folders: Sequence[Path]) -> None:
-    """Write the runs of these folders as one HTML file.
+def write_html_report(path: Path, folders: Sequence[Path], case_id: str | None = None) -> None:
+    """Write the runs of these folders as one HTML file, which only this user can read; of a ``case_id``, only with it.
 
-    Raises `ConfigError` if a folder holds neither a run nor trajectories, and `QuintainError` if the file or an index
-    cannot be written.
+    Raises `ConfigError` if a folder holds neither a run nor trajectories, `ContentMissing` if a run does not have the
+    case, and `QuintainError` if the file or an index cannot be written.
     """
-    html = html_of_runs(folders)
-    with atomic_write(path, mode=0o666) as file:
+    html = html_of_runs(folders, case_id)
+    with atomic_write(path) as file:
         file.write(html.encode())
 
 

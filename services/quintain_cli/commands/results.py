@@ -40,6 +40,7 @@ from quintain_runner.report.report_files import write_csv
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.untrusted import plain_line
 from quintain_view.html_report import write_html_report
+from quintain_view.reading import ContentMissing
 from quintain_view.server import serve_view
 from quintain_view.trajectory_files import has_only_trajectories
 
@@ -47,6 +48,7 @@ from quintain_view.trajectory_files import has_only_trajectories
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Results folders, such as runs/eval.")],
     html: HtmlOption = None,
+    case: Annotated[str | None, typer.Option(help="Write only the case of this id into the file of --html.")] = None,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
@@ -58,7 +60,7 @@ def report(
     into one file, and the other options are of one run only.
     """
     files = OutputFiles(junit=junit, markdown=markdown, csv=csv, html=html)
-    for run_report in run_command(_read_and_write(folders, files), as_json=as_json):
+    for run_report in run_command(_read_and_write(folders, files, case), as_json=as_json):
         if as_json:
             print_json(report_to_json(run_report))
         else:
@@ -72,9 +74,11 @@ def resume_command(run_report: RunReport) -> str:
     return shlex.join(["quintain", command, configuration.evaluation, "--output", str(run_report.folder)])
 
 
-async def _read_and_write(folders: list[Path], files: OutputFiles) -> list[RunReport]:
+async def _read_and_write(folders: list[Path], files: OutputFiles, case_id: str | None) -> list[RunReport]:
     if len(folders) > 1 and not files.is_html_only:
         raise ConfigError("--junit, --markdown and --csv are of one run: give one folder, or --html for several")
+    if case_id is not None and (files.html is None or not files.is_html_only):
+        raise ConfigError("--case is of the HTML file: give --html, without --junit, --markdown and --csv")
     files.check_writable()
     if files.html is None or not files.is_html_only:
         reports = [read_report(folder) for folder in folders]
@@ -82,7 +86,10 @@ async def _read_and_write(folders: list[Path], files: OutputFiles) -> list[RunRe
         return reports
     # A folder with trajectories only has nothing but its pages.
     reports = [read_report(folder) for folder in folders if not has_only_trajectories(folder)]
-    write_html_report(files.html, folders)
+    try:
+        write_html_report(files.html, folders, case_id)
+    except ContentMissing as missing:
+        raise ConfigError(f"--case: {missing}") from None
     return reports
 
 

@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import ChatMessage
 from quintain.web import visible
+from quintain_cli.__main__ import app
 from quintain_runner.results.labels import Note, NoteKey, append_note, latest_notes, read_notes
 from quintain_runner.results.row import Answer, JudgeUsed, RowCase, RowError
 from quintain_view.case_page import case_page
@@ -71,6 +73,17 @@ def test_a_report_of_many_cases_has_those_that_matter_and_says_so(tmp_path: Path
     assert 60 <= parts <= 120
     assert f"{parts} of 700 cases" in html
     assert "case-0<" in html
+
+
+def test_the_file_of_one_case_has_no_other_and_only_its_user_reads_it(tmp_path: Path) -> None:
+    write_results(tmp_path / "run", [graded_row("one", 1.0), graded_row("two", 0.0)])
+    path = tmp_path / "report.html"
+    said = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--html", str(path), "--case", "two"])
+    assert said.exit_code == 0
+    assert path.stat().st_mode & 0o077 == 0
+    assert [part in path.read_text() for part in ("<bdi>two</bdi></h2>", "<bdi>one</bdi></h2>")] == [True, False]
+    for words in (["--case", "two"], ["--html", str(path), "--case", "three"]):
+        assert CliRunner().invoke(app, ["report", str(tmp_path / "run"), *words]).exit_code == 2
 
 
 def test_a_report_of_a_few_cases_has_all_and_no_network(tmp_path: Path) -> None:
