@@ -118,6 +118,7 @@ def _line(number: int, position: int, target: str) -> str:
     # Not by a JSON encoder: a million rows are written in a few seconds.
     return (
         f'{{"schemaVersion": 2, "caseId": "case-{number}", "target": "{target}", "repeat": 1, '
+        '"fingerprints": {"input": "asked", "grading": "expected"}, '
         f'"status": "{"error" if is_error else "graded"}", "case": {{"question": "question {number}, about '
         f'rare{number % 1_000} and other things that are asked", "expected": "yes"}}, '
         f'"output": "an answer of some length, {number}", "score": {"null" if is_error else score}, '
@@ -131,6 +132,10 @@ def make_index(folder: Path) -> None:
     progress, began, used = Progress("index"), time.perf_counter(), time.process_time()
     while not (step := update_index_step(folder)).is_complete:
         progress.show(step.indexed_bytes / step.total_bytes)
+    if step.unreadable_lines:
+        raise SystemExit(
+            f"{step.unreadable_lines:,} lines of {folder} are no rows of this version: pages show none of them"
+        )
     took, used = time.perf_counter() - began, time.process_time() - used
     share = index_path(folder).stat().st_size / (folder / "results.jsonl").stat().st_size
     print(f"index of {step.rows:,} rows: {took:.1f} s, of the processor {used:.1f} s", flush=True)
