@@ -79,7 +79,7 @@ def index_path(folder: Path) -> Path:
 
 
 def update_index(folder: Path, run: RunFile | None = None) -> IndexProgress:
-    """Bring the index of a folder up to date with its results; for large results this takes about 30 µs for each row.
+    """Bring the index of a folder up to date with its results; for large results this takes about 75 µs for each row.
 
     Raises `QuintainError` if the folder cannot be written to.
     """
