@@ -43,8 +43,7 @@ class WireTap:
         self._connection = pika.BlockingConnection(pika.URLParameters(broker_url))
         self._channel = self._connection.channel()
         self._queue = f"tap-{secrets.token_hex(8)}"
-        #: Correlation id → what was asked, also before the last look.
-        self._request_types: dict[str, str] = {}
+        self._heard: list[TappedMessage] = []
         for exchange in METADATA_TOPOLOGY.exchanges:
             self._channel.exchange_declare(exchange.name, exchange.kind, durable=True, arguments=exchange.arguments)
         self._channel.queue_declare(self._queue, exclusive=True)
@@ -66,9 +65,8 @@ class WireTap:
         for key in keys:
             self._channel.queue_bind(self._queue, LEDGER.name, key)
 
-    def drain(self) -> list[TappedMessage]:
-        """What has come so far."""
-        messages: list[TappedMessage] = []
+    def heard(self) -> list[TappedMessage]:
+        """All that has come so far."""
         while True:
             method, properties, body = self._channel.basic_get(self._queue, auto_ack=True)
             if method is None or properties is None:
@@ -79,15 +77,10 @@ class WireTap:
                 for name, value in (properties.headers or {}).items()
             }
             headers = {**application_headers, **{name: value for name, value in amqp_headers.items() if value}}
-            message = TappedMessage(method.exchange, method.routing_key, properties.type, headers, body, "")
-            if properties.reply_to:
-                self._request_types[properties.correlation_id] = properties.type
-            messages.append(message)
-        # A copy of an answer may overtake that of its question.
-        return [replace(one, request_type=self._request_type_of(one)) for one in messages]
-
-    def _request_type_of(self, one: TappedMessage) -> str:
-        return self._request_types.get(str(one.headers.get("correlation_id")), "")
+            self._heard.append(TappedMessage(method.exchange, method.routing_key, properties.type, headers, body, ""))
+        # A copy of an answer may overtake that of its question, and come at an earlier look.
+        asked = {one.headers["correlation_id"]: one.amqp_type for one in self._heard if "reply_to" in one.headers}
+        return [replace(one, request_type=asked.get(one.headers.get("correlation_id"), "")) for one in self._heard]
 
     def close(self) -> None:
         """Listen no more; the queue goes with the connection."""
@@ -135,12 +128,12 @@ def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object]
     tap = WireTap(fleet.broker_url, TARGETS)
     try:
         fleet.start_services("metadata", "worker")
-        started = tap.drain()
+        started = tap.heard()
         # The worker's own questions tell where it hears its answers.
         tap.bind_reply_keys(*{str(one.headers["reply_to"]) for one in started if "reply_to" in one.headers})
-        started += bind_admit_keys(tap)
+        bind_admit_keys(tap)
         exchange_all_messages(fleet, tap)
-        heard = started + tap.drain()
+        heard = tap.heard()
     finally:
         tap.close()
     # Everything that is said between evaluators, workers and the metadata service.
@@ -157,19 +150,18 @@ def test_what_a_fleet_says_is_what_the_document_says(document: dict[str, object]
         check(document, one)
 
 
-def bind_admit_keys(tap: WireTap) -> list[TappedMessage]:
-    """Hear the queue that the metadata service tells its workers of with their lease; what was heard until then."""
-    heard: list[TappedMessage] = []
+def bind_admit_keys(tap: WireTap) -> None:
+    """Hear the queue that the metadata service tells its workers of with their lease."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        heard += tap.drain()
+        heard = tap.heard()
         renewed = [
             json.loads(one.body) for one in heard if one.request_type == "heartbeat" and one.amqp_type == "result"
         ]
         keys = {str(lease["admitKey"]) for lease in renewed if "admitKey" in lease}
         if keys:
             tap.bind_admit_keys(*keys)
-            return heard
+            return
         time.sleep(0.05)
     raise AssertionError("no heartbeat was answered with the key of a queue for admits")
 
