@@ -126,7 +126,7 @@ def section_text(name: str, case: Case, result: Result | None) -> str | None:
         case "question":
             return section_text("conversation", case, result) if case.is_conversation else case.question_text
         case "conversation":
-            said = [*_told_messages(_conversation(case))]
+            said = [*_messages_as_json(_conversation(case))]
             # Of a conversation before it is held nothing else is known.
             return _json(said) if said or case.is_conversation else None
         case "system_prompt":
@@ -167,7 +167,7 @@ def _conversation(case: Case) -> list[ChatMessage]:
     return turns or ([] if case.question is None else [ChatMessage(role="user", content=case.question)])
 
 
-def _told_messages(turns: Iterable[ChatMessage]) -> Iterator[JsonValue]:
+def _messages_as_json(turns: Iterable[ChatMessage]) -> Iterator[JsonValue]:
     """Messages as JSON, with the number of the attachment in place of each image and file."""
     number = 0
     for turn in turns:

@@ -32,7 +32,8 @@ def jury_result(spec: JudgeGrader, votes: Mapping[str, GradingResult]) -> Gradin
     if row is not None:
         return GradingResult(row.with_fields(calls=calls, votes=rows), usage, earlier_calls=earlier_calls)
     why = "; ".join(f"{judge}: {vote.row.error}" for judge, vote in missing.items())
-    text = f"{len(given)} of {len(rows)} votes are no verdict (vote: {spec.vote}, min_votes: {spec.min_votes}). {why}"
+    rule = f"vote: {spec.vote}, min_votes: {spec.min_votes}"
+    text = f"the jury has no verdict with {len(given)} of its {len(rows)} votes ({rule}). {why}"
     in_doubt = any(vote.in_doubt for vote in missing.values())
     codes = [vote.error_code for vote in missing.values()]
     return GradingResult(

@@ -118,8 +118,8 @@ ReadSteps = Callable[[], tuple[Sequence[AgentStep], StepsCut | None]]
 
 
 @contextlib.contextmanager
-def told_with_steps(read_steps: ReadSteps) -> Iterator[None]:
-    """Add to the `ProviderFailure` that is raised inside what the target did before."""
+def steps_before_failure(read_steps: ReadSteps) -> Iterator[None]:
+    """Add the steps so far to a `ProviderFailure` that is raised inside."""
     try:
         yield
     except ProviderFailure as failure:

@@ -37,7 +37,7 @@ from quintain_worker.providers.conversation import (
     state_of,
 )
 from quintain_worker.providers.model_api import read_body
-from quintain_worker.providers.provider import OnText, ProviderAnswer, ProviderFailure, told_with_steps
+from quintain_worker.providers.provider import OnText, ProviderAnswer, ProviderFailure, steps_before_failure
 
 #: How long the first wait for a task is, in seconds, how much longer each next one is, and the longest.
 FIRST_WAIT_SECONDS, WAIT_FACTOR, LONGEST_WAIT_SECONDS = 0.1, 1.5, 5.0
@@ -149,7 +149,7 @@ class A2AProvider:
             if reply.is_task:
                 reply = await self._wait_for(version, reply, ends_at)
         steps = reply.steps_since(message["messageId"], session.get("asked"))
-        with told_with_steps(lambda: (steps, None)):
+        with steps_before_failure(lambda: (steps, None)):
             self._check_end(reply, is_turn=request.turn is not None)
             return dataclasses.replace(self._answer_of(reply, request), steps=steps, ignored=ignored)
 

@@ -44,7 +44,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
-    told_with_steps,
+    steps_before_failure,
 )
 from quintain_worker.providers.rate_limits import read_rate_report
 
@@ -84,7 +84,7 @@ class HttpProvider:
     ) -> ProviderAnswer:
         """Request the endpoint's answer within ``timeout_seconds``. Raises `ProviderFailure`."""
         call, answer = self._requests.of_call(request), HttpAnswer(self._target, on_text)
-        with told_with_steps(answer.steps_so_far), self._failures.of_connection():
+        with steps_before_failure(answer.steps_so_far), self._failures.of_connection():
             sent = self._client.request(self._target.method, call.path, call.body, {}, timeout_seconds)
             async with sent as response:
                 return await self._read(response, request, call, answer)

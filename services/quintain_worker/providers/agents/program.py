@@ -55,7 +55,7 @@ from quintain_worker.providers.provider import (
     ProviderContext,
     ProviderFailure,
     SessionScopedProvider,
-    told_with_steps,
+    steps_before_failure,
 )
 from quintain_worker.providers.quoting import quoted
 
@@ -157,7 +157,7 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         reading = TurnReading(on_text)
         key = conversation_id if holder is None else _key(holder.session_id, conversation_id)
-        with told_with_steps(reading.steps):
+        with steps_before_failure(reading.steps):
             async with AsyncExitStack() as stack:
                 token = ""
                 if self._models is not None and holder is not None:

@@ -54,7 +54,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
-    told_with_steps,
+    steps_before_failure,
 )
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class RemoteTargetProvider(HostedProvider):
             TargetTimeouts(slot_seconds=min(timeout_seconds, LEASE_SECONDS), boot_seconds=timeout_seconds)
         )
         call = _LeasedCall(self._name, self._target, remote_lease)
-        with told_with_steps(partial(_steps_of, call, agent_session)):
+        with steps_before_failure(partial(_steps_of, call, agent_session)):
             try:
                 async with asyncio.timeout_at(ends_at), call.idle.watch():
                     config = {}
