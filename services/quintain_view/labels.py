@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quintain_runner.report.label_tables import agreement_table
+from quintain_runner.report.judge_tables import agreement_table
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.labels import Chosen, Note, NoteKey, blind_labels, latest_notes, read_notes, verdicts_of
 from quintain_runner.results.row import Row

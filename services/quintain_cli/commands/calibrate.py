@@ -29,7 +29,7 @@ from quintain_runner.calibration import calibrate as run_calibration
 from quintain_runner.engine.run_settings import DEFAULT_CONCURRENCY, RunOptions
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.labeled_answers import Half
-from quintain_runner.report.label_tables import agreement_table
+from quintain_runner.report.judge_tables import agreement_table
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import exit_line
 from quintain_runner.report.text_table import TextTable

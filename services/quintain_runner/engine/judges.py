@@ -79,40 +79,43 @@ def attachment_requirements(
     evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
 ) -> tuple[CaseRequirement, ...]:
     """The requirements on every case with images or files: that judges which are shown them can be."""
-    return tuple(_attachment_requirements(evaluation, targets, configured))
+    judge_targets = {name: target.judge_target for name, target in configured.items()}
+    requirements = list[CaseRequirement]()
+    for _, judge in _judges(evaluation):
+        asked = dict.fromkeys(one for name in targets for one in judges_of(judge, name, judge_targets))
+        blind = [name for name in asked if name in configured and not configured[name].takes_images]
+        requirements.extend(_requirements_of(judge, blind, evaluation))
+    return tuple(requirements)
 
 
-def _attachment_requirements(
-    evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
+def _requirements_of(
+    judge: JudgeGrader | PairwiseGrader, blind: Sequence[str], evaluation: Evaluation
 ) -> Iterator[CaseRequirement]:
+    """Those of one judge; ``blind`` are the targets it asks that take text only."""
     max_bytes = evaluation.spec.max_body_bytes or DEFAULT_REQUEST_BYTES
 
-    def shown(judge: JudgeGrader | PairwiseGrader, case: Case) -> list[Case]:
+    def shown(case: Case) -> list[Case]:
         """The case under each prompt with which the judge is shown attachments."""
         asked = (prompt.apply(case) for prompt in evaluation.prompts)
         return [one for one in asked if attachments(_show_of(judge), one)]
 
-    def fits(judge: JudgeGrader, case: Case) -> bool:
-        requests = (build_judge_request(judge, "", one, None, target=judge.name) for one in shown(judge, case))
-        return all(len(request.to_wire()) <= max_bytes for request in requests)
-
-    judge_targets = {name: target.judge_target for name, target in configured.items()}
-    for _, judge in _judges(evaluation):
-        asked = dict.fromkeys(one for name in targets for one in judges_of(judge, name, judge_targets))
-        if blind := [name for name in asked if name in configured and not configured[name].takes_images]:
-            yield CaseRequirement(
-                is_met=lambda case, judge=judge: not shown(judge, case),  # type: ignore[misc]
-                problem="images or files",
-                reason=f"{judge.name} shows them to {', '.join(blind)}, which takes text only",
-                fix="take another judge_target, leave them out with where, or write a show without them",
-            )
-        if isinstance(judge, JudgeGrader):
-            yield CaseRequirement(
-                is_met=lambda case, judge=judge: fits(judge, case),  # type: ignore[misc]
-                problem=f"images or files of more than {max_bytes:,} bytes with what else is shown",
-                reason=f"{judge.name} shows them to its judge, and no message may be larger",
-                fix="raise max_body_bytes, leave them out with where, or write a show without them",
-            )
+    if blind:
+        yield CaseRequirement(
+            is_met=lambda case: not shown(case),
+            problem="images or files",
+            reason=f"{judge.name} shows them to {', '.join(blind)}, which takes text only",
+            fix="take another judge_target, leave them out with where, or write a show without them",
+        )
+    if isinstance(judge, JudgeGrader):
+        yield CaseRequirement(
+            is_met=lambda case: all(
+                len(build_judge_request(judge, "", one, None, target=judge.name).to_wire()) <= max_bytes
+                for one in shown(case)
+            ),
+            problem=f"images or files of more than {max_bytes:,} bytes with what else is shown",
+            reason=f"{judge.name} shows them to its judge, and no message may be larger",
+            fix="raise max_body_bytes, leave them out with where, or write a show without them",
+        )
 
 
 def unknown_of_fleet(evaluation: Evaluation) -> str | None:

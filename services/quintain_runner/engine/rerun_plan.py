@@ -1,17 +1,23 @@
-"""What a command does with the rows of earlier ones, known and written down before it makes a call."""
+"""What a command does with the rows of earlier ones: who is asked now, what changed, and what follows for each row.
+
+All is known and written down before the first call.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from quintain.contracts.session import Info
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.engine.comparisons import Comparisons
+from quintain_runner.engine.comparisons import Comparisons, pairwise_graders
 from quintain_runner.engine.run_settings import RunSettings
+from quintain_runner.graders.base import GraderRunner, judge_place, judge_references
+from quintain_runner.graders.factory import grader_fingerprints
 from quintain_runner.plan.changes import (
     NOT_IN_DATASET,
     Action,
@@ -19,10 +25,12 @@ from quintain_runner.plan.changes import (
     PlanIdentity,
     PlanIdentityBuilder,
     RerunPolicy,
+    RunFingerprints,
     decide,
     needed_calls,
 )
 from quintain_runner.plan.trials import PlannedQuestion, Scoring, grader_limits, planned_questions
+from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.counts import CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import KeyHashSet, ResultFile, key_hash
@@ -32,6 +40,41 @@ _BATCH_ROWS = 500
 
 #: So many rows that cannot be graded again are named.
 _NAMED_ROWS = 5
+
+
+async def run_fingerprints(
+    run: RunSettings, info: Info, graders: tuple[GraderRunner, ...], record: RunFile, env: dict[str, str]
+) -> RunFingerprints:
+    """The fingerprints of everybody who is asked in this run, as workers registered them, and of the graders.
+
+    Targets that this command does not call are in it if they are served now.
+    """
+    targets = record.configuration.targets
+    served = [name for name in targets if name in run.targets or name in info.available_targets]
+    names = dict.fromkeys([*served, *(name for _, name in target_references(run, served))])
+    known: dict[str, str | None] = {name: (info.target_fingerprints or {}).get(name) for name in names}
+    target_models = run.models
+    models = {one: target_models[name] for name, one in known.items() if one and name in target_models}
+    return RunFingerprints(
+        targets=known,
+        graders=await grader_fingerprints(run.evaluation, graders, run.judge_targets, known, env),
+        unavailable_graders=frozenset(run.evaluation.unavailable_graders),
+        pairwise_graders=frozenset(grader.name for grader in pairwise_graders(run.evaluation)),
+        models={**record.fingerprints.models, **models},
+        generation=record.generation + run.options.regrades,
+    )
+
+
+def target_references(run: RunSettings, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each of these targets, of the users who speak to them and of their judges, with the place that names it; only
+    the judges where the answers were given."""
+    path = run.evaluation.path
+    if not run.options.rerun_policy.given_answers:
+        for target in targets:
+            yield f"{path}: targets", target
+        yield from run.dataset.user_references
+    for index, judge in judge_references(run.evaluation, targets, run.judge_targets):
+        yield judge_place(run.evaluation, index), judge
 
 
 @dataclass(slots=True)

@@ -26,8 +26,7 @@ from quintain_runner.engine.cost_limit import cost_problems
 from quintain_runner.engine.judges import agents_of, settings_of
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.requirements import check_turns
-from quintain_runner.engine.rerun_plan import Planner, RerunPlan
-from quintain_runner.engine.run_fingerprints import run_fingerprints, target_references
+from quintain_runner.engine.rerun_plan import Planner, RerunPlan, run_fingerprints, target_references
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
 from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info

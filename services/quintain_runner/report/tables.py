@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quintain.contracts.session import Usage
-from quintain_runner.report.pairwise_tables import pairwise_tables
+from quintain_runner.report.judge_tables import juries_table, length_table, own_judge_notes, pairwise_tables
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
 from quintain_runner.report.text_table import TextTable
@@ -27,7 +27,6 @@ from quintain_runner.statistics.analysis import (
     format_share_interval,
     p_note,
 )
-from quintain_runner.statistics.inference import Interval
 
 #: The most pairs of targets shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 10
@@ -42,9 +41,9 @@ def run_tables(report: RunReport) -> list[TextTable]:
     if len({name for target in analysis.targets.values() for name in target.graders}) > 1:
         tables.append(_graders_table(analysis))
     if any(judge.length is not None for judge in analysis.judges.values()):
-        tables.append(_length_table(analysis))
+        tables.append(length_table(analysis))
     if analysis.juries:
-        tables.append(_juries_table(analysis))
+        tables.append(juries_table(analysis))
     tables.extend(_tag_table(field, analysis) for field in analysis.by)
     if analysis.pairs:
         tables.append(_pairs_table(analysis, summary))
@@ -126,7 +125,7 @@ def _targets_table(report: RunReport) -> TextTable:
             *([f"{count:,} rows are not yet compared"] if (count := summary.total.uncompared) else []),
             *([_votes_note(summary.total.lacks_votes)] if summary.total.lacks_votes else []),
             *_left_out_notes(report.analysis),
-            *_own_judge_notes(report.analysis),
+            *own_judge_notes(report.analysis),
         ],
     )
 
@@ -171,28 +170,6 @@ def _left_out_notes(analysis: Analysis) -> Iterator[str]:
         if reduced is not None and reduced.left_out:
             count = f"{reduced.left_out:,} cases have too few graded repeats"
             yield f"{name}: {count} for {reduced.reducer}, and are left out of it"
-
-
-def _own_judge_notes(analysis: Analysis) -> Iterator[str]:
-    """A sentence for each grader whose judge is the target itself."""
-    for name, judge in analysis.judges.items():
-        if judge.own:
-            yield f"{name}: {', '.join(judge.own)} judged its own answers, and models favour their own"
-
-
-def _length_table(analysis: Analysis) -> TextTable:
-    """The table of how the lengths of answers to one case go with their scores."""
-    rows = [
-        (name, f"{found.cases:,}", f"{found.rows:,}", f"{found.value:+.2f}", _range_text(found.interval))
-        for name, judge in analysis.judges.items()
-        if (found := judge.length) is not None
-    ]
-    note = "Spearman's rank correlation within cases; it names no cause: longer answers may be better, or only liked"
-    return TextTable("length and score", ("judge", "cases", "answers", "correlation", "95 %"), rows, notes=[note])
-
-
-def _range_text(interval: Interval | None) -> str:
-    return MISSING if interval is None else f"{interval.low:+.2f} to {interval.high:+.2f}"
 
 
 def _first_reduced(measured: Iterable[PassAndScore | None]) -> ReducedValue | None:
@@ -274,32 +251,6 @@ def _graders_table(analysis: Analysis) -> TextTable:
     ]
     columns = ("grader", "target", "passed", "95 %", "mean score", "95 %", *(("reduced", "95 %") if reduced else ()))
     return TextTable("by grader", columns, rows, name_columns=2)
-
-
-def _juries_table(analysis: Analysis) -> TextTable:
-    """The table of the judges of each jury: how often they voted, and how they lean."""
-    rows = [
-        (
-            grader,
-            judge,
-            f"{said.votes:,}",
-            f"{said.missing:,}",
-            MISSING if said.pass_rate is None else f"{100 * said.pass_rate:.0f} %",
-            MISSING if said.lean_pass is None else f"{100 * said.lean_pass:+.0f} %",
-            format_score(said.mean_score),
-            MISSING if said.lean_score is None else f"{said.lean_score:+.3f}",
-        )
-        for grader, jury in analysis.juries.items()
-        for judge, said in jury.judges.items()
-    ]
-    notes = [
-        f"{grader}: Krippendorff's alpha {format_score(jury.alpha_pass)} of passes (nominal), "
-        f"{format_score(jury.alpha_score)} of scores (interval), of {jury.answers:,} answers; {jury.tied:,} tied"
-        for grader, jury in analysis.juries.items()
-    ]
-    columns = ("jury", "judge", "votes", "missing", "passed", "lean", "mean score", "lean")
-    notes.append("lean: how much more than the other judges on the same answers")
-    return TextTable("by judge", columns, rows, name_columns=2, notes=notes)
 
 
 def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:

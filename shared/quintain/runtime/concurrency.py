@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -186,27 +186,6 @@ class ByteBudget:
         finally:
             self._free += size
             self._given_back.set()
-
-
-async def run_for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[object]], *, limit: int) -> None:
-    """Run ``work`` for each item, at most ``limit`` at a time; raises the first error, and cancels the others then.
-
-    Example::
-
-        await run_for_each(urls, fetch, limit=4)
-    """
-    remaining = iter(items)
-
-    async def run_remaining() -> None:
-        for item in remaining:
-            await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(limit):
-                tasks.create_task(run_remaining())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 #: Size of one id, and of the block of random bytes read at a time, in bytes.
