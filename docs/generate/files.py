@@ -28,7 +28,7 @@ def evaluation_page() -> str:
     kinds = {name: _fields(model) for name, model in GRADER_KINDS.items()}
     return (
         "# The evaluation file\n\n"
-        "`quintain schema eval` prints this as JSON schema; [the guide](../run.md) has examples.\n\n"
+        "`quintain schema eval` prints this as JSON schema; [evaluations](../evaluation.md) have the rules.\n\n"
         + _section("eval.yaml", EvaluationSpec)
         + _section("dataset", DatasetSpec)
         + _section("prompts: each", PromptSpec)

@@ -27,7 +27,7 @@ TARGETS = ("alpha", "beta", "gamma")
 TRIALS = CASES * len(TARGETS)
 
 #: How many graders run at once, and how many calls each may make: so many calls are in no row at most, as
-#: ``docs/run.md`` says, because an interrupted grader starts again in a new session.
+#: ``docs/evaluation.md`` says, because an interrupted grader starts again in a new session.
 GRADERS_AT_ONCE, CALLS_PER_GRADER = 8, 2
 
 #: Every trial takes two calls, its answer and its judge's; what is left is for what a kill wastes.

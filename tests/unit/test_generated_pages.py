@@ -99,6 +99,16 @@ def test_every_error_and_exit_code_is_there(pages: Path) -> None:
     assert {str(number) for number in numbers} <= rows
 
 
+def test_the_reference_of_evaluations_has_every_key_and_option_and_exit_code() -> None:
+    page = REPOSITORY / "docs" / "evaluation.md"
+    keys = sorted(recorded("evaluation_schema")["properties"])
+    words = [word for one in recorded("commands")["quintain run"]["parameters"] for word in one["words"]]
+    options = [word for word in words if word.startswith("--") and word != "--help"]
+    assert missing(page, keys + options) == []
+    rows = set(re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE))
+    assert {str(number) for number in recorded("exit_codes")["of a command"]} <= rows
+
+
 def test_every_metric_is_there(pages: Path) -> None:
     suffixes = {"counter": "_total", "info": "_info"}
     names = {one["name"] + suffixes.get(one["type"], "") for metrics in recorded("metrics").values() for one in metrics}
