@@ -49,6 +49,21 @@ class FailureKind:
     retryable: bool = False
     outcome: TryOutcome = TryOutcome.FAILED
 
+    def failure(self, message: str, words: ProviderError | None, rates: RateReport | None) -> ProviderFailure:
+        """Return a failure of this kind; ``words`` are the provider's own, and ``rates`` what its headers say."""
+        seconds = None if rates is None else rates.retry_after_seconds
+        fault = self.make_fault(message)
+        fault.provider_error = words
+        fault.retry_after_ms = None if seconds is None else round(seconds * 1000)
+        return ProviderFailure(
+            fault,
+            self.billing,
+            retryable=self.retryable,
+            retry_after_seconds=seconds,
+            outcome=self.outcome,
+            rates=rates,
+        )
+
 
 _CHARGED = partial(ProviderFailed, charged=True)
 _UNCHARGED = partial(ProviderFailed, charged=False)
@@ -127,19 +142,8 @@ class FailureReader:
         details = [*(self._endpoint if kind in _OF_THE_ENDPOINT else []), *details]
         sentence = f"{self._provider} {kind.description}" + (f" ({', '.join(details)})" if details else "")
         quoted = [] if words is None else [words.code or words.type, words.message]
-        fault = kind.make_fault(": ".join([sentence, *(word for word in quoted if word is not None)]))
-        fault.provider_error = words
-        retry_after_seconds = None if rates is None else rates.retry_after_seconds
-        if retry_after_seconds is not None:
-            fault.retry_after_ms = round(retry_after_seconds * 1000)
-        return ProviderFailure(
-            fault,
-            kind.billing,
-            retryable=kind.retryable,
-            retry_after_seconds=retry_after_seconds,
-            outcome=kind.outcome,
-            rates=rates,
-        )
+        message = ": ".join([sentence, *(word for word in quoted if word is not None)])
+        return kind.failure(message, words, rates)
 
 
 def _is_credit_spent(words: ProviderError) -> bool:

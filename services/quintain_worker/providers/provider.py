@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -184,6 +184,22 @@ class CallHolder(NamedTuple):
     request_id: str
     attempt_id: str
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderOfCall:
+    """The provider of one call: the target's own, asked for the holder of that call."""
+
+    make_try: Callable[[InvokeRequest, float, OnText | None], Awaitable[ProviderAnswer]]
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """See `Provider.answer`."""
+        return await self.make_try(request, timeout_seconds, on_text)
+
+    async def close(self) -> None:
+        """Do nothing: what there is to close is the target's."""
 
 
 class SessionScopedProvider(ABC):

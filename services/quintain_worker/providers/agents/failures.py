@@ -102,19 +102,8 @@ class AgentFailures:
         words = quoted(text, self._secrets)
         details = ", ".join(filter(None, (self._url, detail)))
         sentence = f"{self._name} {kind.description} ({details})"
-        fault = kind.make_fault(f"{sentence}: {words}" if words else sentence)
-        if words or status is not None:
-            fault.provider_error = ProviderError(status=status, message=words or None)
-        seconds = None if rates is None else rates.retry_after_seconds
-        fault.retry_after_ms = None if seconds is None else round(seconds * 1000)
-        return ProviderFailure(
-            fault,
-            kind.billing,
-            retryable=kind.retryable,
-            retry_after_seconds=seconds,
-            outcome=kind.outcome,
-            rates=rates,
-        )
+        said = ProviderError(status=status, message=words or None) if words or status is not None else None
+        return kind.failure(f"{sentence}: {words}" if words else sentence, said, rates)
 
     @contextmanager
     def of_connection(self) -> Iterator[None]:

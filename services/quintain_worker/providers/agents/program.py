@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quintain.config.program_targets import ProgramTarget
@@ -54,6 +55,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
+    ProviderOfCall,
     SessionScopedProvider,
     steps_before_failure,
 )
@@ -135,7 +137,7 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
 
     def for_call(self, holder: CallHolder) -> Provider:
         """Return the provider for one call, which finds the conversations of its session only."""
-        return _SessionAgentProvider(self, holder)
+        return ProviderOfCall(partial(self.answer_call, holder))
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
@@ -292,22 +294,6 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
 def _key(session_id: str, conversation_id: str) -> str:
     """Return the name of a conversation in the pool: no other session has a turn in it."""
     return f"{session_id} {conversation_id}"
-
-
-class _SessionAgentProvider:
-    """The provider for one call of one session."""
-
-    def __init__(self, provider: AgentProgramProvider, holder: CallHolder) -> None:
-        self._provider, self._holder = provider, holder
-
-    async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
-    ) -> ProviderAnswer:
-        """Have one turn with a program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        return await self._provider.answer_call(self._holder, request, timeout_seconds, on_text)
-
-    async def close(self) -> None:
-        """Do nothing: the programs are the target's."""
 
 
 def quoted_end(stderr: str, secrets: tuple[str, ...]) -> str:

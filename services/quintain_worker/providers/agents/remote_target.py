@@ -54,6 +54,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
+    ProviderOfCall,
     steps_before_failure,
 )
 
@@ -100,20 +101,19 @@ class RemoteTargetProvider(HostedProvider):
         With ``child_session`` configured, the target's agent gets a child of the call's session; otherwise it is this
         provider.
         """
-        terms = self._target.child_session
-        return (
-            self
-            if terms is None
-            else _SessionRemoteTargetProvider(self, AgentSession(self._name, terms, self._rpc_client, holder))
-        )
+        if (terms := self._target.child_session) is None:
+            return self
+        # Every try opens a child session of its own, which ends with it.
+        agent_session = AgentSession(self._name, terms, self._rpc_client, holder)
+        return ProviderOfCall(lambda request, seconds, _: self._answer_in_session(agent_session, request, seconds))
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Run a leased instance once and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        return await self.answer_in_session(None, request, timeout_seconds)
+        return await self._answer_in_session(None, request, timeout_seconds)
 
-    async def answer_in_session(
+    async def _answer_in_session(
         self, agent_session: AgentSession | None, request: InvokeRequest, timeout_seconds: float
     ) -> ProviderAnswer:
         """Answer like `answer`; an ``agent_session`` that is not None is opened for the agent and closed at the end."""
@@ -204,22 +204,6 @@ class RemoteTargetProvider(HostedProvider):
             raise ProviderFailure(failure, Billing.UNBILLED) from error
         self._note_fingerprint(lease.fingerprint)
         return lease
-
-
-class _SessionRemoteTargetProvider:
-    """The provider for one call of one session: every try opens a child session of its own."""
-
-    def __init__(self, provider: RemoteTargetProvider, agent_session: AgentSession) -> None:
-        self._provider, self._agent_session = provider, agent_session
-
-    async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
-    ) -> ProviderAnswer:
-        """Run a leased instance once and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        return await self._provider.answer_in_session(self._agent_session, request, timeout_seconds)
-
-    async def close(self) -> None:
-        """Do nothing: the child session ends with each try."""
 
 
 def _steps_of(call: _LeasedCall, agent_session: AgentSession | None) -> tuple[Sequence[AgentStep], StepsCut | None]:
