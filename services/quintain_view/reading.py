@@ -16,7 +16,8 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.errors import ConfigError
 from quintain.fleet.tables import duration
 from quintain.web import visible
-from quintain_runner.report.comparison import compare_runs, comparison_tables, conclusion
+from quintain_runner.report.comparison import compare_runs
+from quintain_runner.report.comparison_tables import comparison_tables, conclusion
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.run_report import read_recorded_report
 from quintain_runner.report.text_table import TextTable

@@ -33,7 +33,8 @@ from quintain_cli.run_output import (
     print_table,
     report_to_json,
 )
-from quintain_runner.report.comparison import Comparison, compare_runs, comparison_lines, comparison_tables, conclusion
+from quintain_runner.report.comparison import Comparison, compare_runs
+from quintain_runner.report.comparison_tables import comparison_lines, comparison_tables, conclusion, flip_lines
 from quintain_runner.report.exports import write_agentv_run
 from quintain_runner.report.inspect_export import write_inspect_logs
 from quintain_runner.report.report_files import write_csv
@@ -115,7 +116,8 @@ def compare(
     else:
         for table in comparison_tables(comparison):
             print_table(table)
-        for line in (*comparison_lines(comparison), f"exit {code}: {conclusion(comparison)}. {_next_command(after)}"):
+        end = f"exit {code}: {conclusion(comparison)}. {_next_command(after)}"
+        for line in (*comparison_lines(comparison), *flip_lines(comparison), end):
             print_stdout(plain_line(line, max_length=1000))
     raise typer.Exit(code)
 

@@ -1,40 +1,68 @@
-"""Compares the runs of the same cases, and shows the differences."""
+"""Compares two runs of the same cases: differences of measures, and what became of each case."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 
+import numpy as np
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import KeyHashSet, key_hash
-from quintain_runner.statistics.analysis import (
-    Difference,
-    format_score,
-    format_score_difference,
-    format_share_difference,
-    p_note,
-    paired_differences,
-)
+from quintain_runner.statistics.analysis import Difference, paired_differences
 from quintain_runner.statistics.frame import (
     ROW_PASS,
     ROW_SCORE,
     Measure,
+    PairedDifferences,
     TargetFrame,
     build_frames,
     pair_frames,
     trial_hash,
 )
-from quintain_runner.untrusted import plain_line
 
 #: The most flipped cases listed for each target.
 MAX_FLIPS = 1_000
 
 _PASS = AliasChoices("pass", "passed")
+
+
+class CaseChange(StrEnum):
+    """What the later run changed in a case, over the repeats with a score in both runs."""
+
+    WORSE_IN_EVERY = "worseInEveryRepeat"
+    WORSE_IN_SOME = "worseInSome"
+    BETTER = "better"
+    SAME = "same"
+
+
+def case_change(repeats: int, before: int, after: int) -> CaseChange:
+    """The change of a case of which ``before`` and ``after`` repeats passed, of those with a score in both runs."""
+    if before == after:
+        return CaseChange.SAME
+    if after > before:
+        return CaseChange.BETTER
+    return CaseChange.WORSE_IN_EVERY if before - after == repeats else CaseChange.WORSE_IN_SOME
+
+
+def count_changes(cases: Iterable[tuple[int, int, int, int]]) -> tuple[dict[CaseChange, int], float]:
+    """How many cases changed in each way, and how many would be worse in every repeat by chance alone.
+
+    Each entry has the arguments of `case_change`, and how many cases have them. If nothing changed, the r passes of a
+    case with r repeats in each run are as likely to be any r of its 2r trials as any others, and one of the C(2r, r)
+    choices is that all are of the earlier run. Source: R. A. Fisher, "The Design of Experiments" (1935), chapter II.
+    """
+    counts, by_chance = dict.fromkeys(CaseChange, 0), 0.0
+    for repeats, before, after, count in cases:
+        counts[case_change(repeats, before, after)] += count
+        if before + after == repeats:
+            by_chance += count / math.comb(2 * repeats, repeats)
+    return counts, by_chance
 
 
 class CaseOutcome(Message):
@@ -73,8 +101,9 @@ class MeasureComparison(Message):
 class TargetComparison(Message):
     """A target of the earlier run compared with one of the later run: the same one, or the only one of each.
 
-    ``left_out`` is the number of rows of either run without a score in both. ``flipped`` is the number of cases whose
-    pass changed, and ``flips`` lists at most `MAX_FLIPS` of them.
+    ``left_out`` is the number of rows of either run without a score in both. ``changes`` counts cases by what became of
+    them; ``worse_by_chance`` is the second value of `count_changes`. ``flipped`` is the number of trials whose pass
+    changed, and ``flips`` lists at most `MAX_FLIPS` of them.
     """
 
     before: str
@@ -82,6 +111,8 @@ class TargetComparison(Message):
     row: MeasureComparison
     graders: dict[str, MeasureComparison] = Field(default_factory=dict)
     left_out: int = 0
+    changes: dict[CaseChange, int] = Field(default_factory=dict)
+    worse_by_chance: float = 0.0
     flipped: int = 0
     flips: list[Flip] = Field(default_factory=list)
 
@@ -118,21 +149,17 @@ def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) ->
     Example::
 
         comparison = compare_runs(read_report(Path("runs/old")), read_report(Path("runs/new")))
-        print(conclusion(comparison))
+        print(comparison.regressed_targets)
     """
-    target_pairs = _matched_targets(before, after)
-    changed_graders = _changed_graders(before, after, target_pairs)
-    if not force:
-        _require_same_graders(before, after, changed_graders)
-    same_cases = None if force or _has_same_dataset(before, after) else _SameCases(before, after)
+    target_pairs = comparable_targets(before, after, force=force)
+    same_cases = None if force or has_same_dataset(before, after) else _SameCases(before, after)
     rows_of = RunReport.rows if same_cases is None else same_cases.rows
-    frame_pairs = [
-        (
-            build_frames(rows_of(after), [after_name])[after_name],
-            build_frames(rows_of(before), [before_name])[before_name],
-        )
-        for before_name, after_name in target_pairs
-    ]
+    before_frames, after_frames = (
+        build_frames(rows_of(report), names)
+        for report, names in zip((before, after), zip(*target_pairs, strict=True), strict=True)
+    )
+    frame_pairs = [(after_frames[new], before_frames[old]) for old, new in target_pairs]
+    pairs = [pair_frames(*frames, ROW_PASS) for frames in frame_pairs]
     rows = _compare_measures(frame_pairs, None)
     graders = [
         name
@@ -140,26 +167,35 @@ def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) ->
         if all(name in frame.grader_names() for pair in frame_pairs for frame in pair)
     ]
     by_grader = {name: _compare_measures(frame_pairs, name) for name in graders}
+    flips = _flips((before, after), target_pairs, pairs)
     return Comparison(
         before=str(before.folder),
         after=str(after.folder),
         stale_before=before.stale_rows,
         stale_after=after.stale_rows,
         changed_cases=0 if same_cases is None else same_cases.left_out,
-        changed_graders=changed_graders,
+        changed_graders=_changed_graders(before, after, target_pairs),
         targets=[
-            _target_comparison((before, before_name), (after, after_name), frame_pairs[number]).model_copy(
-                update={
-                    "row": rows[number],
-                    "graders": {name: comparisons[number] for name, comparisons in by_grader.items()},
-                }
+            _target_comparison(target_pairs[number], frame_pairs[number], pairs[number]).with_fields(
+                row=rows[number],
+                graders={name: comparisons[number] for name, comparisons in by_grader.items()},
+                flips=flips[number],
             )
-            for number, (before_name, after_name) in enumerate(target_pairs)
+            for number in range(len(target_pairs))
         ],
     )
 
 
-def _has_same_dataset(before: RunReport, after: RunReport) -> bool:
+def comparable_targets(before: RunReport, after: RunReport, *, force: bool = False) -> list[tuple[str, str]]:
+    """The pairs of targets that `compare_runs` compares. Raises `ConfigError` as it does, without reading rows."""
+    target_pairs = _matched_targets(before, after)
+    if not force:
+        _require_same_graders(before, after, _changed_graders(before, after, target_pairs))
+    return target_pairs
+
+
+def has_same_dataset(before: RunReport, after: RunReport) -> bool:
+    """Whether both runs asked and expected the same of every case."""
     return before.run.configuration.identity.dataset == after.run.configuration.identity.dataset
 
 
@@ -248,140 +284,52 @@ def _compare_measures(
 
 
 def _target_comparison(
-    before: tuple[RunReport, str], after: tuple[RunReport, str], frames: tuple[TargetFrame, TargetFrame]
+    names: tuple[str, str], frames: tuple[TargetFrame, TargetFrame], passes: PairedDifferences
 ) -> TargetComparison:
-    """The flipped and left-out cases of one target; its measures are added by the caller."""
-    after_frame, before_frame = frames
-    flipped = {int(hash_) for hash_ in pair_frames(after_frame, before_frame, ROW_PASS).differing_trials}
-    paired_rows = int(pair_frames(after_frame, before_frame, ROW_SCORE).base.rows.sum())
-    shown_trials = dict.fromkeys(sorted(flipped)[:MAX_FLIPS])
-    before_outcomes, after_outcomes = _case_outcomes(before, shown_trials), _case_outcomes(after, shown_trials)
-    flips = [
-        Flip(case_id=case_id, repeat=repeat, before=outcome, after=after_outcomes[case_id, repeat])
-        for (case_id, repeat), outcome in before_outcomes.items()
-        if (case_id, repeat) in after_outcomes
-    ]
-    return TargetComparison(
-        before=before[1],
-        after=after[1],
-        row=MeasureComparison(),
-        left_out=len(before_frame.trial_hashes) + len(after_frame.trial_hashes) - 2 * paired_rows,
-        flipped=len(flipped),
-        flips=flips,
+    """What became of the cases of one target, and the number of left-out rows; the caller adds its measures."""
+    paired_rows = int(pair_frames(*frames, ROW_SCORE).base.rows.sum())
+    kinds, counts = np.unique(
+        np.stack((passes.base.rows, passes.base.sums, passes.base.sums + passes.differences.sums)).astype(np.int64),
+        axis=1,
+        return_counts=True,
     )
+    changes, by_chance = count_changes(zip(*kinds.tolist(), counts.tolist(), strict=True))
+    return TargetComparison(
+        before=names[0],
+        after=names[1],
+        row=MeasureComparison(),
+        left_out=sum(len(frame.trial_hashes) for frame in frames) - 2 * paired_rows,
+        changes=changes,
+        worse_by_chance=by_chance,
+        flipped=len(passes.differing_trials),
+    )
+
+
+def _flips(
+    reports: tuple[RunReport, RunReport], target_pairs: Sequence[tuple[str, str]], pairs: Sequence[PairedDifferences]
+) -> list[list[Flip]]:
+    """The flipped trials of each pair of targets, at most `MAX_FLIPS` of each."""
+    listed = [{int(hash_) for hash_ in np.sort(pair.differing_trials)[:MAX_FLIPS]} for pair in pairs]
+    before, after = (
+        _case_outcomes(report, dict(zip(names, listed, strict=True)))
+        for report, names in zip(reports, zip(*target_pairs, strict=True), strict=True)
+    )
+    return [
+        [
+            Flip(case_id=case_id, repeat=repeat, before=outcome, after=after[new][case_id, repeat])
+            for (case_id, repeat), outcome in before[old].items()
+            if (case_id, repeat) in after[new]
+        ]
+        for old, new in target_pairs
+    ]
 
 
 def _case_outcomes(
-    run: tuple[RunReport, str], trial_hashes: Mapping[int, object]
-) -> dict[tuple[str, int], CaseOutcome]:
-    """The results of the trials with these hashes, by case and repeat."""
-    report, target = run
-    return {
-        (row.case_id, row.repeat): _case_outcome(row)
-        for row in (report.rows() if trial_hashes else ())
-        if row.column == target and trial_hash(row.case_id, row.repeat) in trial_hashes
-    }
-
-
-def _case_outcome(row: Row) -> CaseOutcome:
-    """The pass and the score of a row."""
-    return CaseOutcome(passed=row.passed, score=row.score)
-
-
-#: The most flipped cases shown for each target; `--json` has more.
-MAX_SHOWN_FLIPS = 20
-
-_COLUMNS = ("", "before", "after", "change", "95 %", "p")
-
-
-def comparison_tables(comparison: Comparison) -> Iterator[TextTable]:
-    """A table of the targets, and one of the graders if there are several."""
-    targets = comparison.targets
-    rows = [row for target in targets for row in _comparison_rows(_target_label(target), target.row)]
-    holm_note = f", Holm over {len(targets)} targets" if len(targets) > 1 else ""
-    passed, scores = [each.row.passed for each in targets], [each.row.score for each in targets]
-    notes = [p_note(passed, scores, holm_note)]
-    yield TextTable(
-        f"{comparison.before} → {comparison.after}", ("target", *_COLUMNS), rows, name_columns=2, notes=notes
-    )
-    by_grader = [
-        (
-            name,
-            _target_label(target),
-            *_difference_row(score, format_score, format_score_difference),
-        )
-        for name in targets[0].graders
-        for target in targets
-        if (score := target.graders[name].score) is not None
-    ]
-    if len(targets[0].graders) > 1:
-        yield TextTable("mean score by grader", ("grader", "target", *_COLUMNS[1:]), by_grader, name_columns=2)
-
-
-def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """Lines about what is not the same in both runs, the rows that were left out, and the cases whose pass changed."""
-    for folder, count in ((comparison.before, comparison.stale_before), (comparison.after, comparison.stale_after)):
-        if count:
-            yield f"{folder}: {count} rows are stale: what made them changed since"
-    if comparison.changed_graders:
-        yield f"not the same in both runs: grader {', '.join(comparison.changed_graders)}"
-    if comparison.changed_cases:
-        yield f"{comparison.changed_cases} rows are left out: the other run has no case that asks and expects the same"
-    for target in comparison.targets:
-        if target.left_out:
-            yield f"{_target_label(target)}: {target.left_out} rows have no score in both runs, and are left out"
-        for flip in target.flips[:MAX_SHOWN_FLIPS]:
-            yield plain_line(f"flipped  {_target_label(target)}  {_flip_text(flip)}", max_length=200)
-        if target.flipped > MAX_SHOWN_FLIPS:
-            yield f"flipped  {_target_label(target)}  and {target.flipped - MAX_SHOWN_FLIPS} more: --json"
-
-
-def conclusion(comparison: Comparison) -> str:
-    """One sentence with the result of the comparison."""
-    if comparison.regressed_targets:
-        return f"significantly worse: {', '.join(map(_target_label, comparison.regressed_targets))}"
-    changes = [change for target in comparison.targets for change in (target.row.passed, target.row.score)]
-    if any(change is not None and change.significant for change in changes):
-        return "significantly better, and nothing significantly worse"
-    if all(change is None for change in changes):
-        return "no case has a score in both runs"
-    return "no significant change"
-
-
-def _target_label(target: TargetComparison) -> str:
-    """The target's name, or both names if they differ."""
-    return target.after if target.before == target.after else f"{target.before} → {target.after}"
-
-
-def _comparison_rows(name: str, compared: MeasureComparison) -> Iterator[tuple[str, ...]]:
-    """The table rows of one target: pass rate and mean score."""
-    if compared.passed is not None:
-        yield (
-            name,
-            "passed",
-            *_difference_row(compared.passed, lambda share: f"{100 * share:.0f} %", format_share_difference),
-        )
-    if compared.score is not None:
-        yield (
-            "",
-            "mean score",
-            *_difference_row(compared.score, format_score, format_score_difference),
-        )
-
-
-def _difference_row(
-    difference: Difference,
-    format_value: Callable[[float], str],
-    format_difference: Callable[[Difference], tuple[str, str, str, str]],
-) -> tuple[str, ...]:
-    """The table cells of a difference: before, after, change, interval and p-value."""
-    change, interval, _, p = format_difference(difference)
-    return format_value(difference.base), format_value(difference.base + difference.estimate.value), change, interval, p
-
-
-def _flip_text(flip: Flip) -> str:
-    """A flipped case as a line."""
-    case = flip.case_id if flip.repeat == 1 else f"{flip.case_id} #{flip.repeat}"
-    labels = {True: "passed", False: "failed"}
-    scores = f"{format_score(flip.before.score)} → {format_score(flip.after.score)}"
-    return f"{case}: {labels[flip.before.passed]} → {labels[flip.after.passed]} ({scores})"
+    report: RunReport, trial_hashes: Mapping[str, Collection[int]]
+) -> dict[str, dict[tuple[str, int], CaseOutcome]]:
+    """The results of the trials with these hashes, by column, and by case and repeat."""
+    found: dict[str, dict[tuple[str, int], CaseOutcome]] = {name: {} for name in trial_hashes}
+    for row in report.rows() if any(trial_hashes.values()) else ():
+        if trial_hash(row.case_id, row.repeat) in trial_hashes.get(row.column, ()):
+            found[row.column][row.case_id, row.repeat] = CaseOutcome(passed=row.passed, score=row.score)
+    return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.report.comparison import Comparison, compare_runs, comparison_lines, comparison_tables, conclusion
+from quintain_runner.report.comparison import CaseChange, Comparison, compare_runs, count_changes
+from quintain_runner.report.comparison_tables import comparison_lines, comparison_tables, conclusion, flip_lines
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints
 from support.results_folder import errored_row, graded_row, write_results
@@ -41,7 +43,7 @@ def test_the_cases_that_flipped_are_named(tmp_path: Path) -> None:
     comparison = compare_runs(run_of(tmp_path / "a", 10), run_of(tmp_path / "b", 9))
     (flip,) = comparison.targets[0].flips
     assert (flip.case_id, flip.before.passed, flip.after.passed) == ("case-9", True, False)
-    assert list(comparison_lines(comparison)) == ["flipped bot case-9: passed → failed (1.000 → 0.000)"]
+    assert list(flip_lines(comparison)) == ["flipped bot case-9: passed → failed (1.000 → 0.000)"]
 
 
 def test_only_cases_with_a_score_in_both_are_compared(tmp_path: Path) -> None:
@@ -69,6 +71,24 @@ def test_repeats_are_matched_and_count_as_one_case(tmp_path: Path) -> None:
     assert (target.row.passed.estimate.rows, target.row.passed.worse) == (12, 6)
     assert target.row.passed.p == pytest.approx(2 / 64)
     assert target.flipped == 12
+    assert target.changes[CaseChange.WORSE_IN_EVERY] == 6
+    assert target.worse_by_chance == pytest.approx(6 / 6)
+
+
+def test_a_case_that_fails_in_one_of_several_repeats_is_not_worse_in_every_one() -> None:
+    kinds = [(3, 3, 0, 2), (3, 3, 1, 4), (3, 1, 2, 5), (3, 2, 2, 6)]
+    counts, _ = count_changes(kinds)
+    assert list(counts.values()) == [2, 4, 5, 6]
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
+def test_the_number_that_chance_makes_worse_is_that_of_all_ways_to_deal_the_passes(repeats: int) -> None:
+    for passed in range(2 * repeats + 1):
+        choices = list(itertools.combinations(range(2 * repeats), passed))
+        worse = sum(choice == tuple(range(repeats)) for choice in choices)
+        before = min(passed, repeats)
+        _, by_chance = count_changes([(repeats, before, passed - before, 1)])
+        assert by_chance == pytest.approx(worse / len(choices))
 
 
 def test_each_grader_is_compared_by_itself(tmp_path: Path) -> None:
@@ -82,7 +102,12 @@ def test_each_grader_is_compared_by_itself(tmp_path: Path) -> None:
     assert graders["strict"].is_significantly_worse
     assert not graders["kind"].is_significantly_worse
     _, by_grader = comparison_tables(comparison)
-    assert [row[0] for row in by_grader.rows] == ["strict", "kind"]
+    assert [(row[0], row[2], row[5]) for row in by_grader.rows] == [
+        ("strict", "passed", "-100 %"),
+        ("", "mean score", "-1.000"),
+        ("kind", "passed", "+0 %"),
+        ("", "mean score", "+0.000"),
+    ]
 
 
 def test_the_only_target_of_each_is_compared_under_both_names(tmp_path: Path) -> None:
