@@ -23,7 +23,8 @@ MAX_COMPARED_WORDS: Final = 1_500
 #: Two texts with a smaller share of words in common are two texts, not one and its changes.
 LEAST_SAME_SHARE: Final = 0.4
 
-_PARTS = re.compile(r"\s+|\w+|[^\w\s]")
+#: A space belongs to what is before it: spaces by themselves are so many that to compare them takes most of the time.
+_PARTS = re.compile(r"\w+\s*|\W\s*")
 
 
 class TextSpan(NamedTuple):
