@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import pytest
@@ -28,7 +29,23 @@ def test_no_text_makes_an_attribute_a_link_an_image_or_a_script(text: str) -> No
     assert {"<a>", "<img>", "<script>", "<svg>", "<b>"} & {*tags} == set()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see [a *b*](http://c 'd')",
+        "![a [c](d)](b.png)",
+        "<http://a>",
+        "[a]: http://b\n\n[a]",
+        "x <b>y</b>\n\n<!-- c -->\nd",
+    ],
+)
+def test_links_images_and_html_are_there_as_they_were_written(text: str) -> None:
+    shown = html.unescape(re.sub(r"<[^>]*>", "", markdown_html(text)))
+    assert "".join(shown.split()) == "".join(text.split())
+    assert markdown_html(f"{text} Link").endswith(">")
+
+
 def test_tables_are_tables_and_headings_are_none() -> None:
-    html = markdown_html("# Title\n\n|a|\n|-|\n|b|")
-    assert "<td>b</td>" in html
-    assert "<h1" not in html
+    shown = markdown_html("# Title\n\n|a|\n|-|\n|b|")
+    assert "<th>a</th></tr></thead><tr><td>b</td>" in shown
+    assert "<h1" not in shown
