@@ -40,19 +40,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
         yield shell
 
 
-@pytest.fixture(scope="module")
-def address(shell: CommandLine) -> str:
-    return start_view(shell)
-
-
-@pytest.fixture
-def visitor(browser: Browser, address: str) -> Iterator[ViewPage]:
-    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
-        one = visit(context, address)
-        yield one
-        assert one.problems == []
-
-
 PAGES = [
     "/",
     "/run/after?q=broken",

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowStatus
-from support.browser import ViewPage, start_view, visit
+from support.browser import ViewPage
 from support.command_line import CommandLine, command_line
 from support.results_folder import errored_row, graded_row, write_results
 
@@ -76,19 +76,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
         write_run(shell.folder / "runs" / "yesterday", is_worse=False)
         write_run(shell.folder / "runs" / "today", is_worse=True)
         yield shell
-
-
-@pytest.fixture(scope="module")
-def address(shell: CommandLine) -> str:
-    return start_view(shell)
-
-
-@pytest.fixture
-def visitor(browser: Browser, address: str) -> Iterator[ViewPage]:
-    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
-        one = visit(context, address)
-        yield one
-        assert one.problems == []
 
 
 Action = Callable[[Page], object]

@@ -103,8 +103,8 @@ class CommandServer:
 
     def close(self) -> None:
         """End the server; it has no command of its own to end."""
-        self._process.kill()
-        self._process.wait()
+        with self._process:  # closes its standard input, too
+            self._process.kill()
         self._folder.cleanup()
 
     def start(
