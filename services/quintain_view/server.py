@@ -322,8 +322,10 @@ async def _not_recorded(_: Request, error: Exception) -> Response:
 
 
 async def _not_indexed(_: Request, __: Exception) -> Response:
-    text = "The results of this run are being read. Load this page again in a moment."
-    return await page_response("problem.html", 503, title="Not yet", text=text)
+    text = "The results of this run are being read; this page shows them in a moment."
+    response = await page_response("problem.html", 503, title="Not yet", text=text)
+    response.headers["refresh"] = "1"
+    return response
 
 
 async def _http_problem(_: Request, error: Exception) -> Response:
