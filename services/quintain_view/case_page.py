@@ -8,8 +8,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import JsonValue
+
 from quintain.contracts.invoke import ChatMessage, OutputMessage
 from quintain.web import visible
+from quintain_runner.graders.judge_request import sent_request
 from quintain_runner.results.row import Check, GraderRow, Row, RowCase
 from quintain_view.index_schema import Outcome, outcome_of
 from quintain_view.text import (
@@ -56,8 +59,24 @@ class ShownCall:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownCalls:
+    """What the folder of a run says of calls: those of ``calls.jsonl`` by request id and by session id, and the judges
+    of ``run.json``.
+    """
+
+    by_id: Mapping[str, list[ShownCall]]
+    judges: Mapping[str, JsonValue]
+
+
+NO_CALLS = KnownCalls({}, {})
+
+
+@dataclass(frozen=True, slots=True)
 class ShownVerdict:
-    """What one grader said of an answer; of a jury also what each judge said."""
+    """What one grader said of an answer; of a jury also what each judge said.
+
+    ``prompt`` is what a judge was sent; empty where that cannot be made again. ``reply`` is None of what is no judge.
+    """
 
     name: str
     outcome: str
@@ -70,6 +89,8 @@ class ShownVerdict:
     called: list[ShownCall]
     weight: float
     judge: str
+    prompt: list[ShownMessage]
+    reply: ShownText | None
     notes: list[str]
     votes: list[ShownVerdict]
 
@@ -142,17 +163,17 @@ def case_page(
     *,
     evaluation: str,
     folder: str,
-    calls: Mapping[str, list[ShownCall]] | None = None,
+    calls: KnownCalls = NO_CALLS,
     max_steps: int = MAX_SHOWN_STEPS,
 ) -> CasePage:
     """The page of a case with these rows.
 
-    ``evaluation`` and ``folder`` are the paths of the evaluation file and of the results. ``calls`` are those that
-    graders made, by the request id or the session id that a verdict names. ``max_steps`` of each answer are shown.
+    ``evaluation`` and ``folder`` are the paths of the evaluation file and of the results. ``max_steps`` of each answer
+    are shown.
     """
     case = next((row.case for row in rows if row.case is not None), None)
     expected = None if case is None or case.expected is None else json_text(case.expected)
-    answers = [_shown_answer(row, _Commands(evaluation, folder), calls or {}, max_steps) for row in rows]
+    answers = [_shown_answer(row, _Commands(evaluation, folder), calls, max_steps) for row in rows]
     strip = [
         RepeatsOfColumn(column, [(number, one) for number, one in enumerate(answers) if one.column == column])
         for column in dict.fromkeys(answer.column for answer in answers)
@@ -201,7 +222,7 @@ class _Commands:
         return visible(shlex.join(words))
 
 
-def _shown_answer(row: Row, commands: _Commands, calls: Mapping[str, list[ShownCall]], max_steps: int) -> ShownAnswer:
+def _shown_answer(row: Row, commands: _Commands, calls: KnownCalls, max_steps: int) -> ShownAnswer:
     messages = row.answer.messages if row.answer is not None else None
     return ShownAnswer(
         column=visible(row.column),
@@ -212,9 +233,9 @@ def _shown_answer(row: Row, commands: _Commands, calls: Mapping[str, list[ShownC
         messages=shown_messages((*_turn_messages(row), *(messages or ()))),
         difference=_difference(row),
         timeline=answer_timeline(row.answers, max_steps),
-        verdicts=[_shown_verdict(name, grader, calls, row.target) for name, grader in row.graders.items()],
+        verdicts=[_shown_verdict(name, grader, row, calls, name) for name, grader in row.graders.items()],
         error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
-        called=_target_calls(row, calls),
+        called=_target_calls(row, calls.by_id),
         facts=[(name, visible(value)) for name, value in _facts(row)],
         stale=[visible(reason) for reason in row.stale or ()],
         content_omitted=row.content_omitted,
@@ -290,11 +311,15 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
         yield "provider's error", json.dumps(dataclasses.asdict(row.error.provider_error), ensure_ascii=False)
 
 
-def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[ShownCall]], target: str) -> ShownVerdict:
-    named = [call for key in (grader.request_id, grader.session_id) if key is not None for call in calls.get(key, ())]
+def _shown_verdict(name: str, grader: GraderRow, row: Row, calls: KnownCalls, recorded: str) -> ShownVerdict:
+    """What a grader said, or a vote of it; ``recorded`` is the name of the grader."""
+    ids = [key for key in (grader.request_id, grader.session_id) if key is not None]
+    named = [call for key in ids for call in calls.by_id.get(key, ())]
     outcome = "error" if grader.error is not None else "passed" if grader.passed else "failed"
     if grader.tied:
         outcome = "tied"
+    used = grader.judge
+    sent = None if used is None else sent_request(calls.judges.get(recorded), row, used)
     return ShownVerdict(
         name=visible(name),
         outcome=outcome,
@@ -307,8 +332,10 @@ def _shown_verdict(name: str, grader: GraderRow, calls: Mapping[str, list[ShownC
         called=named or list(_unread_calls(grader)),
         weight=grader.weight,
         judge=visible(_judge_text(grader)),
-        notes=[visible(note) for note in _judge_notes(grader, target)],
-        votes=[_shown_verdict(judge, vote, calls, target) for judge, vote in grader.votes.items()],
+        prompt=[] if sent is None else shown_messages(sent.conversation()),
+        reply=None if used is None or used.reply is None else shown(used.reply),
+        notes=[visible(note) for note in _judge_notes(grader, row.target)],
+        votes=[_shown_verdict(judge, vote, row, calls, recorded) for judge, vote in grader.votes.items()],
     )
 
 
@@ -328,6 +355,8 @@ def _judge_notes(grader: GraderRow, target: str) -> Iterator[str]:
         yield "The judge is the target itself, and models favour their own answers."
     for section, count in grader.left_out.items():
         yield f"The judge was not shown {count:,} characters of {section}."
+    if grader.judge is not None and grader.judge.reply_cut:
+        yield f"The row does not hold the last {grader.judge.reply_cut:,} characters of the judge's reply."
 
 
 def _unread_calls(grader: GraderRow) -> Iterator[ShownCall]:

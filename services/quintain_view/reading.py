@@ -24,7 +24,7 @@ from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.bill import dollars
 from quintain_runner.results.labels import Note, NoteKey, latest_notes, read_notes
 from quintain_runner.results.row import Row
-from quintain_view.case_page import CasePage, ShownCall, case_page, target_call_ids
+from quintain_view.case_page import CasePage, KnownCalls, ShownCall, case_page, target_call_ids
 from quintain_view.comparison import ComparePage, PairChange, PairReader, column_choices, compared_trial
 from quintain_view.filters import TrialFilter
 from quintain_view.index_reader import IndexReader, open_index, read_rows, rows_of_case
@@ -117,7 +117,7 @@ def build_case_page(
         rows,
         evaluation=run.configuration.evaluation,
         folder=str(folder),
-        calls=_calls(folder, run, rows),
+        calls=KnownCalls(_calls(folder, run, rows), run.judges),
         max_steps=max_steps,
     )
     notes = latest_notes(read_notes(folder))

@@ -17,7 +17,7 @@ from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.summary import summarize
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.bill import Bill
-from quintain_runner.results.row import Check, GraderRow, Row, RowCase, RowError, RowFingerprints, RowStatus
+from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row, RowCase, RowError, RowFingerprints, RowStatus
 from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import load_evaluation
 from quintain_runner.statistics.analysis import analyse
@@ -101,6 +101,7 @@ def hostile_row(case_id: str = HOSTILE) -> Row:
         checks=[Check(text=HOSTILE, passed=False, reason=HOSTILE, evidence=HOSTILE)],
         details={HOSTILE: HOSTILE},
         request_id=HOSTILE,
+        judge=JudgeUsed(target=HOSTILE, reply=HOSTILE),
     )
     call = ToolCall(id=HOSTILE, name=HOSTILE, arguments=HOSTILE)
     image = {"type": "image_url", "image_url": {"url": f"https://evil.example/{HOSTILE}"}}

@@ -33,6 +33,7 @@ from quintain_runner.engine.session import NewSession, PlanSession, RunSessions,
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import open_graders
+from quintain_runner.graders.judge import recorded_judges
 from quintain_runner.plan.trials import Scoring, check_targets_available
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import TICK_SECONDS, NoProgressDisplay, ProgressDisplay
@@ -106,6 +107,7 @@ async def run_evaluation(
                 cards=run.cards,
             )
         )
+        record = record.with_fields(judges=record.judges | recorded_judges(graders))
         fingerprints = await run_fingerprints(run, info, graders, record, env)
         comparisons = stack.enter_context(open_comparisons(evaluation, record.configuration.targets, fingerprints))
         plan = await Planner(run=run, results=results, comparisons=comparisons).plan()

@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from pydantic import JsonValue
+
 from quintain.config.fingerprint import fingerprint_of
+from quintain.config.secrets import redact_secrets
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result
 from quintain.errors import Fault, ReplyExpired
 from quintain_runner.graders.base import (
+    GraderRunner,
     GradingContext,
     GradingResult,
     PlannedCalls,
@@ -24,13 +28,16 @@ from quintain_runner.graders.base import (
     judges_of,
     max_shown_bytes,
 )
-from quintain_runner.graders.judge_request import build_judge_request, parse_judgement
+from quintain_runner.graders.judge_request import build_judge_request, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.jury import jury_result
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import TARGET_CHANGED, GraderRow, JudgeUsed, target_changed_text
 from quintain_runner.spec.judge_graders import JudgeGrader
+
+#: A row keeps so many characters of a judge's reply.
+_MAX_REPLY_CHARACTERS = 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +111,7 @@ class JudgeGraderRunner:
         return None if known is None else fingerprint_of([self.specification, known])
 
     def _request(self, trial: Trial, result: Result | None, judge: str) -> InvokeRequest:
-        return build_judge_request(self.spec, self.prompt, trial.graded_case, result, target=judge).with_fields(
-            grader=self.name
-        )
+        return build_judge_request(self.spec, self.prompt, trial.graded_case, result, target=judge)
 
     def _request_id(self, trial: Trial, vote: _Vote, context: GradingContext, number: int) -> str:
         """The request id of a judge's call: the same after a crash, so that the call is charged once.
@@ -179,12 +184,30 @@ class JudgeGraderRunner:
         if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:
             row = GraderRow(error=target_changed_text(judge), calls=calls)
             return voted(row, token_usage=usage, error_code=TARGET_CHANGED)
+        text = reply.raw_text
         try:
-            row = parse_judgement(reply.raw_text, self.spec.rubric, self.spec.vote_type).with_fields(calls=calls)
+            row = parse_judgement(text, self.spec.rubric, self.spec.vote_type).with_fields(calls=calls)
         except GraderError as error:
             row = GraderRow(error=error.message, calls=calls)
-        used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
+        used = JudgeUsed(
+            target=judge,
+            model=reply.model,
+            settings=context.settings.get(judge),
+            ignored=reply.ignored,
+            request=request_hash(request),
+            reply=text[:_MAX_REPLY_CHARACTERS],
+            reply_cut=max(0, len(text) - _MAX_REPLY_CHARACTERS),
+        )
         return voted(row.with_fields(judge=used), token_usage=usage)
+
+
+def recorded_judges(graders: Iterable[GraderRunner]) -> dict[str, JsonValue]:
+    """The specifications of judges by their names, each with the text of its prompt, as ``run.json`` keeps them."""
+    judges = [grader for grader in graders if isinstance(grader, JudgeGraderRunner)]
+    specs = {judge.name: judge.spec.model_copy(update={"prompt": judge.prompt or None}) for judge in judges}
+    return {
+        name: json.loads(redact_secrets(spec.model_dump_json(exclude_defaults=True))) for name, spec in specs.items()
+    }
 
 
 def _given(vote: _Vote) -> GradingResult:

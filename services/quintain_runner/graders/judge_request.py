@@ -6,18 +6,20 @@ told that the text between them is data, and only a reply that is a single JSON 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, JsonObject, Result
 from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
 from quintain_runner.graders.judge_sections import DATA_RULES, attachments, marked_content, shown_sections
 from quintain_runner.graders.verdict import PASS_FIELDS, PASS_SCORE, GraderError, verdict_from_fields
-from quintain_runner.results.row import Check, GraderRow
+from quintain_runner.plan.conversation import TrialConversation
+from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row
 from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
 
 #: The most characters of an invalid reply that its error shows.
@@ -66,7 +68,29 @@ def build_judge_request(
         target=target,
         eval_case_id=case.id,
         settings=_structured_settings(spec) if spec.structured else None,
+        grader=spec.name,
     )
+
+
+def request_hash(request: InvokeRequest) -> str:
+    """The hash by which a verdict knows what its judge was sent."""
+    return hashlib.sha256(request.to_wire()).hexdigest()[:16]
+
+
+def sent_request(recorded: JsonValue, row: Row, used: JudgeUsed) -> InvokeRequest | None:
+    """The request that a judge was sent about the answer of a row, made again; None where that gives another one.
+
+    ``recorded`` is the judge's grader as ``run.json`` has it. A row does not hold the metadata of its case.
+    """
+    if row.case is None or (result := row.result) is None:
+        return None
+    try:
+        spec = JudgeGrader.model_validate(recorded)
+        case = TrialConversation.of_row(Case(id=row.case_id, **dict(row.case)), row).graded_case
+    except ValidationError:
+        return None
+    request = build_judge_request(spec, spec.prompt or "", case, result, target=used.target)
+    return request if request_hash(request) == used.request else None
 
 
 def judge_instructions(spec: JudgeGrader, prompt: str) -> str:

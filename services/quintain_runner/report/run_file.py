@@ -164,6 +164,8 @@ class RunFile(Message):
     fingerprints: RecordedFingerprints = RecordedFingerprints()
     plan: PlanIdentity | None = None
     generation: int = 0
+    #: The model judges by their names, each with the text of its prompt.
+    judges: dict[str, JsonValue] = Field(default_factory=dict, exclude_if=operator.not_)
     sessions: list[SessionUsage] = Field(default_factory=list)
     history: list[dict[str, JsonValue]] = Field(default_factory=list)
     #: How the limits of the targets' quotas changed while the run waited for them.

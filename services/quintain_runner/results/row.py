@@ -139,16 +139,20 @@ class Check(Message):
 
 
 class JudgeUsed(Message):
-    """Who gave a verdict, and how it was asked.
+    """Who gave a verdict, how it was asked, and what it replied.
 
     ``settings`` are the configured ones of its target, such as the temperature and the seed; None where the run does
-    not know them, as on a fleet. ``ignored`` names those that the provider could not honour.
+    not know them, as on a fleet. ``ignored`` names those that the provider could not honour. ``request`` is the hash of
+    what it was sent. ``reply`` is its text, as the model gave it, without the last ``reply_cut`` characters.
     """
 
     target: str
     model: str | None = Field(default=None, exclude_if=is_none)
     settings: dict[str, JsonValue] | None = None
     ignored: list[str] | None = Field(default=None, exclude_if=is_none)
+    request: str | None = Field(default=None, exclude_if=is_none)
+    reply: str | None = Field(default=None, exclude_if=is_none)
+    reply_cut: int = Field(default=0, exclude_if=is_zero)
 
 
 class GraderRow(Message):
@@ -197,7 +201,8 @@ class GraderRow(Message):
         votes = {judge: vote.without_content() for judge, vote in self.votes.items()}
         bare: dict[str, object] = {"reason": None, "evidence": None}
         checks = [check.model_copy(update=bare) for check in self.criteria.values()]
-        return self.model_copy(update={"reason": None, "checks": checks, "details": None, "votes": votes})
+        judge = self.judge and self.judge.with_fields(request=None, reply=None, reply_cut=0)
+        return self.with_fields(reason=None, checks=checks, details=None, votes=votes, judge=judge)
 
     @property
     def criteria(self) -> dict[str, Check]:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.errors import Expired, Fault, ProviderFailed, Rejected, Throttled, TimedOut
 from quintain.graders import Case
-from quintain_runner.engine.trial import run_trial
+from quintain_runner.engine.trial import TrialOutcome, run_trial
 from quintain_runner.graders import base as retry
-from quintain_runner.graders.judge import JudgeGraderRunner
-from quintain_runner.graders.judge_request import build_judge_request, parse_judgement
+from quintain_runner.graders.judge import JudgeGraderRunner, recorded_judges
+from quintain_runner.graders.judge_request import build_judge_request, parse_judgement, sent_request
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.results.row import GraderRow, JudgeUsed, RowStatus
+from quintain_runner.results.row import GraderRow, JudgeUsed, Row, RowStatus
 from quintain_runner.spec.judge_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
@@ -206,10 +206,86 @@ async def test_the_row_says_who_judged_and_with_which_settings() -> None:
     context = replace(grading_context(ScriptedJudge(PASSES), JUDGE), settings={"sage": {"temperature": 0.0, "seed": 7}})
     outcome = await run_trial(TRIAL, context)
     assert outcome.row is not None
-    assert outcome.row.graders["judge"].judge == JudgeUsed(target="sage", settings={"temperature": 0.0, "seed": 7})
+    assert used_in(outcome).settings == {"temperature": 0.0, "seed": 7}
     elsewhere = await run_trial(TRIAL, grading_context(ScriptedJudge(PASSES), JUDGE))
-    assert elsewhere.row is not None
-    assert elsewhere.row.graders["judge"].judge == JudgeUsed(target="sage", settings=None)
+    assert used_in(elsewhere).settings is None
+
+
+def used_in(outcome: TrialOutcome) -> JudgeUsed:
+    assert outcome.row is not None
+    used = outcome.row.graders["judge"].judge
+    assert used is not None
+    return used
+
+
+@pytest.mark.parametrize("reply", [PASSES, "I like it", "x" * 20_000])
+async def test_the_row_has_the_reply_as_it_was_given_and_how_much_of_it_is_missing(reply: str) -> None:
+    outcome = await run_trial(TRIAL, grading_context(ScriptedJudge(reply), JUDGE))
+    used = used_in(outcome)
+    assert used.reply == reply[:16_000]
+    assert used.reply_cut == len(reply) - len(used.reply)
+    assert outcome.row is not None
+    bare = outcome.row.without_content().to_line()
+    assert [word in bare for word in (b'"reply', b'"request"', b'"sage"')] == [False, False, True]
+
+
+def test_the_recorded_judge_has_its_prompt_and_no_key() -> None:
+    key = f"sk-proj-{'a1' * 24}"
+    recorded = recorded_judges([JudgeGraderRunner(JUDGE.spec, f"Is it right? {key}")])["judge"]
+    assert recorded == {"name": "judge", "builtin": "llm-judge", "prompt": "Is it right? …", "judge_target": "sage"}
+
+
+HISTORY = [ChatMessage(role="system", content="Be terse."), ChatMessage(role="user", content="And of Italy?")]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASE,
+        Case(id="c1", question="Capital of Italy?", expected={"city": ["Rome"]}, metadata={"level": 2}),
+        Case(id="c1", messages=HISTORY, system_prompt="Be kind.", expected="Rome"),
+        Case(id="c1", turns=["Where is it?", "And its capital?"], expected="Rome"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"structured": True, "show": ["conversation", "system_prompt", "output"]}])
+async def test_what_the_judge_was_sent_can_be_made_again_from_the_row_and_the_record(
+    case: Case, options: dict[str, object]
+) -> None:
+    runner = JudgeGraderRunner(
+        JudgeGrader.model_validate(JUDGE.spec.model_dump(exclude_unset=True) | options), JUDGE.prompt
+    )
+    client = ScriptedJudge(PASSES)
+    outcome = await run_trial(trial_of(case), grading_context(client, runner))
+    assert outcome.row is not None
+    stored = Row.model_validate_json(outcome.row.to_line())
+    recorded = json.loads(json.dumps(recorded_judges([runner])["judge"]))
+    assert sent_request(recorded, stored, used_in(outcome)) == client.requests[-1]
+
+
+@pytest.mark.parametrize("what", ["prompt", "answer", "field", "contents", "hash", "record", "unknown key"])
+async def test_what_the_judge_was_not_sent_is_not_made(what: str) -> None:
+    options = {"show": ["output", "level"]} if what == "field" else {}
+    runner = JudgeGraderRunner(
+        JudgeGrader.model_validate(JUDGE.spec.model_dump(exclude_unset=True) | options), JUDGE.prompt
+    )
+    outcome = await run_trial(TRIAL, grading_context(ScriptedJudge(PASSES), runner))
+    row, used, recorded = outcome.row, used_in(outcome), recorded_judges([runner])["judge"]
+    assert row is not None
+    assert isinstance(recorded, dict)
+    match what:
+        case "prompt":
+            recorded = {**recorded, "prompt": "Is it wrong?"}
+        case "answer":
+            row = row.with_fields(output="Paris")
+        case "contents":
+            row = row.without_content()
+        case "hash":
+            used = used.with_fields(request=None)
+        case "record":
+            recorded = {}
+        case "unknown key":
+            recorded = {**recorded, "later": 1}
+    assert sent_request(recorded, row, used) is None
 
 
 async def test_after_a_crash_the_same_judgement_is_the_same_call() -> None:

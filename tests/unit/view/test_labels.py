@@ -12,7 +12,7 @@ import httpx2
 from quintain.contracts.agents import AgentStep
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.labels import Chosen, Note, NoteKey, answer_sha256, append_note, read_notes
-from quintain_runner.results.row import GraderRow, Row, RowCase
+from quintain_runner.results.row import GraderRow, JudgeUsed, Row, RowCase
 from quintain_view.folders import IndexKeeper, RunFolders
 from quintain_view.html_report import write_html_report
 from quintain_view.labels import agreement_tables, next_in_queue
@@ -25,7 +25,10 @@ REASON = "what the judge says"
 
 def judged_row(case_id: str, *scores: float, output: str | None = None) -> Row:
     """An answer with a verdict of each of these scores."""
-    graders = {f"judge-{n}": GraderRow(score=one, passed=one >= 0.5, reason=REASON) for n, one in enumerate(scores)}
+    used = JudgeUsed(target="sage", reply=f'{{"reason": "{REASON}"}}')
+    graders = {
+        f"judge-{n}": GraderRow(score=one, passed=one >= 0.5, reason=REASON, judge=used) for n, one in enumerate(scores)
+    }
     row = graded_row(case_id, sum(scores) / len(scores), output=output or f"the answer of {case_id}")
     return row.with_fields(graders=graders, case=RowCase(question=f"the question of {case_id}"))
 

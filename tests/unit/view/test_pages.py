@@ -11,14 +11,17 @@ from typer.testing import CliRunner
 
 from quintain.contracts.agents import AgentStep, StepsCut
 from quintain.contracts.invoke import ChatMessage
+from quintain.graders import Case
 from quintain.web import visible
 from quintain_cli.__main__ import app
+from quintain_runner.graders.judge_request import build_judge_request, request_hash
 from quintain_runner.results.labels import Note, NoteKey, append_note, latest_notes, read_notes
-from quintain_runner.results.row import Answer, JudgeUsed, RowCase, RowError
-from quintain_view.case_page import case_page
+from quintain_runner.results.row import Answer, GraderRow, JudgeUsed, RowCase, RowError
+from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_view.case_page import KnownCalls, case_page
 from quintain_view.html_report import write_html_report
 from quintain_view.run_page import difference_plot
-from quintain_view.text import shown, shown_message, word_difference
+from quintain_view.text import shown, shown_message, shown_messages, word_difference
 from quintain_view.timeline import AnswerTimeline
 from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, tool_step, write_results
 
@@ -220,6 +223,29 @@ def test_the_latest_note_of_an_answer_counts_and_a_torn_line_is_passed_over(tmp_
     assert {key: (note.passed, note.text) for key, note in latest.items()} == {
         NoteKey("1", "bot", 1, "a"): (None, HOSTILE)
     }
+
+
+def test_what_a_judge_was_sent_and_what_it_replied_is_beside_its_verdict(tmp_path: Path) -> None:
+    spec = JudgeGrader(name="same", builtin="llm-judge", prompt="Is it right?", judge_targets=["sage", "owl"])
+    row = graded_row("1", 1.0).with_fields(case=RowCase(question="Why?"), answer=Answer(request_id="r"))
+    case = Case(id="1", question="Why?")
+    sent = {name: build_judge_request(spec, "Is it right?", case, row.result, target=name) for name in ("sage", "owl")}
+    votes = {
+        name: GraderRow(judge=JudgeUsed(target=name, request=request_hash(one), reply=f"{name} says yes"))
+        for name, one in sent.items()
+    }
+    row = row.with_fields(graders={"same": row.graders["same"].with_fields(votes=votes)})
+    judges = {"same": spec.model_dump(exclude_defaults=True)}
+    page = case_page("1", [row], evaluation="e", folder="f", calls=KnownCalls({}, judges))
+    for vote, request in zip(page.answers[0].verdicts[0].votes, sent.values(), strict=True):
+        assert vote.reply == shown(f"{vote.name} says yes")
+        assert vote.prompt == shown_messages(request.conversation())
+    (unknown, _) = case_page("1", [row], evaluation="e", folder="f").answers[0].verdicts[0].votes
+    assert unknown.prompt == []
+    write_results(tmp_path / "run", [row])
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    html = (tmp_path / "report.html").read_text()
+    assert "sage says yes" in html
 
 
 def test_who_judged_and_what_it_was_not_shown_is_beside_its_verdict(tmp_path: Path) -> None:
