@@ -85,18 +85,9 @@ class CallCounter:
     def take(self) -> dict[str, CallCounts]:
         """Return the counts since the last time, and begin again."""
         taken, self._targets = self._targets, defaultdict(_TargetCounts)
+        names = CallCounts.model_fields
         return {
-            target: CallCounts(
-                started=counts.started,
-                outcomes=dict(counts.outcomes),
-                faults=dict(counts.faults),
-                wait=dict(counts.wait),
-                service=dict(counts.service),
-                input_tokens=counts.input_tokens,
-                output_tokens=counts.output_tokens,
-                cost_usd=counts.cost_usd,
-            )
-            for target, counts in taken.items()
+            target: CallCounts(**{name: getattr(counts, name) for name in names}) for target, counts in taken.items()
         }
 
 

@@ -160,23 +160,17 @@ class QuotaStatus(Message):
             condition = QuotaCondition.OUT
         if state.refused:
             condition = QuotaCondition.REFUSED
+        told = dict(state) | {
+            "targets": sorted(state.targets),
+            "out_targets": {name: at(ms) or now_ms for name, ms in (state.out_targets or {}).items()},
+        }
         return cls(
-            id=state.id,
-            name=state.name,
-            targets=sorted(state.targets),
+            **told,
             condition=condition,
-            limit=state.limit,
-            in_flight=state.in_flight,
-            waiting=state.waiting,
-            throttled=state.throttled,
-            requests_per_minute=state.requests_per_minute,
-            tokens_per_minute=state.tokens_per_minute,
-            estimated_seconds=state.estimated_seconds,
             paused_until=at(state.paused_ms),
             last_cut_at=None if cut is None else at(-cut.ago_ms),
             last_cut_cause=None if cut is None else cut.cause,
             out_since=None if state.out_ms is None else at(-state.out_ms),
-            out_targets={name: at(ms) or now_ms for name, ms in (state.out_targets or {}).items()},
             is_different=bool(state.differs),
         )
 

@@ -314,15 +314,7 @@ class FleetModel:
 
     def _services(self, at: float) -> list[ServiceFigures]:
         services = [
-            ServiceFigures(
-                service=seen.card.service,
-                id=seen.card.id,
-                version=seen.card.version,
-                in_flight=seen.card.in_flight,
-                started_at=seen.card.started_at,
-                ledger=seen.card.ledger,
-                is_silent=self._is_silent(seen, at),
-            )
+            ServiceFigures(**dict(seen.card), is_silent=self._is_silent(seen, at))
             for seen in self._cards.values()
             if seen.card.service != "worker"
         ]
