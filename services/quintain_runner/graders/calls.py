@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.errors import BudgetExhausted, Fault, ReplyExpired
+from quintain.errors import Fault, ReplyExpired
 from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
 from quintain_runner.results.row import GRADER_FAILED, TARGET_CHANGED, target_changed_text
+from quintain_runner.spec.graders import AskingGrader
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,18 @@ async def call_target(
     request_id_of: Callable[[int], str],
     context: GradingContext,
     *,
+    spec: AskingGrader,
     target: str,
-    timeout_seconds: float | None,
     spent_calls: int = 0,
 ) -> GraderCall:
     """Send a grader's request to ``target``, under the id that ``request_id_of`` makes of the calls spent before.
 
-    Without ``timeout_seconds`` the time limit is the target's. ``spent_calls`` are those that brought no answer.
-    Raises `BudgetExhausted`.
+    ``spec`` may have a time limit of its own, else it is the target's. ``spent_calls`` brought no answer.
     """
     request_id, waits = request_id_of(spent_calls), context.waits
+    is_limited = "timeout_seconds" in spec.model_fields_set
     deadline_seconds = (
-        context.deadline_seconds(target) if timeout_seconds is None else timeout_seconds + waits.line_seconds(target)
+        spec.timeout_seconds + waits.line_seconds(target) if is_limited else context.deadline_seconds(target)
     )
     try:
         result = await call_with_retry(
@@ -51,16 +52,7 @@ async def call_target(
             goes_on=lambda error: waits.goes_on(target, error),
         )
     except ReplyExpired:
-        return await call_target(
-            request,
-            request_id_of,
-            context,
-            target=target,
-            timeout_seconds=timeout_seconds,
-            spent_calls=spent_calls + 1,
-        )
-    except BudgetExhausted:
-        raise
+        return await call_target(request, request_id_of, context, spec=spec, target=target, spent_calls=spent_calls + 1)
     except Fault as fault:
         calls = spent_calls + int(fault.charged is not False)
         return GraderCall(request_id, calls, error=fault.message, error_code=fault.code, in_doubt=is_in_doubt(fault))

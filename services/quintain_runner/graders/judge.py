@@ -17,23 +17,21 @@ from pydantic import JsonValue
 from quintain.config.fingerprint import fingerprint_of
 from quintain.config.secrets import redact_secrets
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result
-from quintain.errors import Fault, ReplyExpired
 from quintain_runner.graders.base import (
     GraderRunner,
     GradingContext,
     GradingResult,
     PlannedCalls,
-    call_with_retry,
-    is_in_doubt,
     judges_of,
     max_shown_bytes,
 )
+from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.judge_request import build_judge_request, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.jury import jury_result
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import TARGET_CHANGED, GraderRow, JudgeUsed, target_changed_text
+from quintain_runner.results.row import GraderRow, JudgeUsed
 from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: A row keeps so many characters of a judge's reply.
@@ -151,44 +149,29 @@ class JudgeGraderRunner:
         left_out = left_out_of(shown_sections(self.spec, trial.graded_case, result))
         return replace(grading, row=grading.row.with_fields(left_out=left_out))
 
-    async def _ask(
-        self, trial: Trial, result: Result, vote: _Vote, context: GradingContext, *, spent_calls: int = 0
-    ) -> GradingResult:
-        """Ask for a vote; ``spent_calls`` of it had a verdict now that is deleted."""
-        judge, waits = vote.judge, context.waits
-        calls = vote.earlier_calls + spent_calls
-        request, request_id = self._request(trial, result, judge), self._request_id(trial, vote, context, calls)
-        is_limited = "timeout_seconds" in self.spec.model_fields_set
-        timeout_seconds = (
-            self.spec.timeout_seconds + waits.line_seconds(judge) if is_limited else context.deadline_seconds(judge)
+    async def _ask(self, trial: Trial, result: Result, vote: _Vote, context: GradingContext) -> GradingResult:
+        """Ask for a vote."""
+        judge, request = vote.judge, self._request(trial, result, vote.judge)
+        call = await call_target(
+            request,
+            lambda calls: self._request_id(trial, vote, context, calls),
+            context,
+            spec=self.spec,
+            target=judge,
+            spent_calls=vote.earlier_calls,
         )
-
-        def voted(row: GraderRow, **fields: object) -> GradingResult:
-            row = row.with_fields(request_id=request_id, fingerprint=vote.fingerprint)
-            return replace(GradingResult(row, NO_TOKENS, earlier_calls=vote.earlier_calls), **fields)  # type: ignore[arg-type]
-
-        try:
-            reply = await call_with_retry(
-                lambda: context.session.send(request, request_id=request_id, deadline_seconds=timeout_seconds),
-                goes_on=lambda error: waits.goes_on(judge, error),
+        row = GraderRow(calls=call.calls, request_id=call.request_id, fingerprint=vote.fingerprint)
+        usage = (call.result.token_usage if call.result is not None else None) or NO_TOKENS
+        if call.error is not None or call.result is None:
+            row = row.with_fields(error=call.error, in_doubt=call.in_doubt)
+            return GradingResult(
+                row, usage, error_code=call.error_code, in_doubt=call.in_doubt, earlier_calls=vote.earlier_calls
             )
-        except ReplyExpired:
-            return await self._ask(trial, result, vote, context, spent_calls=spent_calls + 1)
-        except Fault as fault:
-            in_doubt = is_in_doubt(fault)
-            row = GraderRow(error=fault.message, calls=calls + int(fault.charged is not False), in_doubt=in_doubt)
-            return voted(row, error_code=fault.code, in_doubt=in_doubt)
-        waits.note_answer(judge)
-        calls, usage = calls + 1, reply.token_usage or NO_TOKENS
-        expected_fingerprint = context.fingerprints.targets.get(judge)
-        if expected_fingerprint is not None and reply.target_fingerprint != expected_fingerprint:
-            row = GraderRow(error=target_changed_text(judge), calls=calls)
-            return voted(row, token_usage=usage, error_code=TARGET_CHANGED)
-        text = reply.raw_text
+        reply, text = call.result, call.result.raw_text
         try:
-            row = parse_judgement(text, self.spec.rubric, self.spec.vote_type).with_fields(calls=calls)
+            said = parse_judgement(text, self.spec.rubric, self.spec.vote_type)
         except GraderError as error:
-            row = GraderRow(error=error.message, calls=calls)
+            said = GraderRow(error=error.message)
         used = JudgeUsed(
             target=judge,
             model=reply.model,
@@ -198,7 +181,8 @@ class JudgeGraderRunner:
             reply=text[:_MAX_REPLY_CHARACTERS],
             reply_cut=max(0, len(text) - _MAX_REPLY_CHARACTERS),
         )
-        return voted(row.with_fields(judge=used), token_usage=usage)
+        row = said.with_fields(calls=row.calls, request_id=row.request_id, fingerprint=row.fingerprint, judge=used)
+        return GradingResult(row, usage, earlier_calls=vote.earlier_calls)
 
 
 def recorded_judges(graders: Iterable[GraderRunner]) -> dict[str, JsonValue]:

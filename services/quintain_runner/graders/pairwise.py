@@ -22,6 +22,7 @@ from quintain.contracts.invoke import (
     Result,
     TokenUsage,
 )
+from quintain.errors import BudgetExhausted
 from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
@@ -40,7 +41,7 @@ from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote, answer_hash
-from quintain_runner.results.row import GRADER_FAILED, Check, GraderRow, Row
+from quintain_runner.results.row import BUDGET_EXHAUSTED, GRADER_FAILED, Check, GraderRow, Row
 from quintain_runner.spec.comparing_graders import PairwiseGrader
 
 _DEFAULT_PROMPT: Final = "Two answers to the same task follow. Say which of them is better."
@@ -133,6 +134,8 @@ class PairwiseGraderRunner:
             if isinstance(one, BaseException):
                 raise one
         asked = [one for one in ended if isinstance(one, _AskedVote)]
+        if refused := [one for one in asked if one.call is not None and one.call.error_code == BUDGET_EXHAUSTED]:
+            raise BudgetExhausted(refused[0].vote.error)
         comparisons = [
             PairwiseRow(
                 opponent=opponent,
@@ -215,13 +218,12 @@ class PairwiseGraderRunner:
         known, counted_calls = question.known, question.counted_calls
         if known.choice is not None:
             return _AskedVote(known, known.calls - counted_calls)
-        is_limited = "timeout_seconds" in self.spec.model_fields_set
         call = await call_target(
             question.request,
             lambda spent: self._request_id(trial, question.request, context, spent),
             context,
+            spec=self.spec,
             target=self.spec.judge_target,
-            timeout_seconds=self.spec.timeout_seconds if is_limited else None,
             spent_calls=known.calls,
         )
         vote, usage = PairwiseVote(error=call.error), NO_TOKENS

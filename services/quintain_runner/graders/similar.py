@@ -59,15 +59,14 @@ class SimilarGraderRunner:
         if not result.raw_text:
             # There is no embedding of nothing.
             return GradingResult(GraderRow(score=0.0, passed=False, reason="the answer is empty"), NO_TOKENS)
-        is_limited = "timeout_seconds" in self.spec.model_fields_set
         call = await call_target(
             ApiRequest(
                 "embeddings", json_text({"input": [result.raw_text, expected]}), target=target, grader=self.name
             ),
             lambda spent: self._request_id(trial, context, trial.earlier_calls + spent),
             context,
+            spec=self.spec,
             target=target,
-            timeout_seconds=self.spec.timeout_seconds if is_limited else None,
         )
         usage = (call.result.token_usage if call.result is not None else None) or NO_TOKENS
         row = GraderRow(calls=call.calls, request_id=call.request_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.statistics.analysis import MISSING, Analysis, format_p, format_score
@@ -111,7 +111,7 @@ def _rate_cells(rate: MeanEstimate) -> tuple[str, str]:
     return f"{100 * rate.value:.0f} %", shown
 
 
-def agreement_table(title: str, graders: Mapping[str, LabelAgreement], notes: Sequence[str] = ()) -> TextTable:
+def agreement_table(title: str, graders: Mapping[str, LabelAgreement]) -> TextTable:
     """A line for each grader: its labels, and its agreement, kappa, precision and recall, each with its interval."""
     return TextTable(
         title,
@@ -125,7 +125,7 @@ def agreement_table(title: str, graders: Mapping[str, LabelAgreement], notes: Se
             )
             for name, one in graders.items()
         ],
-        notes=[*notes, "kappa: Cohen's; in brackets 95 % intervals, that of kappa by drawing cases with replacement"],
+        notes=["kappa: Cohen's; in brackets 95 % intervals, that of kappa by drawing cases with replacement"],
     )
 
 
