@@ -44,6 +44,10 @@ _BEGINNING = "SELECT term FROM temp.trial_word WHERE term >= ? AND term < ? LIMI
 #: The words of a filter are looked for once, in the order of the cases.
 _WORDS = f"SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ? ORDER BY rowid"
 
+#: So many cases of a list are looked up together, and those of them that failed.
+_LOOKED_UP = 500
+_FAILED = "SELECT case_no FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND outcome != 0 AND counts"
+
 
 class TrialEntry(NamedTuple):
     """One trial of the index, and where its row stands in the results."""
@@ -166,24 +170,33 @@ class IndexReader:
         stored = all_rows(self._connection, "SELECT value FROM meta WHERE name = 'counts'")
         return CountsByColumn(stored[0][0] if stored else None).by_name(self.columns)
 
-    def failures(self, trial_filter: TrialFilter, begin: int, end: int) -> list[tuple[int, bool]]:
-        """The numbers of the cases in the list from one place to another, and whether a trial of each did not pass."""
-        numbers = self._case_numbers(trial_filter, begin, end)
-        failed = {*first_values(self._connection, "SELECT case_no FROM trial WHERE outcome != 0 AND counts")}
-        return [(number, number in failed) for number in numbers]
+    def next_failure(self, trial_filter: TrialFilter, place: int, step: int) -> tuple[int, int] | None:
+        """The number and the place of the next case of a list with a trial that did not pass, or of the one before.
+
+        Where there is none it is the case at ``place`` itself; None if the list has none there.
+        """
+        numbers = self._cases(trial_filter, place if step > 0 else 0)
+        if step < 0:
+            until = list(itertools.islice(numbers, place + 1))
+            place, numbers = len(until) - 1, reversed(until)
+        here, distance = next(numbers, None), 0
+        while some := list(itertools.islice(numbers, _LOOKED_UP)):
+            failed = {*first_values(self._connection, _FAILED, (json.dumps(some),))}
+            for number in some:
+                distance += step
+                if number in failed:
+                    return number, place + distance
+        return None if here is None else (here, place)
 
     def _case_numbers(self, trial_filter: TrialFilter, begin: int, end: int) -> list[int]:
         """The numbers of the cases in the list from one place to another."""
+        return list(itertools.islice(self._cases(trial_filter, begin), end - begin))
+
+    def _cases(self, trial_filter: TrialFilter, begin: int) -> Iterator[int]:
+        """The numbers of the cases in the list from a place on, as they are asked for."""
         if not trial_filter.is_narrowed and trial_filter.order == IN_ORDER:
-            sql = "SELECT case_no FROM case_text WHERE case_no > ? ORDER BY case_no LIMIT ?"
-            return [number for (number,) in all_rows(self._connection, sql, (begin, end - begin))]
-        # A case stands where its first trial stands: trials are read in their order until there are enough cases.
-        numbers: dict[int, None] = {}
-        for number in self._ordered_numbers(trial_filter):
-            numbers[number] = None
-            if len(numbers) >= end:
-                break
-        return list(numbers)[begin:]
+            return iter(range(begin + 1, self.count_all_cases() + 1))
+        return itertools.islice(_distinct(self._ordered_numbers(trial_filter)), begin, None)
 
     def _ordered_numbers(self, trial_filter: TrialFilter) -> Iterator[int]:
         """The case of each trial that passes the filter, in its order; a case may come several times."""
@@ -263,6 +276,15 @@ class IndexReader:
         if name and not all_rows(self._connection, "SELECT 1 FROM sqlite_schema WHERE name = ?", (name,)):
             return ""
         return f"INDEXED BY {name}" if name else ""
+
+
+def _distinct(numbers: Iterable[int]) -> Iterator[int]:
+    """Each number once, where it comes first: a case stands where its first trial stands."""
+    seen = set[int]()
+    for number in numbers:
+        if number not in seen:
+            seen.add(number)
+            yield number
 
 
 def _in_both(listed: Iterable[int], found: Iterator[int]) -> Iterator[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -150,12 +149,8 @@ def next_failure(folder: Path, trial_filter: TrialFilter, place: int, step: int)
     with open_index(folder) as index:
         if index is None:
             return None
-        begin, end = (place, sys.maxsize) if step > 0 else (0, place + 1)
-        cases = index.failures(trial_filter, begin, end)[::step]
-        if not cases:
-            return None
-        distance = next((number for number, (_, is_failure) in enumerate(cases) if number and is_failure), 0)
-        return index.case(cases[distance][0]).case_id, place + step * distance
+        found = index.next_failure(trial_filter, place, step)
+        return None if found is None else (index.case(found[0]).case_id, found[1])
 
 
 def read_compare_page(
