@@ -72,6 +72,7 @@ def build(site: Path) -> int:
     """Make the site below this folder, strictly. Returns the exit code of the builder."""
     shutil.rmtree(site, ignore_errors=True)
     collect(site / "pages")
+    shutil.copy(REPOSITORY / "docs" / "site.css", site / "pages")
     shutil.copy(REPOSITORY / "docs" / "zensical.toml", site)
     return subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=site, check=False).returncode
 
