@@ -1,181 +1,273 @@
-"""Compares the trials of two runs by case and repeat: read from both indexes, and as a page shows them."""
+"""Compares two runs case by case: what became of each case, by both indexes, and both answers as a page shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+import functools
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 import apsw
 
+from quintain.errors import ConfigError
 from quintain.web import visible
+from quintain_runner.report.comparison import (
+    CaseChange,
+    Comparison,
+    case_change,
+    comparable_targets,
+    compare_runs,
+    count_changes,
+    has_same_dataset,
+)
+from quintain_runner.report.comparison_tables import changes_text, comparison_lines, comparison_tables, conclusion
+from quintain_runner.report.run_file import read_run
+from quintain_runner.report.run_report import RunReport, read_recorded_report
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.row import Row
-from quintain_view.case_page import OUTCOME_WORDS
-from quintain_view.index_schema import Outcome
+from quintain_view.case_page import CasePage, ShownAnswer, case_page
+from quintain_view.folders import results_state
+from quintain_view.index_reader import open_index, read_rows
 from quintain_view.index_writer import index_path
-from quintain_view.text import ShownText, json_text, shown
+from quintain_view.reading import NotIndexed
+from quintain_view.text import TextSpan, word_difference
 
+#: The tab of cases with a trial that only one of the runs has, or has a score of.
+ONLY_HERE: Final = "onlyHere"
 
-class PairChange(StrEnum):
-    """What the later run changed in one trial."""
-
-    BROKEN = "broken"
-    FIXED = "fixed"
-    WORSE = "worse"
-    BETTER = "better"
-    OTHER = "other"
-    SAME = "same"
-
-
-class TrialPair(NamedTuple):
-    """One trial in both runs: its case, how it ended, its scores, and where its rows stand in the results."""
-
-    change: PairChange
-    case_id: str
-    repeat: int
-    outcomes: tuple[Outcome, Outcome]
-    scores: tuple[float | None, float | None]
-    places: tuple[tuple[int, int], tuple[int, int]]
-
-
-#: A score that differs by less did not change.
-_SAME_SCORE = 1e-9
-
-_CHANGE = f"""CASE
-    WHEN old.outcome = {Outcome.PASSED:d} AND new.outcome = {Outcome.FAILED:d} THEN '{PairChange.BROKEN}'
-    WHEN old.outcome = {Outcome.FAILED:d} AND new.outcome = {Outcome.PASSED:d} THEN '{PairChange.FIXED}'
-    WHEN old.outcome != new.outcome THEN '{PairChange.OTHER}'
-    WHEN new.score < old.score - {_SAME_SCORE} THEN '{PairChange.WORSE}'
-    WHEN new.score > old.score + {_SAME_SCORE} THEN '{PairChange.BETTER}'
-    ELSE '{PairChange.SAME}' END"""
-
-_PAIRS = f"""
-    SELECT {_CHANGE} AS change, old_case.case_id, old.repeat, old.outcome, new.outcome, old.score, new.score,
-        old.offset, old.length, new.offset, new.length
-    FROM trial AS old
-    JOIN case_text AS old_case ON old_case.case_no = old.case_no
-    JOIN later.case_text AS new_case ON new_case.case_id = old_case.case_id
-    JOIN later.trial AS new ON new.case_no = new_case.case_no AND new.column_no = ? AND new.repeat = old.repeat
-    WHERE old.column_no = ? AND old.counts AND new.counts"""
-
-
-class PairReader:
-    """The trials of one column of an earlier and of one column of a later run. Close it after use."""
-
-    def __init__(self, folders: tuple[Path, Path], columns: tuple[str, str]) -> None:
-        self._connection = apsw.Connection(str(index_path(folders[0])), flags=apsw.SQLITE_OPEN_READWRITE)
-        self._connection.execute("ATTACH ? AS later", (str(index_path(folders[1])),))
-        self._numbers = self._number("later", columns[1]), self._number("main", columns[0])
-
-    def close(self) -> None:
-        """Close the indexes."""
-        self._connection.close()
-
-    def counts(self) -> dict[PairChange, int]:
-        """How many pairs there are of each change."""
-        found = self._connection.execute(f"SELECT change, count(*) FROM ({_PAIRS}) GROUP BY change", self._numbers)
-        counted = {PairChange(change): int(count) for change, count in found}
-        return {change: counted.get(change, 0) for change in PairChange}
-
-    def pairs(self, change: PairChange, *, offset: int, limit: int) -> list[TrialPair]:
-        """The pairs with this change, in the order of the earlier run."""
-        sql = f"SELECT * FROM ({_PAIRS}) WHERE change = ? LIMIT ? OFFSET ?"
-        return [
-            TrialPair(
-                *(PairChange(values[0]), values[1], values[2], (Outcome(values[3]), Outcome(values[4]))),
-                scores=(values[5], values[6]),
-                places=((values[7], values[8]), (values[9], values[10])),
-            )
-            for values in self._connection.execute(sql, (*self._numbers, str(change), limit, offset))
-        ]
-
-    def _number(self, schema: str, column: str) -> int:
-        found = self._connection.execute(f"SELECT column_no FROM {schema}.result_column WHERE name = ?", (column,))
-        return next((int(number) for (number,) in found), -1)
-
-
-CHANGE_WORDS = {
-    PairChange.BROKEN: "passed before, fails now",
-    PairChange.FIXED: "failed before, passes now",
-    PairChange.WORSE: "lower score",
-    PairChange.BETTER: "higher score",
-    PairChange.OTHER: "an error or a call in doubt in one of them",
-    PairChange.SAME: "the same",
+TAB_WORDS: Final[Mapping[str, str]] = {
+    CaseChange.WORSE_IN_EVERY: "worse in every repeat",
+    CaseChange.WORSE_IN_SOME: "worse in some",
+    CaseChange.BETTER: "better",
+    ONLY_HERE: "only here",
+    CaseChange.SAME: "as many passes",
 }
 
-#: How many characters of a text a line of the comparison shows.
-MAX_LINE_CHARACTERS = 600
+CASES_PER_PAGE: Final = 10
+
+#: Of larger runs the statistics take more than a second or two.
+MAX_COMPARED_TRIALS: Final = 10_000
+
+_TRIALS = """
+    SELECT case_no, case_id, repeat, asked * {by_question} AS asked, outcome < 2 AS graded, outcome = 0 AS passed, score
+    FROM {schema}.trial JOIN {schema}.case_text USING (case_no) WHERE column_no = ? AND repeat <= ? AND counts"""
+
+_CASES = """
+    CREATE TEMP TABLE compared AS
+    SELECT case_id, coalesce(min(new.case_no), 1e9 + min(old.case_no)) AS place,
+        total(old.graded AND new.graded) AS repeats,
+        total(old.graded AND new.graded AND old.passed) AS before,
+        total(old.graded AND new.graded AND new.passed) AS after,
+        total(old.graded IS NOT new.graded) AS one_sided, abs(avg(new.score - old.score)) AS difference
+    FROM ({before}) AS old FULL JOIN ({after}) AS new USING (case_id, repeat, asked) GROUP BY case_id"""
+
+_KINDS = "SELECT repeats, before, after, count(*) FROM temp.compared WHERE repeats GROUP BY 1, 2, 3"
+_ONE_SIDED = "SELECT count(*) FROM temp.compared WHERE one_sided"
+_LISTED = f"""
+    SELECT case_id FROM temp.compared
+    WHERE CASE ?1 WHEN '{ONLY_HERE}' THEN one_sided ELSE repeats AND case_change(repeats, before, after) = ?1 END
+    ORDER BY difference DESC, place LIMIT ?2 OFFSET ?3"""
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedAnswer:
-    """One of the two answers of a trial."""
+class ComparedRun:
+    """One of the runs, and the number of the compared column in its index."""
 
-    outcome: str
-    score: float | None
-    text: ShownText | None
+    folder: Path
+    column_no: int
+    repeats: int
+
+    @classmethod
+    def of(cls, report: RunReport, column: str) -> ComparedRun:
+        """The run of this report. Raises `NotIndexed`."""
+        with open_index(report.folder) as index:
+            if index is None:
+                raise NotIndexed
+            return cls(report.folder, index.columns.get(column, -1), report.run.configuration.repeats)
+
+    def rows(self, case_ids: Sequence[str]) -> list[list[Row]]:
+        """The rows of each of these cases, by repeat. Raises `RowMoved`."""
+        with open_index(self.folder) as index:
+            cases = [None if index is None else index.find_case(case_id) for case_id in case_ids]
+            trials = [[] if index is None or case is None else index.trials_of(case.case_no) for case in cases]
+        return [
+            read_rows(
+                self.folder,
+                [
+                    (one.offset, one.length)
+                    for one in of_case
+                    if one.column_no == self.column_no and one.counts and one.repeat <= self.repeats
+                ],
+                case_id,
+            )
+            for case_id, of_case in zip(case_ids, trials, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedTrial:
-    """A trial in both runs."""
+class CaseChanges:
+    """The cases of one target: how many are in each tab, how many chance alone makes worse, and a page of one tab."""
+
+    counts: Mapping[str, int]
+    text: str
+    by_chance: float
+    tab: str
+    case_ids: list[str]
+
+
+def read_changes(runs: Sequence[ComparedRun], *, by_question: bool, tab: str, page: int) -> CaseChanges:
+    """What became of the cases, and the ids of a page of one tab and of one more case.
+
+    The tab is the first that has any case unless ``tab`` names one. With ``by_question`` a case is another one where
+    something else is asked or expected.
+    """
+    connection = apsw.Connection(str(index_path(runs[0].folder)), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.execute("ATTACH ? AS later", (str(index_path(runs[1].folder)),))
+        connection.create_scalar_function("case_change", lambda *case: str(case_change(*case)), 3, deterministic=True)
+        before, after = (_TRIALS.format(schema=schema, by_question=int(by_question)) for schema in ("main", "later"))
+        values = [value for run in runs for value in (run.column_no, run.repeats)]
+        connection.execute(_CASES.format(before=before, after=after), values)
+        kinds = [(int(repeats), int(old), int(new), count) for repeats, old, new, count in connection.execute(_KINDS)]
+        changes, by_chance = count_changes(kinds)
+        one_sided = connection.execute(_ONE_SIDED).get
+        counts = {name: one_sided if name == ONLY_HERE else changes[CaseChange(name)] for name in TAB_WORDS}
+        shown = tab if tab in counts else next((name for name in counts if counts[name]), str(CaseChange.SAME))
+        found = connection.execute(_LISTED, (shown, CASES_PER_PAGE + 1, (page - 1) * CASES_PER_PAGE))
+        return CaseChanges(
+            counts, changes_text(changes, by_chance), by_chance, shown, [case_id for (case_id,) in found]
+        )
+    finally:
+        connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRepeat:
+    """A repeat in both runs, or in one, and the words in which the answers differ."""
+
+    repeat: int
+    answers: tuple[ShownAnswer | None, ShownAnswer | None]
+    difference: list[TextSpan]
+    is_same: bool
+
+    @property
+    def is_change(self) -> bool:
+        """Whether it ended in another way, or is in one of the runs only."""
+        before, after = self.answers
+        return before is None or after is None or before.outcome != after.outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCase:
+    """A case in both runs. ``asked`` has what both asked, or first the one and then the other where they differ."""
 
     case_id: str
     shown_id: str
-    repeat: int
-    question: ShownText | None
-    expected: ShownText | None
-    before: ComparedAnswer
-    after: ComparedAnswer
+    passed: str
+    asked: list[CasePage]
+    in_later: bool
+    repeats: list[ComparedRepeat]
+    first_open: int
+
+
+def compared_case(case_id: str, rows: Sequence[Sequence[Row]], *, by_question: bool) -> ComparedCase:
+    """A case with its rows of both runs."""
+    pages = [case_page(case_id, of_run, evaluation="", folder="") for of_run in rows]
+    before, after = (
+        {_place(row, by_question=by_question): (row, answer) for row, answer in zip(of_run, page.answers, strict=True)}
+        for of_run, page in zip(rows, pages, strict=True)
+    )
+    asked = [page for page in pages if page.answers]
+    places = sorted({*before, *after})
+    repeats = [_compared_repeat(place, before.get(place), after.get(place)) for place in places]
+    return ComparedCase(
+        case_id=case_id,
+        shown_id=visible(case_id),
+        passed=" → ".join(_passed(page.answers) for page in pages),
+        asked=asked if len({place[1:] for place in places}) > 1 else asked[-1:],
+        in_later=bool(rows[1]),
+        repeats=repeats,
+        first_open=next((number for number, one in enumerate(repeats) if one.is_change), 0),
+    )
+
+
+def _place(row: Row, *, by_question: bool) -> tuple[int, str, str]:
+    """What a trial of the other run must have in common."""
+    return (row.repeat, row.fingerprints.input, row.fingerprints.grading) if by_question else (row.repeat, "", "")
+
+
+def _passed(answers: Sequence[ShownAnswer]) -> str:
+    graded = [answer.outcome == "passed" for answer in answers if answer.outcome in {"passed", "failed"}]
+    return f"{sum(graded)} of {len(graded)} passed" if graded else "no score"
+
+
+_Side = tuple[Row, ShownAnswer]
+
+
+def _compared_repeat(place: tuple[int, str, str], before: _Side | None, after: _Side | None) -> ComparedRepeat:
+    texts = [None if side is None else side[0].output for side in (before, after)]
+    difference = [] if texts[0] is None or texts[1] is None else word_difference(texts[0], texts[1])
+    answers = (None if before is None else before[1], None if after is None else after[1])
+    return ComparedRepeat(place[0], answers, difference, is_same=texts[0] is not None and texts[0] == texts[1])
 
 
 @dataclass(frozen=True, slots=True)
 class ComparePage:
-    """The comparison of two columns of two runs."""
+    """The comparison of two runs; without ``changes`` where they cannot be compared, as ``conclusion`` says then."""
 
     before: str
     after: str
-    columns: tuple[str, str]
-    choices: list[tuple[str, str]]
-    counts: dict[PairChange, int]
-    change: PairChange
-    tables: list[TextTable]
     conclusion: str
-    trials: list[ComparedTrial]
-    page: int
-    has_next: bool
+    tables: list[TextTable] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    choices: list[tuple[str, str]] = field(default_factory=list)
+    columns: tuple[str, str] = ("", "")
+    changes: CaseChanges | None = None
+    cases: list[ComparedCase] = field(default_factory=list)
+    page: int = 1
 
 
-def column_choices(before: Sequence[str], after: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs of columns that can be compared: those with one name, or the only one of each run."""
-    shared = [(name, name) for name in before if name in after]
-    return shared or ([(before[0], after[0])] if len(before) == len(after) == 1 else [])
-
-
-def compared_trial(pair: TrialPair, rows: tuple[Row, Row]) -> ComparedTrial:
-    """One line of the comparison."""
-    case = rows[0].case or rows[1].case
-    question = None if case is None or case.question is None else case.question
-    expected = None if case is None or case.expected is None else json_text(case.expected)
-    before, after = (_answer(pair, row, number) for number, row in enumerate(rows))
-    return ComparedTrial(
-        case_id=pair.case_id,
-        shown_id=visible(pair.case_id),
-        repeat=pair.repeat,
-        question=None if question is None else shown(question, MAX_LINE_CHARACTERS),
-        expected=None if expected is None else shown(expected, MAX_LINE_CHARACTERS),
-        before=before,
-        after=after,
+def read_compare_page(
+    names: tuple[str, str], folders: tuple[Path, Path], target: str, tab: str, *, force: bool, page: int = 1
+) -> ComparePage:
+    """The comparison of two runs, of other graders and cases too with ``force``. Raises `NotIndexed` and `RowMoved`."""
+    before, after = reports = [read_recorded_report(folder, read_run(folder)) for folder in folders]
+    try:
+        choices = comparable_targets(before, after, force=force)
+        states = tuple((report.folder, results_state(report.folder), report.run.ended_at) for report in reports)
+        trials = sum(report.summary.total.trials for report in reports)
+        compared = _comparison(states, force=force) if trials <= MAX_COMPARED_TRIALS else None
+    except ConfigError as error:
+        return ComparePage(visible(names[0]), visible(names[1]), visible(error.message))
+    columns = next((choice for choice in choices if choice[0] == target), choices[0])
+    runs = [ComparedRun.of(report, column) for report, column in zip(reports, columns, strict=True)]
+    by_question = not force and not has_same_dataset(before, after)
+    changes = read_changes(runs, by_question=by_question, tab=tab, page=page)
+    listed = changes.case_ids[:CASES_PER_PAGE]
+    rows = zip(*(run.rows(listed) for run in runs), strict=True)
+    command = shlex.join(["quintain", "compare", *(str(folder) for folder in folders)])
+    return ComparePage(
+        before=visible(names[0]),
+        after=visible(names[1]),
+        conclusion=visible(
+            conclusion(compared) if compared else f"{command} prints the statistics of runs of this size"
+        ),
+        tables=list(comparison_tables(compared)) if compared else [],
+        notes=[visible(line) for line in (comparison_lines(compared) if compared else [changes.text])],
+        choices=choices,
+        columns=columns,
+        changes=changes,
+        cases=[
+            compared_case(case_id, sides, by_question=by_question) for case_id, sides in zip(listed, rows, strict=True)
+        ],
+        page=page,
     )
 
 
-def _answer(pair: TrialPair, row: Row, number: int) -> ComparedAnswer:
-    text = row.output if row.output is not None else None if row.error is None else row.error.error
-    return ComparedAnswer(
-        OUTCOME_WORDS[pair.outcomes[number]],
-        pair.scores[number],
-        None if text is None else shown(text, MAX_LINE_CHARACTERS),
-    )
+@functools.lru_cache(maxsize=8)
+def _comparison(states: tuple[tuple[Path, object, object], ...], *, force: bool) -> Comparison:
+    """The comparison of two folders in these states: pages of one comparison do not compute it again."""
+    before, after = (read_recorded_report(folder, read_run(folder)) for folder, _, _ in states)
+    return compare_runs(before, after, force=force, max_flips=0)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from quintain_runner.results.row import Row, RowStatus
+from quintain_runner.results.store import key_hash
 from quintain_runner.spec.grader_options import required_repeats
 from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
 
@@ -23,7 +24,7 @@ from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 #: So many graders and columns have a bit of their own: those of a positive SQLite integer.
 MAX_BITS: Final = 62
@@ -65,7 +66,7 @@ CREATE TABLE trial (
     score REAL, score_key REAL NOT NULL, duration_ms REAL NOT NULL, input_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL, cost REAL NOT NULL, disagreement REAL NOT NULL, failed_graders INTEGER NOT NULL,
     stale INTEGER NOT NULL, counts INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
-    scores TEXT NOT NULL,
+    scores TEXT NOT NULL, asked INTEGER NOT NULL,
     PRIMARY KEY (case_no, column_no, repeat)
 ) WITHOUT ROWID;
 """
@@ -108,7 +109,10 @@ MAX_QUESTION_CHARACTERS = 240
 
 
 class IndexEntry(NamedTuple):
-    """The values of a row by which lists filter and sort; ``failed_graders`` and the keys of ``scores`` are names."""
+    """The values of a row by which lists filter and sort; ``failed_graders`` and the keys of ``scores`` are names.
+
+    ``asked`` is a hash of what was asked and expected.
+    """
 
     outcome: Outcome
     score: float | None
@@ -121,6 +125,7 @@ class IndexEntry(NamedTuple):
     scores: dict[str, float]
     stale: bool
     counts: bool
+    asked: int
 
 
 def outcome_of(row: Row) -> Outcome:
@@ -179,6 +184,8 @@ def entry_of(row: Row) -> IndexEntry:
         scores={name: grader.score for name, grader in row.graders.items() if grader.score is not None},
         stale=row.stale is not None,
         counts=row.counts,
+        # SQLite's integers have a sign.
+        asked=key_hash(row.fingerprints.input, row.fingerprints.grading) >> 1,
     )
 
 

@@ -51,7 +51,7 @@ _EARLIER_TRIAL = (
     "WHERE case_no = ? AND column_no = ? AND repeat = ?"
 )
 
-_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 17)})"
+_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 18)})"
 
 
 _INSERT_SCORE = "INSERT OR REPLACE INTO grader_score VALUES (?, ?, ?, ?, ?)"
@@ -218,7 +218,7 @@ class _IndexWriter:
                 *(*place, int(entry.outcome), entry.score, entry.score_key),
                 *(entry.duration_ms, entry.input_tokens, entry.output_tokens, cost),
                 *(entry.disagreement, self._bits_of(entry.failed_graders), entry.stale, entry.counts, offset, length),
-                json.dumps(scores),
+                *(json.dumps(scores), entry.asked),
             ),
         )
         for bit, value in scores.items():

@@ -12,21 +12,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from quintain.contracts.invoke import TokenUsage
-from quintain.errors import ConfigError
 from quintain.fleet.tables import duration
 from quintain.web import visible
-from quintain_runner.report.comparison import compare_runs
-from quintain_runner.report.comparison_tables import comparison_tables, conclusion
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.run_report import read_recorded_report
-from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.bill import dollars
 from quintain_runner.results.labels import Note, NoteKey, latest_notes, read_notes
 from quintain_runner.results.row import Row
 from quintain_view.case_page import CasePage, KnownCalls, ShownCall, case_page, target_call_ids
-from quintain_view.comparison import ComparePage, PairChange, PairReader, column_choices, compared_trial
 from quintain_view.filters import TrialFilter
-from quintain_view.index_reader import IndexReader, open_index, read_rows, rows_of_case
+from quintain_view.index_reader import IndexReader, open_index, rows_of_case
 from quintain_view.index_schema import NO_COUNTS, ColumnCounts
 from quintain_view.index_writer import IndexProgress
 from quintain_view.run_list import RunSource
@@ -151,62 +146,6 @@ def next_failure(folder: Path, trial_filter: TrialFilter, place: int, step: int)
             return None
         found = index.next_failure(trial_filter, place, step)
         return None if found is None else (index.case(found[0]).case_id, found[1])
-
-
-def read_compare_page(
-    names: tuple[str, str], folders: tuple[Path, Path], target: str, change: str, *, page: int = 1
-) -> ComparePage:
-    """The comparison of two runs. Raises `ContentMissing` if no target is in both, `NotIndexed` and `RowMoved`."""
-    columns = []
-    for folder in folders:
-        with open_index(folder) as index:
-            if index is None:
-                raise NotIndexed
-            columns.append(list(index.columns))
-    choices = column_choices(*columns)
-    if not choices:
-        raise ContentMissing("No target is in both runs, and they do not have one target each")
-    chosen = next((choice for choice in choices if choice[0] == target), choices[0])
-    reader = PairReader(folders, chosen)
-    try:
-        counts = reader.counts()
-        default = next((name for name in PairChange if counts[name]), PairChange.SAME)
-        wanted = PairChange(change) if change in set(PairChange) else default
-        pairs = reader.pairs(wanted, offset=(page - 1) * CASES_PER_PAGE, limit=CASES_PER_PAGE + 1)
-    finally:
-        reader.close()
-    rows = [read_rows(folder, [pair.places[side] for pair in pairs]) for side, folder in enumerate(folders)]
-    tables, words = _compared_statistics(folders)
-    trials = [compared_trial(pair, sides) for pair, sides in zip(pairs, zip(*rows, strict=True), strict=True)]
-    return ComparePage(
-        before=visible(names[0]),
-        after=visible(names[1]),
-        columns=chosen,
-        choices=choices,
-        counts=counts,
-        change=wanted,
-        tables=tables,
-        conclusion=visible(words),
-        trials=trials[:CASES_PER_PAGE],
-        page=page,
-        has_next=len(trials) > CASES_PER_PAGE,
-    )
-
-
-#: Of larger runs the statistics take more than a second.
-_MAX_COMPARED_TRIALS = 10_000
-
-
-def _compared_statistics(folders: tuple[Path, Path]) -> tuple[list[TextTable], str]:
-    """The tables of `quintain compare`, and its conclusion; or none, and the reason."""
-    before, after = (read_recorded_report(folder, read_run(folder)) for folder in folders)
-    if before.summary.total.trials + after.summary.total.trials > _MAX_COMPARED_TRIALS:
-        return [], f"quintain compare {before.folder} {after.folder} prints the statistics of runs of this size"
-    try:
-        compared = compare_runs(before, after)
-    except ConfigError as error:
-        return [], error.message
-    return list(comparison_tables(compared)), conclusion(compared)
 
 
 def _calls(folder: Path, run: RunFile, rows: Iterable[Row]) -> dict[str, list[ShownCall]]:

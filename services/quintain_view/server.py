@@ -22,6 +22,7 @@ from quintain.errors import ConfigError, QuintainError
 from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
 from quintain.web import STATIC_TYPES, static_file, visible
 from quintain_runner.report.run_file import read_run
+from quintain_view.comparison import read_compare_page
 from quintain_view.filters import TrialFilter
 from quintain_view.folders import UNRECORDED_TEXT, IndexKeeper, RunFolders, is_unrecorded, results_state
 from quintain_view.html_report import html_of_runs
@@ -36,7 +37,6 @@ from quintain_view.reading import (
     next_failure,
     read_case_page,
     read_case_rows,
-    read_compare_page,
     read_run_page,
     trial_id,
     with_counts,
@@ -226,17 +226,19 @@ class _Pages:
         before, earlier = await self._requested_run(request, "before")
         for each in (earlier, folder):
             await self._keeper.ensure(each)
-        query = request.query_params
-        target, change = query.get("target", ""), query.get("change", "")
+        asked = {key: value for key in ("target", "change", "force") if (value := request.query_params.get(key, ""))}
         read = functools.partial(
-            read_compare_page, (before, name), (earlier, folder), target, change, page=page_number(request)
+            read_compare_page,
+            *((before, name), (earlier, folder), asked.get("target", ""), asked.get("change", "")),
+            force="force" in asked,
+            page=page_number(request),
         )
         page = await asyncio.to_thread(read)
         for each in (earlier, folder):
-            self.shown.add(each, (trial.case_id for trial in page.trials))
+            self.shown.add(each, (case.case_id for case in page.cases))
 
-        def page_query(*, page: int) -> str:
-            return urlencode({"target": target, "change": change, "page": page})
+        def page_query(**more: str | int) -> str:
+            return urlencode({**asked, **more})
 
         return await page_response("compare.html", page=page, names=(before, name), query=page_query)
 

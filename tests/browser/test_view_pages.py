@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,7 @@ PAGES = [
     "/run/after/case?id=case-001",
     "/run/after/label",
     "/run/after/compare/before",
+    "/run/after/compare/before?change=same",
 ]
 
 
@@ -154,12 +156,26 @@ def test_an_answer_is_labeled_before_its_verdicts_are_shown(visitor: ViewPage, s
 
 def test_two_runs_are_compared_case_by_case(visitor: ViewPage) -> None:
     page = visitor.go("/run/after/compare/before")
-    page.get_by_label("show").select_option("broken")
-    page.get_by_role("button", name="Show").click()
-    expect(page.locator("article.pair").first.locator("section")).to_have_count(2)
+    tabs = page.get_by_role("navigation", name="What became of the cases")
+    expect(tabs.locator("[aria-current=page]")).to_contain_text("worse in every repeat")
+    expect(page.get_by_text("chance alone would make about").first).to_be_visible()
+    tabs.get_by_role("link", name="better").click()
+    page.get_by_role("combobox", name="target").select_option(label="other")
+    expect(page).to_have_url(re.compile(r"target=other&change=better"))
+    expect(tabs.locator("[aria-current=page]")).to_contain_text("better")
+    first = page.locator("article.pair").first
+    expect(first.locator(".answers > section")).to_have_count(2)
+    expect(first.get_by_text("The answer is the same.")).to_be_visible()
+    expect(first.get_by_role("list", name="Graders")).to_have_count(2)
+    page.get_by_role("link", name="Next page").click()
+    expect(page).to_have_url(re.compile(r"target=other&change=better&page=2"))
+    expect(page.locator("article.pair").first).to_be_visible()
 
 
 def test_hostile_text_stays_text(visitor: ViewPage) -> None:
+    page = visitor.go("/run/after/compare/before?change=same&page=3")
+    expect(page.locator("article.pair h3", has_text="<script>alert(1)</script>")).to_be_visible()
+    assert page.locator("main script, main img").count() == 0
     page = visitor.go("/run/after?q=alert")
     page.locator(".matrix a").first.click()
     expect(page.locator("h1")).to_contain_text("<script>alert(1)</script>")

@@ -26,7 +26,7 @@ from quintain_runner.statistics.frame import (
     trial_hash,
 )
 
-#: The most flipped cases listed for each target.
+#: The most flipped trials listed for each target.
 MAX_FLIPS = 1_000
 
 _PASS = AliasChoices("pass", "passed")
@@ -103,7 +103,7 @@ class TargetComparison(Message):
 
     ``left_out`` is the number of rows of either run without a score in both. ``changes`` counts cases by what became of
     them; ``worse_by_chance`` is the second value of `count_changes`. ``flipped`` is the number of trials whose pass
-    changed, and ``flips`` lists at most `MAX_FLIPS` of them.
+    changed, and ``flips`` lists some of them.
     """
 
     before: str
@@ -139,12 +139,12 @@ class Comparison(Message):
         return [target for target in self.targets if target.row.is_significantly_worse]
 
 
-def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) -> Comparison:
+def compare_runs(before: RunReport, after: RunReport, *, force: bool = False, max_flips: int = MAX_FLIPS) -> Comparison:
     """Compare two runs, case by case.
 
     Of different datasets, the cases are compared that ask and expect the same in both. Raises `ConfigError` if there
     are none, or if the graders differ, unless ``force`` is True; and if the runs have no common target and not exactly
-    one target each.
+    one target each. Of each target at most ``max_flips`` trials are listed whose pass changed.
 
     Example::
 
@@ -167,7 +167,7 @@ def compare_runs(before: RunReport, after: RunReport, *, force: bool = False) ->
         if all(name in frame.grader_names() for pair in frame_pairs for frame in pair)
     ]
     by_grader = {name: _compare_measures(frame_pairs, name) for name in graders}
-    flips = _flips((before, after), target_pairs, pairs)
+    flips = _flips((before, after), target_pairs, pairs, max_flips)
     return Comparison(
         before=str(before.folder),
         after=str(after.folder),
@@ -306,10 +306,13 @@ def _target_comparison(
 
 
 def _flips(
-    reports: tuple[RunReport, RunReport], target_pairs: Sequence[tuple[str, str]], pairs: Sequence[PairedDifferences]
+    reports: tuple[RunReport, RunReport],
+    target_pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[PairedDifferences],
+    max_flips: int,
 ) -> list[list[Flip]]:
-    """The flipped trials of each pair of targets, at most `MAX_FLIPS` of each."""
-    listed = [{int(hash_) for hash_ in np.sort(pair.differing_trials)[:MAX_FLIPS]} for pair in pairs]
+    """The flipped trials of each pair of targets, at most ``max_flips`` of each."""
+    listed = [{int(hash_) for hash_ in np.sort(pair.differing_trials)[:max_flips]} for pair in pairs]
     before, after = (
         _case_outcomes(report, dict(zip(names, listed, strict=True)))
         for report, names in zip(reports, zip(*target_pairs, strict=True), strict=True)
