@@ -225,8 +225,10 @@ class ComparePage:
     choices: list[tuple[str, str]] = field(default_factory=list)
     columns: tuple[str, str] = ("", "")
     changes: CaseChanges | None = None
+    tabs: list[tuple[str, str, int]] = field(default_factory=list)
     cases: list[ComparedCase] = field(default_factory=list)
     page: int = 1
+    has_next: bool = False
 
 
 def read_compare_page(
@@ -259,10 +261,12 @@ def read_compare_page(
         choices=choices,
         columns=columns,
         changes=changes,
+        tabs=[(tab, words, changes.counts[tab]) for tab, words in TAB_WORDS.items()],
         cases=[
             compared_case(case_id, sides, by_question=by_question) for case_id, sides in zip(listed, rows, strict=True)
         ],
         page=page,
+        has_next=len(changes.case_ids) > CASES_PER_PAGE,
     )
 
 

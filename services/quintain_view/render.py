@@ -11,7 +11,6 @@ from urllib.parse import quote, urlencode
 import jinja2
 
 from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, template_environment, to_html
-from quintain_view.comparison import CASES_PER_PAGE, ONLY_HERE, TAB_WORDS
 from quintain_view.filters import OUTCOMES, SCOPES, STATE_WORDS
 from quintain_view.markdown import markdown_html
 from quintain_view.plots import BAR_AREA_HEIGHT, WIDTH
@@ -156,9 +155,6 @@ def _environment() -> jinja2.Environment:
         state_words=STATE_WORDS,
         scopes=SCOPES,
         column_states=list(OUTCOMES),
-        tab_words=TAB_WORDS,
-        only_here=ONLY_HERE,
-        compared_per_page=CASES_PER_PAGE,
         plot_width=WIDTH,
         bar_height=BAR_AREA_HEIGHT,
     )
