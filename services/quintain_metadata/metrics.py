@@ -20,7 +20,7 @@ from operator import attrgetter
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from quintain.contracts.fleet import BUCKET_BASE, CallCounts, QuotaState, RegisteredTarget
+from quintain.contracts.fleet import CallCounts, QuotaState, RegisteredTarget, bucket_of
 from quintain.contracts.ledger import Admission, Settle
 from quintain.contracts.money import to_dollars
 from quintain.contracts.session import SessionState
@@ -32,15 +32,8 @@ from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one
 
-_LOG_BASE = math.log(BUCKET_BASE)
-
 #: How the decisions on admits are counted that are no fault; the others by their code.
 GRANTED, REPLAYED = "granted", "replayed"
-
-
-def bucket_of(milliseconds: float) -> int:
-    """Return the number of the histogram bucket of a duration; 0 for those of at most a millisecond."""
-    return 0 if milliseconds <= 1 else math.ceil(math.log(milliseconds) / _LOG_BASE)
 
 
 @dataclass(slots=True)

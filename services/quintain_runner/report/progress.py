@@ -6,12 +6,13 @@ constant memory. Latencies and rates cover this invocation only; counts include 
 
 from __future__ import annotations
 
-import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
+from quintain.contracts.fleet import bucket_of
 from quintain.contracts.session import CostUsage, is_at
 from quintain.errors import Overloaded, QuintainError, Throttled
+from quintain.fleet.fleet_figures import Percentiles, percentiles
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.bill import Bill, dollars, is_priced, money_text
 from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState, RowTally
@@ -19,35 +20,6 @@ from quintain_runner.results.row import GraderRow, Row, RowKey, column_name, spl
 
 #: The codes of faults that mean that a service is overloaded.
 _OVERLOAD_CODES = frozenset({Throttled.code, Overloaded.code})
-
-#: Latencies are counted in buckets; each is wider than the previous one by this ratio, so quantiles are exact within 5
-#: %.
-_BUCKET_RATIO = 1.1
-_MIN_LATENCY_MS = 0.1
-
-
-class Latencies:
-    """A histogram of latencies in milliseconds, in constant memory."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, int] = {}
-        self._count = 0
-
-    def add(self, latency_ms: float) -> None:
-        """Count one latency, in milliseconds."""
-        bucket = math.ceil(math.log(max(latency_ms, _MIN_LATENCY_MS) / _MIN_LATENCY_MS, _BUCKET_RATIO))
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        self._count += 1
-
-    def quantile(self, fraction: float) -> float | None:
-        """The latency in milliseconds that ``fraction`` (0 to 1) of the values do not exceed; None without values."""
-        remaining = fraction * self._count
-        for bucket, count in sorted(self._buckets.items()):
-            remaining -= count
-            if remaining <= 0:
-                return float(_MIN_LATENCY_MS * _BUCKET_RATIO ** (bucket - 0.5))
-        return None
-
 
 #: So many kinds of errors are shown during a run; the results have all.
 MAX_SHOWN_ERRORS = 10
@@ -94,13 +66,19 @@ class TargetProgress:
         self.in_flight = self.rows_written = self.overload_count = 0
         #: No more of its trials are begun: too many of them failed.
         self.is_parked = False
-        self.latencies = Latencies()
+        #: How many answers took how long: a histogram, in constant memory.
+        self._latencies: Counter[int] = Counter()
+
+    @property
+    def times(self) -> Percentiles | None:
+        """How long answers took; None before there is one."""
+        return percentiles(self._latencies)
 
     def add_row(self, row: Row) -> None:
         """Count a written row."""
         self.rows_written += 1
         if row.output is not None:
-            self.latencies.add(row.duration_ms)
+            self._latencies[bucket_of(row.duration_ms)] += 1
         if row.error is not None and row.error.code in _OVERLOAD_CODES:
             self.overload_count += 1
 

@@ -8,6 +8,7 @@ numbers, never a text of a call.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated
 
@@ -166,6 +167,11 @@ Histogram = dict[int, Count]
 
 #: The ratio of the bounds of two neighboring buckets: a percentile is at most a tenth too high.
 BUCKET_BASE = 1.1
+
+
+def bucket_of(milliseconds: float) -> int:
+    """Return the number of the histogram bucket of a duration; 0 for those of at most a millisecond."""
+    return 0 if milliseconds <= 1 else math.ceil(math.log(milliseconds, BUCKET_BASE))
 
 
 class GetFleet(Message):

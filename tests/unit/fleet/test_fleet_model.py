@@ -13,6 +13,7 @@ from quintain.contracts.fleet import (
     RegisteredTarget,
     ServedTarget,
     ServiceCard,
+    bucket_of,
 )
 from quintain.contracts.ledger import DrainState
 from quintain.contracts.session import RegisteredWorker, SessionState
@@ -29,7 +30,6 @@ from quintain.fleet.fleet_figures import (
 from quintain.fleet.model import EVENTS_SECONDS, GONE_SECONDS, SILENT_SECONDS, FleetModel
 from quintain.fleet.tables import amount, duration, errors
 from quintain_cli.commands.status import consumer_problems
-from quintain_metadata.metrics import bucket_of
 
 EPOCH_MS = 1_700_000_000_000
 
