@@ -11,16 +11,9 @@ from types import TracebackType
 from typing import Self
 
 from quintain.contracts.credentials import mask_tokens
-from quintain.programs.processes import DRAIN_SECONDS, STDERR_BYTES, run_program, running_program
-from quintain.programs.program import (
-    CannotStart,
-    OutputTail,
-    Program,
-    ProgramTimedOut,
-    TooMuchOutput,
-    read_pipe,
-    write_pipe,
-)
+from quintain.programs.line_program import LineProgram, ProgramEnded, line_program
+from quintain.programs.processes import run_program
+from quintain.programs.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput
 from quintain.programs.sandbox import UNCONFINED, Confinement
 from quintain_runner.graders.verdict import GraderError
 
@@ -70,7 +63,7 @@ async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:
             f"It printed more than {STDOUT_LIMIT // 1024**2} MiB on stdout; print the verdict alone"
         ) from None
     if finished.exit_code != 0:
-        raise GraderError(crash_message(finished.exit_code, finished.stderr))
+        raise GraderError(crash_message(finished.exit_code, finished.stderr.decode(errors="replace")))
     return finished.stdout
 
 
@@ -90,10 +83,10 @@ def timeout_message(timeout_seconds: float) -> str:
     )
 
 
-def crash_message(exit_code: int, stderr: bytes) -> str:
+def crash_message(exit_code: int, stderr: str) -> str:
     """The message about a crashed grader: its exit code or signal, and the end of its stderr with tokens masked."""
     how = f"exit code {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
-    last = mask_tokens(stderr.decode(errors="replace")).strip()[-MAX_STDERR_CHARACTERS:]
+    last = mask_tokens(stderr).strip()[-MAX_STDERR_CHARACTERS:]
     return f"It crashed ({how}): {last}" if last else f"It crashed ({how}) and wrote nothing on stderr"
 
 
@@ -104,27 +97,23 @@ class ProcessEnded(GraderError):
 class GraderProcess:
     """A running grader process, in its own process group. Created by `start`; `stop` kills the whole group."""
 
-    def __init__(self, command: GraderCommand) -> None:
-        self._command = command
-        self._stack = contextlib.AsyncExitStack()
-        self._errors = OutputTail(STDERR_BYTES)
-        self._next_line: asyncio.Future[bytes]
+    def __init__(self, command: GraderCommand, program: LineProgram, stack: contextlib.AsyncExitStack) -> None:
+        self._command, self._program, self._stack = command, program, stack
 
     @classmethod
     async def start(cls, command: GraderCommand) -> Self:
-        """Start a process. Raises `GraderError` if it cannot be process."""
-        process = cls(command)
+        """Start a process. Raises `GraderError` if it cannot be started."""
+        stack = contextlib.AsyncExitStack()
         try:
-            await process._start()
-        except BaseException:
-            await process.stop()
-            raise
-        return process
+            program = await stack.enter_async_context(line_program(command.program, line_limit=STDOUT_LIMIT))
+        except CannotStart as error:
+            raise cannot_start(command, error) from None
+        return cls(command, program, stack)
 
     @property
     def is_usable(self) -> bool:
         """Whether the process can take a line: it is running and has printed nothing that was not requested."""
-        return not self._next_line.done()
+        return self._program.is_quiet
 
     async def request(self, line: bytes) -> bytes:
         """Send one line and return the reply line.
@@ -132,59 +121,25 @@ class GraderProcess:
         Raises `GraderError` if the process crashes, exceeds the timeout, or replies with more than `STDOUT_LIMIT`.
         After an error or a cancellation the process must be stopped.
         """
-        self._writer.write(line + b"\n")
+        self._program.send(line)
         try:
             async with asyncio.timeout(self._command.timeout_seconds):
-                reply = await asyncio.shield(self._next_line)
+                return await self._program.read()
         except TimeoutError:
             raise GraderError(timeout_message(self._command.timeout_seconds)) from None
-        except ValueError:
+        except TooMuchOutput:
             raise GraderError(f"It printed a line of more than {STDOUT_LIMIT // 1024**2} MiB") from None
-        if not reply.endswith(b"\n"):
-            raise await self._read_failure()
-        self._next_line = asyncio.ensure_future(self._reader.readline())
-        return reply
+        except ProgramEnded as ended:
+            fix = "print one line of JSON for each line of stdin"
+            if ended.exit_code is None:
+                raise GraderError(f"It closed its stdout before it printed a verdict; {fix}") from None
+            if ended.exit_code == 0:
+                raise ProcessEnded(f"It ended without a verdict on this case; {fix}") from None
+            raise GraderError(crash_message(ended.exit_code, self._program.stderr)) from None
 
     async def stop(self) -> None:
         """Kill the process and every process it started, and close its pipes."""
         await self._stack.aclose()
-
-    async def _start(self) -> None:
-        """Start the process with pipes, and begin to read its first line."""
-        self._reader = asyncio.StreamReader(limit=STDOUT_LIMIT)
-        stdin, self._writer = await self._stack.enter_async_context(write_pipe())
-        stdout = await self._stack.enter_async_context(read_pipe(asyncio.StreamReaderProtocol(self._reader)))
-        stderr = await self._stack.enter_async_context(read_pipe(self._errors))
-        try:
-            running = running_program(self._command.program, stdin=stdin, stdout=stdout, stderr=stderr)
-            self._process = await self._stack.enter_async_context(running)
-        except CannotStart as error:
-            raise cannot_start(self._command, error) from None
-        self._next_line = asyncio.ensure_future(self._reader.readline())
-        self._stack.push_async_callback(_cancel_read, self._next_line)
-
-    async def _read_failure(self) -> GraderError:
-        """The error of a process that closed its stdout: its exit code and the end of its stderr."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await self._process.wait()
-                await asyncio.shield(self._errors.ended)
-        exit_code = self._process.returncode
-        fix = "print one line of JSON for each line of stdin"
-        if exit_code is None:
-            return GraderError(f"It closed its stdout before it printed a verdict; {fix}")
-        if exit_code == 0:
-            return ProcessEnded(f"It ended without a verdict on this case; {fix}")
-        return GraderError(crash_message(exit_code, bytes(self._errors.data)))
-
-
-async def _cancel_read(reading: asyncio.Future[bytes]) -> None:
-    """Cancel a pending read and wait for it."""
-    reading.cancel()
-    await asyncio.wait([reading])
-    if not reading.cancelled():
-        # Retrieved, so that asyncio does not log "exception was never retrieved".
-        reading.exception()
 
 
 class GraderProcessPool:

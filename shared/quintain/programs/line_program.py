@@ -13,11 +13,14 @@ from quintain.programs.program import OutputTail, Program, ProgramError, TooMuch
 
 
 class ProgramEnded(ProgramError):
-    """The program ended before it printed another line; a negative exit code is the number of a signal."""
+    """The program printed no other line, and closed its stdout: with its end, or with no exit code while it runs on.
 
-    def __init__(self, exit_code: int) -> None:
+    A negative exit code is the number of a signal.
+    """
+
+    def __init__(self, exit_code: int | None) -> None:
         self.exit_code = exit_code
-        super().__init__(f"exit code {exit_code}")
+        super().__init__("it closed its stdout" if exit_code is None else f"exit code {exit_code}")
 
 
 @asynccontextmanager
@@ -67,7 +70,11 @@ class LineProgram:
         """Return the next line that it prints, without its end. Raises `ProgramEnded` and `TooMuchOutput`."""
         line = await self._lines.read()
         if line is None:
-            raise ProgramEnded(await self._process.wait())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await self._process.wait()
+                    await asyncio.shield(self._errors.ended)
+            raise ProgramEnded(self._process.returncode)
         return line
 
     @property

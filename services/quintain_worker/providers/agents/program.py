@@ -257,7 +257,7 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
             raise ProviderFailure(failure, Billing.UNKNOWN) from None
         except ProgramEnded as ended:
             stderr = quoted_end(program.stderr, self._agent.secrets)
-            message = f"{self._name}: the program ended in the middle of a turn, exit code {ended.exit_code}: {stderr}"
+            message = f"{self._name}: the program ended in the middle of a turn, {ended}: {stderr}"
             raise ProviderFailure(ProviderFailed(message, charged=True), Billing.UNKNOWN) from None
         except TooMuchOutput:
             limits = f"a line of {MAX_LINE_BYTES // 1024**2} MiB, or a turn of {MAX_TURN_BYTES // 1024**2} MiB"
