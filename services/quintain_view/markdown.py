@@ -21,6 +21,10 @@ _TAGS: Final = {
 #: A line break of the text is one on the page.
 _EMPTY: Final = {"SoftBreak": "<br>", "HardBreak": "<br>", "Rule": "<hr>"}
 
+#: A text with more parts takes too long: short rows below a wide head are made as wide, which makes cells without end.
+_MAX_PARTS: Final = 20_000
+_AS_WRITTEN: Final = Markup("<p><em>This text has too many parts to be drawn: it is as written.</em></p><pre>{}</pre>")
+
 
 def markdown_html(text: str) -> Markup:
     """The text as HTML: tags of `_TAGS` without attributes, and everything else escaped.
@@ -37,6 +41,8 @@ def markdown_html(text: str) -> Markup:
     html: list[str] = []
     opened: list[str] = []
     for kind, name in _parts(text):
+        if len(html) > _MAX_PARTS:
+            return _AS_WRITTEN.format(text)
         if kind == "Start":
             tags = _TAGS["HeadCell" if name == "TableCell" and opened[-1] == "</tr></thead>" else name]
             html.append(f"<{tags.replace(' ', '><')}>")

@@ -45,6 +45,15 @@ def test_links_images_and_html_are_there_as_they_were_written(text: str) -> None
     assert markdown_html(f"{text} Link").endswith(">")
 
 
+@pytest.mark.parametrize(
+    "text", ["|" + "a|" * 2_000 + "\n|" + "-|" * 2_000 + "\n" + "|b|\n" * 2_000, ">" * 20_000, "`a` " * 11_000]
+)
+def test_a_text_of_very_many_parts_is_as_written_and_says_so(text: str) -> None:
+    note, _, shown = markdown_html(text).partition("<pre>")
+    assert "as written" in note
+    assert html.unescape(shown) == f"{text}</pre>"
+
+
 def test_tables_are_tables_and_headings_are_none() -> None:
     shown = markdown_html("# Title\n\n|a|\n|-|\n|b|")
     assert "<th>a</th></tr></thead><tr><td>b</td>" in shown
