@@ -10,8 +10,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from quintain.contracts.invoke import TokenUsage
+from quintain.graders import Case
+from quintain_runner.graders.judge_request import build_judge_request, request_hash
 from quintain_runner.results.bill import Bill
-from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowStatus
+from quintain_runner.results.row import Answer, GraderRow, JudgeUsed, Row, RowCase, RowStatus
+from quintain_runner.spec.judge_graders import JudgeGrader
 from support.browser import ViewPage
 from support.command_line import CommandLine, command_line
 from support.results_folder import errored_row, graded_row, write_results
@@ -26,22 +29,30 @@ LONG_ANSWER = (
 )
 
 
+JUDGE = JudgeGrader(name="judge", builtin="llm-judge", prompt="Is it a good plan?", judge_target="sage")
+
+
 def some_row(number: int, target: str, repeat: int, *, is_worse: bool) -> Row:
     """Alpha fails every second case, the judge differs on every third; one answer is slow, and one call failed."""
     is_pass = target != "alpha" or (number % 2 == 0 and not is_worse)
     judge = 1.0 if number % 3 == 0 else float(is_pass)
+    said = f"The words of the judge on {number}"
+    row = graded_row(f"case-{number:02}", (is_pass + judge) / 2, target=target, repeat=repeat, output=LONG_ANSWER)
+    row = row.with_fields(
+        case=RowCase(question=f"What of {number}?", expected="a plan"),
+        output=f"{LONG_ANSWER} needle {number} {repeat}" if number == 7 else row.output,
+        answer=Answer(request_id=f"{target}-{number}-{repeat}"),
+    )
+    case = Case(id=row.case_id, question=f"What of {number}?", expected="a plan")
+    request = build_judge_request(JUDGE, JUDGE.prompt or "", case, row.result, target="sage")
+    used = JudgeUsed(target="sage", request=request_hash(request), reply=f'{{"score": {judge}, "reason": "{said}"}}')
     graders = {
         "exact": GraderRow(score=float(is_pass), passed=is_pass),
-        "judge": GraderRow(score=judge, passed=judge >= 0.5, reason=f"The words of the judge on {number}", calls=1),
+        "judge": GraderRow(score=judge, passed=judge >= 0.5, reason=said, calls=1, judge=used),
     }
-    row = graded_row(f"case-{number:02}", (is_pass + judge) / 2, target=target, repeat=repeat, output=LONG_ANSWER)
-    case = RowCase(question=f"What of {number}?", expected="a plan")
     return row.model_copy(
         update={
-            "case": case,
             "graders": graders,
-            "output": f"{LONG_ANSWER} needle {number} {repeat}" if number == 7 else row.output,
-            "answer": Answer(request_id=f"{target}-{number}-{repeat}"),
             "duration_ms": 65_000.0 if (number, target, repeat) == (11, "gamma", 2) else 1_500.0,
         }
     )
@@ -64,6 +75,7 @@ def write_run(folder: Path, *, is_worse: bool) -> None:
     record = json.loads((folder / "run.json").read_text())
     record["prices"] = {target: {"inputPerMillion": 3.0, "outputPerMillion": 15.0} for target in TARGETS}
     record["startedAt"] = f"2026-01-0{1 + is_worse}T10:00:00.000+00:00"
+    record["judges"] = {"judge": JUDGE.model_dump(exclude_defaults=True)}
     (folder / "run.json").write_text(json.dumps(record))
     used = TokenUsage(input=10_000, output=200).model_dump(by_alias=True, exclude_none=True)
     call = {"sessionId": "s", "target": "alpha", "state": "committed", "tokenUsage": used}
@@ -89,6 +101,10 @@ def follow(name: str) -> Action:
     return lambda page: page.get_by_role("link", name=name, exact=True).first.click()
 
 
+def unfold(name: str) -> Action:
+    return lambda page: page.locator("summary", has_text=name).first.click()
+
+
 def search(words: str) -> list[Action]:
     return [lambda page: page.locator("#q").fill(words), lambda page: page.keyboard.press("Enter")]
 
@@ -98,6 +114,7 @@ QUESTIONS: dict[str, tuple[list[Action], str]] = {
     "fails for A and passes for B": ([choose("alpha", "failed"), choose("beta", "passed")], "30 cases"),
     "graders disagree": ([choose("order", "graders disagree most first")], "disagreement 1.00"),
     "the judge's words": ([follow("case-01")], "The words of the judge on 1"),
+    "what the judge was sent": ([follow("case-01"), unfold("Prompt and reply of judge")], "Is it a good plan?"),
     "cost": ([choose("order", "dearest first")], "cost $0.0002"),
     "slowest, with durations": ([choose("order", "slowest first")], "duration 1.1 min"),
     "against yesterday, with a p": ([follow("Against the run before")], "< 0.001"),
@@ -166,7 +183,8 @@ def test_a_case_with_nine_long_answers_fits_a_telephone(visitor: ViewPage) -> No
 
 
 def test_axe_finds_nothing_serious(visitor: ViewPage) -> None:
-    for path in ("/run/today?sort=cost&col=grader:judge&is=alpha:failed", "/run/today/case?id=case-07&at=7"):
+    case = "/run/today/case?id=case-07&at=7"
+    for path in ("/run/today", "/run/today?sort=cost&col=grader:judge&is=alpha:failed", case, f"{case}&text=raw"):
         page = visitor.go(path)
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         for scheme in ("light", "dark"):
