@@ -20,7 +20,6 @@ from servers import ClientTool, ServerUnavailable, cache_folder
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 FOLDER = PAGE.parent / "benchmarks"
-COLUMNS = ("", "side", "calls/s", "range", "p50 ms", "p99 ms", "× the reference", "CPU µs per call", "× its CPU")
 
 #: In an environment of its own, as the peers are: the set-up of a checkout does not need it.
 MATPLOTLIB = ClientTool(name="bench-matplotlib", version="3.11.2", pypi="matplotlib")
@@ -65,56 +64,37 @@ def cpu_ratio(result: Result, reference: Result) -> float:
     return sum(result.cpu_us.values()) / used if used else math.nan
 
 
-def cells(result: Result, reference: Result) -> tuple[str, ...]:
-    """One line of a table."""
-    rates = sorted(one.rate for one in result.rounds)
+def cell(result: Result, reference: Result) -> str:
+    """The rate of a side in a row, and in parentheses its ratio and that of its CPU to the reference."""
+    rate = number(result.median(lambda one: one.rate))
+    if result is reference:
+        return rate
     ratio = sorted(result.ratios)[len(result.ratios) // 2]
-    cpu = result.cpu_us
-    parts = ", ".join(f"{name} {used}" for name, used in cpu.items())
-    return (
-        result.row,
-        result.side,
-        number(result.median(lambda one: one.rate)),
-        f"{number(rates[0])} to {number(rates[-1])}",
-        number(result.median(lambda one: one.p50_ms)),
-        number(result.median(lambda one: one.p99_ms)),
-        f"{ratio:.2f}",
-        f"{sum(cpu.values()):,} ({parts})",
-        f"{cpu_ratio(result, reference):.2f}",
-    )
+    return f"{rate} ({ratio:.2f}; {cpu_ratio(result, reference):.2f})"
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """Return the tables of all results."""
+    """Return the tables of all results: a line for each row, a column for each side."""
     lines = []
-    for table, rows in itertools.groupby(results, key=lambda one: one.table):
-        lines += [f"\n### {table}\n", f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
-        for _, row in itertools.groupby(rows, key=lambda one: one.row):
-            reference, *others = row
-            lines += [f"| {' | '.join(cells(one, reference))} |" for one in (reference, *others)]
+    for table, members in itertools.groupby(results, key=lambda one: one.table):
+        rows = [list(row) for _, row in itertools.groupby(members, key=lambda one: one.row)]
+        sides = list(dict.fromkeys(one.side for row in rows for one in row))
+        lines += [f"\n### {table}\n", f"| | {' | '.join(sides)} |", f"|{' --- |' * (1 + len(sides))}"]
+        for row in rows:
+            cells = {one.side: cell(one, row[0]) for one in row}
+            lines.append(f"| {row[0].row} | {' | '.join(cells.get(side, '') for side in sides)} |")
     return "\n".join(lines)
 
 
 def peers_ahead(results: Iterable[Result]) -> str:
-    """Say in which rows a peer made more calls per second than Quintain, and how many times as many.
-
-    Empty where no row has both.
-    """
-    ahead, rows = [], 0
-    for (table, row), group in itertools.groupby(results, key=lambda one: (one.table, one.row)):
+    """Say in how many rows a peer made more calls per second than Quintain. Empty where no row has both."""
+    rows = []
+    for _, group in itertools.groupby(results, key=lambda one: (one.table, one.row)):
         rates = {one.side: one.median(lambda one: one.rate) for one in group}
         ours = next((rate for side, rate in rates.items() if side.startswith(OURS)), None)
-        if ours is None:
-            continue
-        rows += 1
-        more = [
-            f"{side} {rate / ours:.2f} ×" for side, rate in rates.items() if rate > ours and not side.startswith(OURS)
-        ]
-        ahead += [f"- {table}, {row}: {'; '.join(more)}"] if more else []
-    if not rows:
-        return ""
-    words = f"More calls per second than {OURS} in {len(ahead)} of {rows} rows"
-    return "\n".join([f"{words}:\n", *ahead]) if ahead else f"{words}."
+        if ours is not None:
+            rows.append(any(rate > ours for side, rate in rates.items() if not side.startswith(OURS)))
+    return f"Another side makes more calls per second than {OURS} in {sum(rows)} of {len(rows)} rows." if rows else ""
 
 
 def page_part(kept: Mapping[str, object], results: Sequence[Result]) -> str:
