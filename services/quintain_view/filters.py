@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
-from quintain_view.index_schema import MAX_BITS, Outcome
+from quintain_view.index_schema import MAX_BITS, SCORE_UNITS, Outcome, whole
 
 
 class TrialState(StrEnum):
@@ -72,14 +72,14 @@ OUTCOMES: Final = {
     TrialState.IN_DOUBT: Outcome.IN_DOUBT,
 }
 
-#: The columns by which each order sorts; the index of `ORDER_INDEXES` begins with them.
+#: What each order sorts by; the index of `ORDER_INDEXES` begins with it.
 _ORDER_COLUMNS: Final = {
     SortOrder.CASE: "case_no",
-    SortOrder.SCORE: "score_key",
+    SortOrder.SCORE: "score_units",
     SortOrder.DURATION: "duration_ms DESC",
-    SortOrder.COST: "cost DESC",
+    SortOrder.COST: "cost_units DESC",
     SortOrder.TOKENS: "input_tokens + output_tokens DESC",
-    SortOrder.DISAGREEMENT: "disagreement DESC",
+    SortOrder.DISAGREEMENT: "disagreement_units DESC",
     SortOrder.GRADER: "value",
     SortOrder.TAG: "value",
 }
@@ -229,11 +229,11 @@ class TrialFilter:
             bit = graders.get(self.grader, MAX_BITS)
             yield SqlCondition("failed_graders & ? != 0", (1 << bit,)) if bit < MAX_BITS else SqlCondition("0")
         # A plus sign keeps SQLite from the index by score, whose order would be another one.
-        score = "score_key" if self.order.kind is SortOrder.SCORE else "+score_key"
+        score = "score_units" if self.order.kind is SortOrder.SCORE else "+score_units"
         if self.least is not None:
-            yield SqlCondition(f"{score} >= ?", (self.least,))
+            yield SqlCondition(f"{score} >= ?", (whole(self.least * SCORE_UNITS),))
         if self.most is not None or self.least is not None:
-            yield SqlCondition(f"{score} <= ?", (1.0 if self.most is None else self.most,))
+            yield SqlCondition(f"{score} <= ?", (whole((1.0 if self.most is None else self.most) * SCORE_UNITS),))
 
     @property
     def index_name(self) -> str:
@@ -247,12 +247,15 @@ class TrialFilter:
         return "trial_stale" if TrialState.STALE in self.states else ""
 
     def sorted_table(self, graders: Mapping[str, int]) -> tuple[str, SqlCondition] | None:
-        """The table that has the order by a grader or a tag, joined with ``trial``, and the condition on it."""
-        if self.order.kind is SortOrder.GRADER:
-            table = "grader_score CROSS JOIN trial USING (case_no, column_no, repeat)"
-            return table, SqlCondition("bit = ?", (graders.get(self.order.name, -1),))
-        if self.order.kind is SortOrder.TAG:
-            return "case_tag CROSS JOIN trial USING (case_no)", SqlCondition("field = ?", (self.order.name,))
+        """The table, and the condition on it, of an order in which only some trials have a place; None of others."""
+        match self.order.kind:
+            case SortOrder.GRADER:
+                table = "grader_score CROSS JOIN trial USING (case_no, column_no, repeat)"
+                return table, SqlCondition("bit = ?", (graders.get(self.order.name, -1),))
+            case SortOrder.TAG:
+                return "case_tag CROSS JOIN trial USING (case_no)", SqlCondition("field = ?", (self.order.name,))
+            case SortOrder.COST | SortOrder.DISAGREEMENT:
+                return "trial", SqlCondition(f"{self.order.kind}_units > 0")
         return None
 
     @property

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,14 @@ from quintain_runner.results.row import Row
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_view.filters import IN_ORDER, Shown, SortOrder, SqlCondition, TrialFilter, TrialState
 from quintain_view.index_schema import (
-    TEXT_ROW_BITS,
+    SCORE_UNITS,
     ColumnCounts,
     CountsByColumn,
     Outcome,
     all_rows,
     first_values,
     question_text,
+    whole,
 )
 from quintain_view.index_writer import index_path
 
@@ -42,7 +43,10 @@ _VOCABULARY = "CREATE VIRTUAL TABLE IF NOT EXISTS temp.trial_word USING fts5voca
 _BEGINNING = "SELECT term FROM temp.trial_word WHERE term >= ? AND term < ? LIMIT ?"
 
 #: The words of a filter are looked for once, in the order of the cases.
-_WORDS = f"SELECT rowid >> {TEXT_ROW_BITS} FROM trial_text WHERE trial_text MATCH ? ORDER BY rowid"
+_WORDS = (
+    "SELECT rowid >> (SELECT value FROM meta WHERE name = 'text_bits') FROM trial_text WHERE trial_text MATCH ? "
+    "ORDER BY rowid"
+)
 
 #: So many cases of a list are looked up together, and those of them that failed.
 _LOOKED_UP = 500
@@ -140,13 +144,14 @@ class IndexReader:
 
     def most_disputed(self, limit: int) -> list[TrialEntry]:
         """The trials on which graders differ, the most first."""
-        return self._trials("WHERE disagreement > 0 ORDER BY disagreement DESC LIMIT ?", limit)
+        return self._trials("WHERE disagreement_units > 0 ORDER BY disagreement_units DESC LIMIT ?", limit)
 
     def nearest_scores(self, score: float, *, within: float, limit: int) -> list[TrialEntry]:
         """The trials with a score at most so far from this one, the nearest first."""
-        above = self._trials("WHERE score_key BETWEEN ? AND ? ORDER BY score_key LIMIT ?", score, score + within, limit)
+        low, middle, high = (whole(one * SCORE_UNITS) for one in (score - within, score, score + within))
+        above = self._trials("WHERE score_units BETWEEN ? AND ? ORDER BY score_units LIMIT ?", middle, high, limit)
         below = self._trials(
-            "WHERE score_key >= ? AND score_key < ? ORDER BY score_key DESC LIMIT ?", score - within, score, limit
+            "WHERE score_units >= ? AND score_units < ? ORDER BY score_units DESC LIMIT ?", low, middle, limit
         )
         return list(heapq.merge(above, below, key=lambda trial: abs((trial.score or 0.0) - score)))[:limit]
 
@@ -213,9 +218,8 @@ class IndexReader:
 
     def _trial_numbers(self, trial_filter: TrialFilter) -> Iterator[int]:
         """The case of each trial that passes what the filter asks of trials, in its order."""
-        conditions = trial_filter.conditions(self.columns, self.graders)
         if not trial_filter.terms:
-            return self._select(trial_filter, conditions, self._index_of(trial_filter))
+            return self._select(trial_filter)
         found = first_values(self._connection, _WORDS, (self._word_query(trial_filter),))
         if trial_filter.order == IN_ORDER and not replace(trial_filter, words="").is_narrowed:
             return found
@@ -223,9 +227,8 @@ class IndexReader:
         if len(first) <= COMMON_TEXTS:
             # Their trials are looked up one after the other.
             of_cases = SqlCondition("case_no IN (SELECT value FROM json_each(?))", (json.dumps(sorted({*first})),))
-            with_cases = [SqlCondition.all_of([condition, of_cases]) for condition in conditions]
-            return self._select(trial_filter, with_cases, "")
-        listed = self._select(trial_filter, conditions, self._index_of(trial_filter))
+            return self._select(trial_filter, of_cases)
+        listed = self._select(trial_filter)
         if trial_filter.order == IN_ORDER:
             return _in_both(listed, itertools.chain(first, found))
         cases = {*first, *found}
@@ -251,19 +254,21 @@ class IndexReader:
                 return "(" + " OR ".join(f'"{term}"' for term in terms) + ")"
         return f'"{word}"*'
 
-    def _select(self, trial_filter: TrialFilter, conditions: Sequence[SqlCondition], index: str) -> Iterator[int]:
-        table, order, given = f"trial {index}", f"ORDER BY {trial_filter.sort_columns}", conditions
+    def _select(self, trial_filter: TrialFilter, *of_cases: SqlCondition) -> Iterator[int]:
+        """The case of each trial that passes the filter, without its words, and is one of these cases."""
+        index = "" if of_cases else self._index_of(trial_filter)
         in_table = trial_filter.sorted_table(self.graders)
+        table, placed = ("trial", []) if in_table is None else (in_table[0], [in_table[1]])
+        order = f"ORDER BY {trial_filter.sort_columns}"
+        lists = []
+        for one in trial_filter.conditions(self.columns, self.graders):
+            condition = SqlCondition.all_of([*placed, one, *of_cases])
+            sql = f"SELECT case_no FROM {table} {index} WHERE {condition.sql} {order}"
+            lists.append(first_values(self._connection, sql, condition.values))
+        yield from heapq.merge(*lists) if len(lists) > 1 else lists[0]
         if in_table is not None:
-            table, conditions = in_table[0], [SqlCondition.all_of([in_table[1], one]) for one in conditions]
-        lists = [
-            first_values(self._connection, f"SELECT case_no FROM {table} WHERE {one.sql} {order}", one.values)
-            for one in conditions
-        ]
-        if in_table is not None:
-            # Cases without a score of this grader, or without such a tag, come last.
-            return itertools.chain(*lists, self._select(replace(trial_filter, order=IN_ORDER), given, ""))
-        return heapq.merge(*lists) if len(lists) > 1 else lists[0]
+            # Those without a place in the order come last.
+            yield from self._select(replace(trial_filter, order=IN_ORDER), *of_cases)
 
     def _index_of(self, trial_filter: TrialFilter) -> str:
         """The index that has the order of the list and all that a filter needs.

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from quintain_runner.results.row import Row, RowStatus
-from quintain_runner.results.store import key_hash
 from quintain_runner.spec.grader_options import required_repeats
 from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
 
@@ -24,16 +23,24 @@ from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 
 #: So many graders and columns have a bit of their own: those of a positive SQLite integer.
 MAX_BITS: Final = 62
 
-#: In the order by score, trials without a score come last.
-NO_SCORE_KEY: Final = 2.0
+#: A row of the text index is a case number and, in the lower bits, a running number. The fewer bits, the smaller the
+#: index. There are enough for twice the trials of a run; a case of more rows has its index made anew with the most.
+LEAST_TEXT_BITS: Final = 4
+MOST_TEXT_BITS: Final = 20
 
-#: A row of the text index is a case number and, in the lower bits, a running number.
-TEXT_ROW_BITS: Final = 20
+#: What scores, and costs in US dollars, are multiplied by: SQLite stores small integers in few bytes.
+SCORE_UNITS: Final = 1_000_000
+COST_UNITS: Final = 1_000_000_000
+
+#: In the order by score, trials without a score come last.
+NO_SCORE: Final = 2 * SCORE_UNITS
+
+_MOST: Final = 1 << 62
 
 
 class Outcome(IntEnum):
@@ -45,28 +52,31 @@ class Outcome(IntEnum):
     IN_DOUBT = 3
 
 
-TABLES: Final = """
+TABLES: Final = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE result_column (column_no INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE grader (bit INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE case_text (
-    case_no INTEGER PRIMARY KEY, case_id TEXT NOT NULL UNIQUE, question TEXT NOT NULL, tags TEXT NOT NULL
+    case_no INTEGER PRIMARY KEY, case_id TEXT NOT NULL UNIQUE, question TEXT NOT NULL, tags TEXT NOT NULL,
+    texts INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE case_tag (field TEXT, value TEXT, case_no INTEGER, PRIMARY KEY (field, value, case_no)) WITHOUT ROWID;
 CREATE TABLE case_state (
     case_no INTEGER PRIMARY KEY, any_0, any_1, any_2, any_3, reduced_0, reduced_1, reduced_2, reduced_3
 );
 CREATE TABLE grader_score (
-    bit INTEGER, value REAL, case_no INTEGER, column_no INTEGER, repeat INTEGER,
+    bit INTEGER, value INTEGER, case_no INTEGER, column_no INTEGER, repeat INTEGER,
     PRIMARY KEY (bit, value, case_no, column_no, repeat)
 ) WITHOUT ROWID;
-CREATE VIRTUAL TABLE trial_text USING fts5(question, answer, reason, content='');
+CREATE VIRTUAL TABLE trial_text USING fts5(answer, question, reason, content='', columnsize=0);
 CREATE TABLE trial (
     case_no INTEGER NOT NULL, column_no INTEGER NOT NULL, repeat INTEGER NOT NULL, outcome INTEGER NOT NULL,
-    score REAL, score_key REAL NOT NULL, duration_ms REAL NOT NULL, input_tokens INTEGER NOT NULL,
-    output_tokens INTEGER NOT NULL, cost REAL NOT NULL, disagreement REAL NOT NULL, failed_graders INTEGER NOT NULL,
-    stale INTEGER NOT NULL, counts INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
-    scores TEXT NOT NULL, asked INTEGER NOT NULL,
+    score_units INTEGER NOT NULL, stale INTEGER NOT NULL, counts INTEGER NOT NULL, duration_ms INTEGER NOT NULL,
+    cost_units INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+    disagreement_units INTEGER NOT NULL, failed_graders INTEGER NOT NULL, scores TEXT NOT NULL,
+    offset INTEGER NOT NULL, length INTEGER NOT NULL, asked INTEGER NOT NULL,
+    score AS (nullif(score_units, {NO_SCORE}) / {SCORE_UNITS:.1f}), cost AS (cost_units / {COST_UNITS:.1f}),
+    disagreement AS (disagreement_units / {SCORE_UNITS:.1f}),
     PRIMARY KEY (case_no, column_no, repeat)
 ) WITHOUT ROWID;
 """
@@ -86,17 +96,18 @@ FROM (
 ) GROUP BY case_no
 """
 
-_FILTERED: Final = "outcome, column_no, failed_graders, stale, score_key, case_no"
+_FILTERED: Final = "outcome, column_no, failed_graders, stale, score_units, case_no"
 
 #: One for each order of a list, and one of the stale trials, which are few. They are made after the first pass over a
-#: file, because that is quicker.
+#: file, because that is quicker. Trials without a cost or a disagreement have no place in its order: where no price is
+#: known, or one grader is asked, they are all.
 ORDER_INDEXES: Final = {
-    "trial_by_outcome": "(outcome, case_no, column_no, failed_graders, stale, score_key)",
-    "trial_by_score": "(score_key, case_no, outcome, column_no, failed_graders, stale)",
+    "trial_by_outcome": "(outcome, case_no, column_no, failed_graders, stale, score_units)",
+    "trial_by_score": "(score_units, case_no, outcome, column_no, failed_graders, stale)",
     "trial_by_duration": f"(duration_ms, {_FILTERED})",
-    "trial_by_cost": f"(cost, {_FILTERED})",
+    "trial_by_cost": f"(cost_units, {_FILTERED}) WHERE cost_units > 0",
     "trial_by_tokens": f"(input_tokens + output_tokens, {_FILTERED})",
-    "trial_by_disagreement": f"(disagreement, {_FILTERED})",
+    "trial_by_disagreement": f"(disagreement_units, {_FILTERED}) WHERE disagreement_units > 0",
     "trial_stale": "(case_no) WHERE stale = 1",
 }
 
@@ -106,26 +117,6 @@ MAX_SEARCHED_CHARACTERS = 64_000
 
 #: How many characters of a question lists show.
 MAX_QUESTION_CHARACTERS = 240
-
-
-class IndexEntry(NamedTuple):
-    """The values of a row by which lists filter and sort; ``failed_graders`` and the keys of ``scores`` are names.
-
-    ``asked`` is a hash of what was asked and expected.
-    """
-
-    outcome: Outcome
-    score: float | None
-    score_key: float
-    duration_ms: float
-    input_tokens: int
-    output_tokens: int
-    disagreement: float
-    failed_graders: tuple[str, ...]
-    scores: dict[str, float]
-    stale: bool
-    counts: bool
-    asked: int
 
 
 def outcome_of(row: Row) -> Outcome:
@@ -170,23 +161,9 @@ def _spread(scores: Iterable[float | None]) -> float:
     return max(given) - min(given) if len(given) > 1 else 0.0
 
 
-def entry_of(row: Row) -> IndexEntry:
-    """What the index keeps of this row."""
-    return IndexEntry(
-        outcome=outcome_of(row),
-        score=row.score,
-        score_key=NO_SCORE_KEY if row.score is None else row.score,
-        duration_ms=row.duration_ms,
-        input_tokens=row.token_usage.input,
-        output_tokens=row.token_usage.output,
-        disagreement=disagreement_of(row),
-        failed_graders=tuple(name for name, grader in row.graders.items() if not grader.passed),
-        scores={name: grader.score for name, grader in row.graders.items() if grader.score is not None},
-        stale=row.stale is not None,
-        counts=row.counts,
-        # SQLite's integers have a sign.
-        asked=key_hash(row.fingerprints.input, row.fingerprints.grading) >> 1,
-    )
+def whole(value: float) -> int:
+    """The nearest whole number of which SQLite can hold the sum of two."""
+    return round(min(_MOST, max(-_MOST, value)))
 
 
 def question_text(row: Row) -> str:
@@ -248,14 +225,14 @@ NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS, (0,) * LOG_BINS,
 
 
 class CountedTrial(NamedTuple):
-    """What is counted of one trial; one that does not count is in no count."""
+    """What is counted of one trial, as the index stores it; one that does not count is in no count."""
 
     outcome: int
-    score: float | None
+    score_units: int
     stale: bool
     counts: bool
-    duration_ms: float
-    cost: float
+    duration_ms: int
+    cost_units: int
 
 
 #: Where the bins of scores stand in the numbers of a column: after the outcomes, the stale ones, and the sum.
@@ -275,11 +252,11 @@ class CountsByColumn:
         numbers = self._columns.setdefault(column_no, [0] * (_BINS_AT + SCORE_BINS + 2 * LOG_BINS))
         numbers[trial.outcome] += times
         numbers[len(Outcome)] += times * trial.stale
-        if trial.score is not None:
-            # Millionths, so that the sum does not drift as trials are added and taken back.
-            numbers[len(Outcome) + 1] += times * round(trial.score * 1_000_000)
-            numbers[_BINS_AT + min(SCORE_BINS - 1, max(0, int(trial.score * SCORE_BINS)))] += times
-        for place, value, least in ((0, trial.duration_ms, LEAST_DURATION_MS), (LOG_BINS, trial.cost, LEAST_COST)):
+        if trial.score_units != NO_SCORE:
+            numbers[len(Outcome) + 1] += times * trial.score_units
+            numbers[_BINS_AT + min(SCORE_BINS - 1, max(0, trial.score_units * SCORE_BINS // SCORE_UNITS))] += times
+        measured = (0, trial.duration_ms, LEAST_DURATION_MS), (LOG_BINS, trial.cost_units, LEAST_COST * COST_UNITS)
+        for place, value, least in measured:
             if value > 0:
                 step = int(BINS_PER_DECADE * math.log10(max(1.0, value / least)))
                 numbers[_BINS_AT + SCORE_BINS + place + min(LOG_BINS - 1, step)] += times
@@ -296,10 +273,10 @@ class CountsByColumn:
         numbers = self._columns.get(column_no)
         if numbers is None:
             return NO_COUNTS
-        passed, failed, errors, in_doubt, stale, millionths, *bins = numbers
+        passed, failed, errors, in_doubt, stale, score_units, *bins = numbers
         scores, measured = tuple(bins[:SCORE_BINS]), bins[SCORE_BINS:]
         sides = tuple(measured[:LOG_BINS]), tuple(measured[LOG_BINS:])
-        return ColumnCounts(passed, failed, errors, in_doubt, stale, millionths / 1_000_000, scores, *sides)
+        return ColumnCounts(passed, failed, errors, in_doubt, stale, score_units / SCORE_UNITS, scores, *sides)
 
 
 def all_rows(connection: apsw.Connection, sql: str, values: Sequence[str | float | None] = ()) -> list[tuple[Any, ...]]:

@@ -6,12 +6,12 @@ compacts them at its end, or somebody cut them), the index is made anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +21,29 @@ from pydantic import ValidationError
 from quintain.errors import QuintainError
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.row import Row
-from quintain_runner.results.store import RESULTS_FILE_NAME
+from quintain_runner.results.store import RESULTS_FILE_NAME, key_hash
 from quintain_view.index_schema import (
+    COST_UNITS,
     FILE_NAME,
+    LEAST_TEXT_BITS,
     MAX_BITS,
     MAX_QUESTION_CHARACTERS,
+    MOST_TEXT_BITS,
+    NO_SCORE,
     ORDER_INDEXES,
     SCHEMA_VERSION,
+    SCORE_UNITS,
     STATES_OF_CASES,
     TABLES,
-    TEXT_ROW_BITS,
     CountedTrial,
     CountsByColumn,
     all_rows,
-    entry_of,
+    disagreement_of,
+    outcome_of,
     question_text,
     reduced_outcome,
     searched_texts,
+    whole,
 )
 
 #: How many bytes of results one step reads: about a second of work.
@@ -47,16 +53,20 @@ STEP_BYTES = 16_000_000
 _BUSY_TIMEOUT_MS = 5_000
 
 _EARLIER_TRIAL = (
-    "SELECT scores, outcome, score, stale, counts, duration_ms, cost FROM trial "
+    "SELECT scores, outcome, score_units, stale, counts, duration_ms, cost_units FROM trial "
     "WHERE case_no = ? AND column_no = ? AND repeat = ?"
 )
 
-_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 18)})"
-
+_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 17)})"
+#: Of the hash of what was asked and expected, 31 bits are kept: it is compared with that of the same case.
+_ASKED_SHIFT = 33
 
 _INSERT_SCORE = "INSERT OR REPLACE INTO grader_score VALUES (?, ?, ?, ?, ?)"
 _DELETE_SCORE = "DELETE FROM grader_score WHERE bit = ? AND value = ? AND case_no = ? AND column_no = ? AND repeat = ?"
 _INSERT_TEXT = "INSERT INTO trial_text (rowid, question, answer, reason) VALUES (?, ?, ?, ?)"
+
+#: Gives a row if an index is not as long as it was when it was made as small as can be.
+_GROWN = "UPDATE meta SET value = ?1 WHERE name = 'compacted' AND value != ?1 RETURNING 1"
 
 
 class IndexProgress(NamedTuple):
@@ -79,7 +89,7 @@ def index_path(folder: Path) -> Path:
 
 
 def update_index(folder: Path, run: RunFile | None = None) -> IndexProgress:
-    """Bring the index of a folder up to date with its results; for large results this takes about 75 µs for each row.
+    """Bring the index of a folder up to date with its results; for large results this takes about 0.1 ms for each row.
 
     Raises `QuintainError` if the folder cannot be written to.
     """
@@ -99,11 +109,17 @@ def update_index_step(folder: Path, run: RunFile | None = None, *, max_bytes: in
             return IndexProgress()
         # Whoever may read the results may read their index, and nobody else.
         os.close(os.open(index_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, results.stat().st_mode & 0o777))
-        with closing(apsw.Connection(str(index_path(folder)))) as connection, results.open("rb") as file:
+        with contextlib.closing(apsw.Connection(str(index_path(folder)))) as connection, results.open("rb") as file:
             connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
             connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
             with _immediate(connection):
-                return _IndexWriter(connection, run).step(file.fileno(), max_bytes)
+                progress = _IndexWriter(connection, run).step(file.fileno(), max_bytes)
+            is_ended = progress.is_complete and (run is None or run.ended_at is not None)
+            if is_ended and all_rows(connection, _GROWN, (progress.indexed_bytes,)):
+                connection.execute("INSERT INTO trial_text (trial_text) VALUES ('optimize')")
+                with contextlib.suppress(apsw.Error):  # of no room for a second file: the first one is as good
+                    connection.execute("VACUUM")
+            return progress
     except (apsw.Error, OSError) as error:
         raise QuintainError(
             f"{index_path(folder)}: the index cannot be written ({error}); make room in the folder, allow writing "
@@ -133,15 +149,16 @@ class _IndexWriter:
         self._graders: dict[str, int] = {}
         self._case_count = 0
         self._counts = CountsByColumn()
-        self._touched: set[int] = set()
+        self._text_bits = 0
+        self._texts: dict[int, int] = {}
 
     def step(self, results: int, max_bytes: int) -> IndexProgress:
         prices, reducer = _prices_of(self._run), None if self._run is None else self._run.configuration.reduce.row
         is_changed = (bool(prices) and prices != self._meta("prices")) or (reducer or "") != self._meta("reducer")
         if self._meta("schema") != SCHEMA_VERSION or is_changed or not self._is_continued(results):
-            self._create()
-            self._set_meta("prices", prices)
-            self._set_meta("reducer", reducer or "")
+            trials = 0 if self._run is None else len(self._run.configuration.columns) * self._run.configuration.repeats
+            self._create(max(LEAST_TEXT_BITS, (2 * trials).bit_length()), prices=prices, reducer=reducer or "")
+        self._text_bits = self._meta("text_bits")
         self._connection.create_scalar_function(
             "reduced_outcome", lambda *counts: int(reduced_outcome(counts, reducer)), 4, deterministic=True
         )
@@ -157,20 +174,25 @@ class _IndexWriter:
             # A line longer than a step.
             block += os.pread(results, max_bytes, begin + len(block))
         self._add_lines(block[:end], begin)
+        if self._text_bits < MOST_TEXT_BITS and max(self._texts.values(), default=0) > 1 << self._text_bits:
+            self._create(MOST_TEXT_BITS, prices=prices, reducer=reducer or "")
+            return IndexProgress(0, size)
         total = begin + end if begin + len(block) >= size else size
         progress = IndexProgress(begin + end, total, int(self._meta("rows") or 0), int(self._meta("unreadable") or 0))
         if progress.is_complete:
             self._finish()
         return progress
 
-    def _create(self) -> None:
+    def _create(self, text_bits: int, **known: str) -> None:
         for kind, name in self._all(
             "SELECT type, name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'trial_text_%' "
             "AND name NOT LIKE 'sqlite_%'"
         ):
             self._connection.execute(f'DROP {kind} "{name}"')
         self._connection.execute(TABLES)
-        self._set_meta("schema", SCHEMA_VERSION)
+        meta: dict[str, int | str] = {"schema": SCHEMA_VERSION, "text_bits": text_bits, "compacted": 0, **known}
+        for name, value in meta.items():
+            self._set_meta(name, value)
 
     def _is_continued(self, results: int) -> bool:
         """Whether the results still begin with what was read of them, by the last line read."""
@@ -192,7 +214,9 @@ class _IndexWriter:
                 continue
             self._add_row(row, offset, len(line))
             rows += 1
-        self._connection.execute(STATES_OF_CASES, (json.dumps(sorted(self._touched)),))
+        texts = "UPDATE case_text SET texts = ?2 WHERE case_no = ?1"
+        self._connection.executemany(texts, self._texts.items())
+        self._connection.execute(STATES_OF_CASES, (json.dumps(sorted(self._texts)),))
         self._set_meta("offset", begin + len(block))
         self._set_meta("rows", int(self._meta("rows") or 0) + rows)
         self._set_meta("unreadable", int(self._meta("unreadable") or 0) + unreadable)
@@ -201,41 +225,47 @@ class _IndexWriter:
         self._set_meta("last_line_length", len(last))
 
     def _add_row(self, row: Row, offset: int, length: int) -> None:
-        case_no, entry = self._case_no(row), entry_of(row)
-        column_no, cost = self._column_no(row.column), self._cost(row)
-        place = case_no, column_no, row.repeat
-        scores = {self._grader_bit(name): score for name, score in entry.scores.items()}
+        case_no, column_no = self._case_no(row), self._column_no(row.column)
+        place = case_no, column_no, whole(row.repeat)
         for earlier_scores, *superseded in self._all(_EARLIER_TRIAL, place):
             self._counts.add(column_no, CountedTrial(*superseded), times=-1)
             for bit, value in json.loads(earlier_scores).items():
-                self._connection.execute(_DELETE_SCORE, (int(bit), value, *place))
-        counted = CountedTrial(entry.outcome, entry.score, entry.stale, entry.counts, entry.duration_ms, cost)
-        self._counts.add(column_no, counted)
-        self._touched.add(case_no)
-        self._connection.execute(
-            _INSERT_TRIAL,
-            (
-                *(*place, int(entry.outcome), entry.score, entry.score_key),
-                *(entry.duration_ms, entry.input_tokens, entry.output_tokens, cost),
-                *(entry.disagreement, self._bits_of(entry.failed_graders), entry.stale, entry.counts, offset, length),
-                *(json.dumps(scores), entry.asked),
-            ),
+                self._connection.execute(_DELETE_SCORE, (int(bit), whole(value * SCORE_UNITS), *place))
+        trial = CountedTrial(
+            outcome=outcome_of(row),
+            score_units=NO_SCORE if row.score is None else whole(row.score * SCORE_UNITS),
+            stale=row.stale is not None,
+            counts=row.counts,
+            duration_ms=whole(max(1.0, row.duration_ms) if row.duration_ms else 0),
+            cost_units=self._cost_units(row),
         )
+        self._counts.add(column_no, trial)
+        tokens = whole(row.token_usage.input), whole(row.token_usage.output)
+        graders = {self._grader_bit(name): grader for name, grader in row.graders.items()}
+        failed = sum(1 << bit for bit, grader in graders.items() if not grader.passed and bit < MAX_BITS)
+        scores = {bit: grader.score for bit, grader in graders.items() if grader.score is not None}
+        rest = whole(disagreement_of(row) * SCORE_UNITS), failed, json.dumps(scores, separators=(",", ":"))
+        asked = key_hash(row.fingerprints.input, row.fingerprints.grading) >> _ASKED_SHIFT
+        self._connection.execute(_INSERT_TRIAL, (*place, *trial, *tokens, *rest, offset, length, asked))
         for bit, value in scores.items():
-            self._connection.execute(_INSERT_SCORE, (bit, value, *place))
-        text_row = case_no << TEXT_ROW_BITS | (offset & ((1 << TEXT_ROW_BITS) - 1))
+            self._connection.execute(_INSERT_SCORE, (bit, whole(value * SCORE_UNITS), *place))
+        # Where a case has more rows than numbers here, the index is made anew.
+        size = 1 << self._text_bits
+        text_row = case_no * size + self._texts[case_no] % size
+        self._texts[case_no] += 1
         self._connection.execute(_INSERT_TEXT, (text_row, *map(_storable, searched_texts(row))))
 
     def _case_no(self, row: Row) -> int:
         case_id = _storable(row.case_id)
-        found = self._all("SELECT case_no FROM case_text WHERE case_id = ?", (case_id,))
-        if found:
-            return int(found[0][0])
+        for case_no, texts in self._all("SELECT case_no, texts FROM case_text WHERE case_id = ?", (case_id,)):
+            self._texts.setdefault(case_no, texts)
+            return int(case_no)
         self._case_count += 1
+        self._texts[self._case_count] = 0
         question = _storable(" ".join(question_text(row)[: 2 * MAX_QUESTION_CHARACTERS].split()))
         tags = {_storable(field): [_storable(value) for value in values] for field, values in (row.tags or {}).items()}
         self._connection.execute(
-            "INSERT INTO case_text VALUES (?, ?, ?, ?)",
+            "INSERT INTO case_text (case_no, case_id, question, tags) VALUES (?, ?, ?, ?)",
             (self._case_count, case_id, question[:MAX_QUESTION_CHARACTERS], json.dumps(tags)),
         )
         for field, value in ((field, value) for field, values in tags.items() for value in values):
@@ -257,13 +287,10 @@ class _IndexWriter:
             self._connection.execute("INSERT INTO grader VALUES (?, ?)", (self._graders[name], _storable(name)))
         return self._graders[name]
 
-    def _bits_of(self, graders: Iterable[str]) -> int:
-        return sum(1 << bit for bit in map(self._grader_bit, graders) if bit < MAX_BITS)
-
-    def _cost(self, row: Row) -> float:
-        """The cost of the target's tokens in US dollars; 0 where no price is known yet."""
+    def _cost_units(self, row: Row) -> int:
+        """The cost of the target's tokens, in `COST_UNITS`; 0 where no price is known yet."""
         price = None if self._run is None else self._run.prices.get(row.target)
-        return 0.0 if price is None else float(price.of(row.token_usage))
+        return 0 if price is None else whole(float(price.of(row.token_usage)) * COST_UNITS)
 
     def _finish(self) -> None:
         for name, definition in ORDER_INDEXES.items():

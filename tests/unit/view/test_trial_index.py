@@ -8,8 +8,9 @@ from urllib.parse import quote_plus, unquote_plus
 
 import pytest
 
+from quintain.contracts.invoke import TokenUsage
 from quintain_runner.report.run_file import read_run
-from quintain_runner.results.row import GraderRow, Row, RowCase, RowStatus
+from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowStatus
 from quintain_runner.spec.grader_options import Reducers
 from quintain_view.filters import Repeats, Shown, SortOrder, TrialFilter, TrialState
 from quintain_view.index_reader import RowMoved, open_index, read_rows, worst_answers
@@ -260,3 +261,53 @@ def test_the_worst_answers_have_the_lowest_scores_and_their_texts(folder: Path) 
 def test_a_folder_without_results_has_no_index_and_no_worst_answers(tmp_path: Path) -> None:
     assert update_index(tmp_path).rows == 0
     assert worst_answers(tmp_path) == []
+
+
+def test_a_case_of_many_rows_is_found_by_the_words_of_each(tmp_path: Path) -> None:
+    rows = [graded_row("many", 1.0, repeat=number, output=f"answer a{number} ends") for number in range(40)]
+    write_rows(tmp_path, [graded_row("first", 1.0), *rows, graded_row("last", 1.0, output="a39 ends")])
+    while not update_index_step(tmp_path, max_bytes=2_000).is_complete:
+        pass
+    assert all(found(tmp_path, f'q="a{number} ends"') == ["many"] for number in range(39))
+    assert found(tmp_path, 'q="a39 ends"') == ["many", "last"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"score": 1e300},
+        {"score": float("nan")},
+        {"duration_ms": 1e300},
+        {"repeat": 10**30},
+        {"token_usage": TokenUsage(input=10**30, output=10**30)},
+        {"graders": {"same": GraderRow(score=float("-inf"), passed=False)}},
+    ],
+)
+def test_a_row_with_an_impossible_number_is_listed(tmp_path: Path, odd: dict[str, object]) -> None:
+    write_rows(tmp_path, [graded_row("odd", 1.0).model_copy(update=odd), graded_row("plain", 1.0)])
+    assert update_index(tmp_path).rows == 2
+    for order in SortOrder:
+        assert sorted(found(tmp_path, f"sort={order}")) == ["odd", "plain"]
+
+
+def test_the_index_is_at_most_three_fifths_of_the_results(tmp_path: Path) -> None:
+    source = random.Random(7)
+    words = " ".join(path.read_text() for path in sorted((Path(__file__).parents[3] / "docs").glob("*.md"))).split()
+
+    def text(count: int) -> str:
+        begin = source.randrange(len(words) - count)
+        return " ".join(words[begin : begin + count])
+
+    cases = {f"case-{number}": RowCase(question=text(20)) for number in range(600)}
+    answer = Answer(request_id=f"run-{'0' * 64}", model="m", finish_reason="stop")
+    rows = [
+        graded_row(name, round(source.random(), 2), target=target, output=text(30)).model_copy(
+            update={"case": case, "answer": answer}
+        )
+        for name, case in cases.items()
+        for target in "abcd"
+    ]
+    write_rows(tmp_path, rows)
+    update_index(tmp_path)
+    share = (tmp_path / "view.sqlite3").stat().st_size / (tmp_path / "results.jsonl").stat().st_size
+    assert share <= 0.6
