@@ -62,10 +62,13 @@ class ReplyQueue:
         self._consumer: Consumer | None = None
         self._replace_task: asyncio.Task[None] | None = None
         self._closed = False
+        self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        """Declare and consume the queue. Raises what `Bus.declare` and `Bus.consume` raise."""
-        await self._attach()
+        """Declare and consume the queue, if it is not. Raises what `Bus.declare` and `Bus.consume` raise."""
+        async with self._opening:
+            if self._consumed_address is None:
+                await self._attach()
 
     async def close(self) -> None:
         """Stop consuming, and delete the queue."""

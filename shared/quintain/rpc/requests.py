@@ -63,7 +63,7 @@ class RpcClient:
         return self._reply_queue.key
 
     async def start(self) -> None:
-        """Declare and consume the reply queue."""
+        """Declare and consume the reply queue, if that is not done yet."""
         await self._reply_queue.open()
 
     async def close(self) -> None:

@@ -77,8 +77,6 @@ class RemoteTargetProvider(HostedProvider):
     def __init__(self, name: str, target: TargetTarget, bus: Bus, timings: Timings) -> None:
         self._name, self._target, self._bus, self._timings = name, target, bus, timings
         self._rpc_client = RpcClient(bus)
-        self._start_lock = asyncio.Lock()
-        self._is_started = False
         self._host = target.host or name
         #: A host without a free slot does not reply: what one reported before counts until one reports something else.
         self._host_fingerprint: str | None = None
@@ -91,7 +89,7 @@ class RemoteTargetProvider(HostedProvider):
 
     async def watch_hosts(self) -> None:
         """Ask the hosts for their fingerprint now, and regularly until `close`."""
-        await self._start()
+        await self._rpc_client.start()
         await self._ask_hosts()
         self._watch = asyncio.create_task(self._ask_hosts_periodically(), name=f"hosts of {self._host}")
 
@@ -163,12 +161,6 @@ class RemoteTargetProvider(HostedProvider):
         except ConfigError as error:
             raise ProviderFailure(ProviderFailed(error.message, charged=False), Billing.UNBILLED) from None
 
-    async def _start(self) -> None:
-        async with self._start_lock:
-            if not self._is_started:
-                await self._rpc_client.start()
-                self._is_started = True
-
     async def _ask_hosts_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._timings.host_heartbeat_seconds)
@@ -188,7 +180,7 @@ class RemoteTargetProvider(HostedProvider):
     async def _lease(self, timeouts: TargetTimeouts) -> RemoteLease:
         host = self._host
         try:
-            await self._start()
+            await self._rpc_client.start()
             async with asyncio.timeout(timeouts.boot_seconds):
                 lease = await acquire_lease(self._bus, self._rpc_client, host, timeouts=timeouts, timings=self._timings)
         except NoAnswer as no_answer:

@@ -81,8 +81,6 @@ class AgentModels:
     def __init__(self, name: str, terms: TargetChildSession, bus: Bus, urls: AgentUrls) -> None:
         self._name, self._terms, self._urls = name, terms, urls
         self._rpc_client = RpcClient(bus)
-        self._start_lock = asyncio.Lock()
-        self._is_started = False
 
     @classmethod
     def of_target(cls, name: str, terms: TargetChildSession | None, context: ProviderContext) -> AgentModels | None:
@@ -106,10 +104,7 @@ class AgentModels:
 
         Raises `ProviderFailure`, unbilled.
         """
-        async with self._start_lock:
-            if not self._is_started:
-                await self._rpc_client.start()
-                self._is_started = True
+        await self._rpc_client.start()
         session = AgentSession(self._name, self._terms, self._rpc_client, holder)
         try:
             yield await session.open(ends_at)
