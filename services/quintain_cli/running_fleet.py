@@ -90,23 +90,28 @@ REPLY_TIMEOUT_SECONDS = 10.0
 
 
 @contextlib.asynccontextmanager
-async def open_fleet_admin() -> AsyncIterator[Admin]:
-    """Open the admin client of the environment, over its broker. Raises `ConfigError` or `BusError`."""
+async def open_fleet_admin(*, over_gateway: bool = False) -> AsyncIterator[Admin]:
+    """Open the admin client of the environment, over its broker, or where a gateway serves it over either.
+
+    Raises `ConfigError` or `BusError`.
+    """
     settings = read_settings(environment())
-    url, token = fleet_broker_url(settings), require_admin_token(settings)
-    async with connect_admin(url, token, timeout_seconds=REPLY_TIMEOUT_SECONDS) as admin:
+    url = settings.require_fleet_url() if over_gateway else fleet_broker_url(settings)
+    async with connect_admin(url, require_admin_token(settings), timeout_seconds=REPLY_TIMEOUT_SECONDS) as admin:
         yield admin
 
 
-async def run_with_admin(action: Callable[[Admin], Awaitable[ReturnedT]]) -> ReturnedT:
+async def run_with_admin(action: Callable[[Admin], Awaitable[ReturnedT]], *, over_gateway: bool = False) -> ReturnedT:
     """Open the admin client and return what ``action`` returns with it. Raises as `open_fleet_admin`."""
-    async with open_fleet_admin() as admin:
+    async with open_fleet_admin(over_gateway=over_gateway) as admin:
         return await action(admin)
 
 
-def ask_admin(action: Callable[[Admin], Awaitable[ReturnedT]], *, as_json: bool) -> ReturnedT:
+def ask_admin(
+    action: Callable[[Admin], Awaitable[ReturnedT]], *, as_json: bool, over_gateway: bool = False
+) -> ReturnedT:
     """Run a command's one action with the admin client and return its result; an error ends the command."""
-    return run_command(run_with_admin(action), as_json=as_json)
+    return run_command(run_with_admin(action, over_gateway=over_gateway), as_json=as_json)
 
 
 def missing_workers(info: Info, targets: Collection[str]) -> str | None:

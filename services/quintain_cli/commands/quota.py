@@ -105,8 +105,9 @@ async def _find(name: str) -> tuple[QuotaList, QuotaState]:
 
 def _print_quotas(quotas: list[QuotaState], now_ms: int) -> None:
     table = quota_table(QuotaStatus.of(quota, now_ms) for quota in quotas)
-    rows = [[f"{cell.text} ({cell.under})" if cell.under else cell.text for cell in row.cells] for row in table.rows]
-    print_table(rows, [column.title.lower() for column in table.columns])
+    print_table(
+        [[cell.line for cell in row.cells] for row in table.rows], [column.title.lower() for column in table.columns]
+    )
 
 
 def _settings_line(settings: QuotaSettings) -> str:

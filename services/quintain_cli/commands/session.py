@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from quintain.client.admin import Admin
-from quintain.client.client import connect, connect_admin
+from quintain.client.client import connect
 from quintain.config.loader import load_configuration
 from quintain.contracts.invoke import Result, Unsupported
 from quintain.contracts.message import describe_validation_error
@@ -30,7 +28,7 @@ from quintain.contracts.session import (
     SessionState,
 )
 from quintain.errors import ConfigError, Fault, UnknownTarget
-from quintain.settings import Settings, environment, read_settings
+from quintain.settings import environment, read_settings
 from quintain_cli.console import (
     AsJson,
     MaxCostOption,
@@ -44,11 +42,9 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.run_output import print_table as print_text_table
-from quintain_cli.running_fleet import missing_workers, print_missing, require_admin_token
+from quintain_cli.running_fleet import ask_admin, missing_workers, print_missing
 from quintain_runner.report.text_table import bill_table
 from quintain_runner.results.bill import Bill, dollars, money_text
-
-ResultT = TypeVar("ResultT")
 
 
 def open_session(
@@ -100,7 +96,7 @@ def open_session(
         )
     except ValidationError as error:
         raise typer.BadParameter(describe_validation_error(error)) from None
-    opened = run_command(_run_with_admin(lambda admin: admin.open(request)), as_json=as_json)
+    opened = ask_admin(lambda admin: admin.open(request), as_json=as_json, over_gateway=True)
     if as_json:
         print_json(opened)
         return
@@ -121,7 +117,7 @@ def list_sessions(
 ) -> None:
     """List sessions, newest first, one page at a time."""
     request = ListSessions(state=state, cursor=cursor)
-    page = run_command(_run_with_admin(lambda admin: admin.list(request)), as_json=as_json)
+    page = ask_admin(lambda admin: admin.list(request), as_json=as_json, over_gateway=True)
     if as_json:
         print_json(page)
         return
@@ -130,14 +126,14 @@ def list_sessions(
 
 def show_session(session_id: str, as_json: AsJson = False) -> None:
     """Show a session and its counters."""
-    info = run_command(_run_with_admin(lambda admin: admin.show(session_id)), as_json=as_json)
+    info = ask_admin(lambda admin: admin.show(session_id), as_json=as_json, over_gateway=True)
     print_info(info, as_json=as_json)
 
 
 def close_session(session_id: str, as_json: AsJson = False) -> None:
     """Close a session permanently. Its token becomes invalid, and its reservations are released."""
     request = AmendSession(session_id=session_id, state=SessionState.CLOSED)
-    info = run_command(_run_with_admin(lambda admin: admin.amend(request)), as_json=as_json)
+    info = ask_admin(lambda admin: admin.amend(request), as_json=as_json, over_gateway=True)
     print_info(info, as_json=as_json)
 
 
@@ -191,19 +187,6 @@ def _print_page(page: SessionList) -> None:
     stdout_console().print(table)
     if page.cursor:
         print_stderr(f"next     quintain session list --cursor {page.cursor}")
-
-
-async def _run_with_admin(action: Callable[[Admin], Awaitable[ResultT]]) -> ResultT:
-    async with open_session_admin(read_settings(environment())) as admin:
-        return await action(admin)
-
-
-@contextlib.asynccontextmanager
-async def open_session_admin(settings: Settings) -> AsyncIterator[Admin]:
-    """Open the admin client of the environment, over the broker or a gateway."""
-    url = settings.require_fleet_url()
-    async with connect_admin(url, require_admin_token(settings), timeout_seconds=10.0) as admin:
-        yield admin
 
 
 def invoke(

@@ -19,7 +19,7 @@ from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.fleet.fleet_figures import LEASED_PROVIDER, FleetFigures, TargetFigures
 from quintain.fleet.model import SILENT_SECONDS
-from quintain.fleet.tables import NOTHING, Cell, Table, fleet_facts, fleet_tables
+from quintain.fleet.tables import NOTHING, Table, fleet_facts, fleet_tables
 from quintain.fleet.watch import FleetWatch
 from quintain.rpc.requests import RpcClient
 from quintain.settings import Settings, environment, read_settings
@@ -111,7 +111,7 @@ def _drawn(figures: FleetFigures, max_rows: int | None = None) -> Group:
 
 
 def _drawn_table(table: Table, max_rows: int | None) -> rich.table.Table:
-    texts = [[_cell_text(cell) for cell in row.cells] for row in table.rows]
+    texts = [[cell.line for cell in row.cells] for row in table.rows]
     # A column in which no row has a value takes width from the others.
     shown = [number for number in range(len(table.columns)) if any(row[number] not in _EMPTY for row in texts)]
     drawn = rich.table.Table(box=None, pad_edge=False)
@@ -128,10 +128,6 @@ def _drawn_table(table: Table, max_rows: int | None) -> rich.table.Table:
 
 #: What the cells of a column say in which there is nothing.
 _EMPTY = {NOTHING, "0 / 0"}
-
-
-def _cell_text(cell: Cell) -> str:
-    return f"{cell.text} ({cell.under})" if cell.under and cell.under != cell.text else cell.text
 
 
 def _remarks(figures: FleetFigures) -> Iterator[str]:

@@ -98,6 +98,11 @@ class Cell(NamedTuple):
     under: str = ""
     share: int | None = None
 
+    @property
+    def line(self) -> str:
+        """The texts in one line."""
+        return f"{self.text} ({self.under})" if self.under and self.under != self.text else self.text
+
 
 class Column(NamedTuple):
     """A column of words, or of numbers, which stand on the right."""
