@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from quintain_runner.results.labels import read_notes
 from quintain_runner.results.row import Row, RowCase
@@ -127,6 +127,21 @@ def test_filters_stand_in_the_address(visitor: ViewPage) -> None:
     expect(page.locator(".matrix tbody tr")).to_have_count(50)
     page.get_by_role("link", name="Next page").click()
     expect(page.locator(".matrix tbody tr")).to_have_count(3)
+
+
+def test_a_late_answer_to_an_earlier_filter_is_not_shown(visitor: ViewPage) -> None:
+    page = visitor.go("/run/after")
+    page.get_by_text("More filters").click()
+    late: list[Route] = []
+    page.route("**/run/after?show=error", lambda route: late.append(route))  # noqa: PLW0108 -- it takes no built-in method
+    page.get_by_label("errors", exact=True).check()
+    page.get_by_label("errors", exact=True).uncheck()
+    expect(page).to_have_url(f"{visitor.origin}/run/after")
+    with page.expect_response("**/run/after?show=error") as answered:
+        late[0].continue_()
+    answered.value.finished()
+    page.wait_for_timeout(200)  # it would be shown by now
+    expect(page.locator(".matrix tbody tr")).to_have_count(50)
 
 
 def test_a_label_is_written_and_counted(visitor: ViewPage, shell: CommandLine) -> None:

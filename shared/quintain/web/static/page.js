@@ -156,9 +156,12 @@
 
   // The page as the server shows it now takes the place of this one; what is typed, open or selected stays.
   async function refresh({ isAsked = false } = {}) {
+    const asked = shownAt;
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
     if (!answer || !answer.ok) return false;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    // Another list was asked for meanwhile: its answer may be here already.
+    if (asked !== shownAt) return true;
     const fresh = page.querySelector("main");
     const main = one("main");
     if (!fresh || fresh.innerHTML === main.dataset.shown) return true;
