@@ -143,7 +143,7 @@ def _print_settings(run: RunSettings, location: str) -> None:
         print_stderr(escape_for_terminal(f"warning  {warning}"))
     if programs := unconfined_programs(evaluation):
         print_stderr(
-            escape_for_terminal(f"rights   {', '.join(programs)} run with your rights; run_as or sandbox limits them")
+            escape_for_terminal(f"rights   {', '.join(programs)}: with your rights; run_as or sandbox limits them")
         )
 
 

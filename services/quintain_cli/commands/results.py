@@ -116,14 +116,14 @@ def compare(
     else:
         for table in comparison_tables(comparison):
             print_table(table)
-        end = f"exit {code}: {conclusion(comparison)}. {_next_command(after)}"
+        end = f"exit {code}: {conclusion(comparison)}. {_next_command(before, after)}"
         for line in (*comparison_lines(comparison), *flip_lines(comparison), end):
             print_stdout(plain_line(line, max_length=1000))
     raise typer.Exit(code)
 
 
-def _next_command(after: Path) -> str:
-    return f"To show the later run: quintain report {shlex.quote(str(after))}"
+def _next_command(before: Path, after: Path) -> str:
+    return f"To read both: quintain view {shlex.join([str(before), str(after)])}"
 
 
 async def _compare(before: Path, after: Path, *, force: bool) -> Comparison:
