@@ -70,6 +70,7 @@ RUN_BY = {
     "make browser": "Makefile",
     "make bench-view": "Makefile",
     "make screenshots": "Makefile",
+    "python ~/quintain/examples/triage/stand_in.py": "tests/support/page_shell.py",
     "quintain demo": "tests/acceptance/test_demo.py",
     "quintain init": "tests/acceptance/test_init.py",
     "quintain check": "tests/acceptance/test_check.py",
@@ -112,7 +113,7 @@ RUN_BY = {
 }
 
 #: Words of a shell that start no program of ours.
-_BUILT_IN = {"cd", "export"}
+_BUILT_IN = {"cd", "cp", "export", "head", "unset"}
 
 _FENCED = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

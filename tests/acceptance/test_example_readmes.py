@@ -12,51 +12,28 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
-from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
+from support.command_line import CommandLine, command_line
+from support.page_shell import PageShell
 from support.pages import SHELL_BLOCK, shell_blocks
-from support.running_gateway import ADMIN_TOKEN, run_program
+from support.running_gateway import ADMIN_TOKEN
 from support.servers.ports import free_port, is_open
 from support.waiting import block_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-class Example:
+class Example(PageShell):
     """A copy of an example's folder, and a shell in it that runs the lines of its README."""
 
     def __init__(self, name: str, shell: CommandLine) -> None:
-        self.folder = shell.folder
-        shutil.copytree(EXAMPLES / name, self.folder, dirs_exist_ok=True)
-        programs = f"{Path(sys.executable).parent}:{shell.env.get('PATH', '')}"
-        self.shell = shell.with_environment({"PATH": programs})
+        shutil.copytree(EXAMPLES / name, shell.folder, dirs_exist_ok=True)
+        super().__init__(shell)
         self.blocks = shell_blocks(EXAMPLES / name / "README.md")
-
-    def run(self, line: str, *, replaced: Mapping[str, str] | None = None, code: int = 0) -> CommandResult | None:
-        """Run one line; ``export`` sets variables of the lines after it. ``replaced``: texts for others in the line."""
-        for text, other in (replaced or {}).items():
-            line = line.replace(text, other)
-        words = shlex.split(re.sub(r"\$(\w+)", lambda match: self.shell.env[match[1]], line))
-        if words[0] == "export":
-            self.shell = self.shell.with_environment(dict(word.split("=", 1) for word in words[1:]))
-            return None
-        if words[0] == "quintain":
-            return self.shell.run(*words[1:], code=code)
-        program = shutil.which(words[0], path=f"{self.folder}:{self.shell.env['PATH']}") or words[0]
-        result = run_program([program, *words[1:]], self.shell.env, self.folder)
-        assert result.code == code, result
-        return result
-
-    def start(self, line: str, ready: str) -> RunningCommand:
-        """Start a service, and wait until it has said this."""
-        running = self.shell.start(*shlex.split(line)[1:])
-        running.wait_for(lambda one: ready in one.stdout + one.stderr)
-        return running
 
     def rows(self, run: str = "runs/eval") -> list[dict[str, object]]:
         return [json.loads(line) for line in (self.folder / run / "results.jsonl").read_text().splitlines()]
@@ -82,16 +59,11 @@ def test_the_ci_gate_passes_until_answers_are_worse(shell: CommandLine) -> None:
     example = Example("ci-gate", shell.with_environment({"GITHUB_STEP_SUMMARY": str(shell.folder / "summary.md")}))
     for line in example.blocks[0]:
         example.run(line)
-    workflow = yaml.safe_load((example.folder / "evaluate.yml").read_text())
-    lines = [step["run"] for step in workflow["jobs"]["evaluate"]["steps"] if "run" in step]
-    assert lines.pop(0).startswith("pip install")  # tests/acceptance/test_wheel.py installs
-    for line in lines:
-        example.run(line)
+    workflow = (example.folder / "evaluate.yml").read_text()
+    example.run_workflow(workflow)
     bot = example.folder / "bot.py"
     bot.write_text(bot.read_text().replace("int(second))", "int(second) % 3)"))
-    for line in lines[:-1]:
-        example.run(line)
-    example.run(lines[-1], code=3)
+    example.run_workflow(workflow, last_code=3)
     assert (example.folder / "junit.xml").is_file()
     assert (example.folder / "summary.md").read_text()
 

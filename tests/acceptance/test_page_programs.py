@@ -1,7 +1,7 @@
 """The Python programs of README.md and the guides, run as printed before a gateway.
 
 The others of docs/targets.md need superred: tests/superred/test_target_page.py. That of docs/protocol.md needs a
-broker: tests/integration/test_protocol_page.py.
+broker: tests/integration/test_protocol_page.py. That of docs/tutorial.md is a part of it: test_tutorial.py.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_every_program_of_every_page_is_run() -> None:
         for page in pages
         for number in range(1, len(python_blocks(page)) + 1)
     }
-    assert shown == {*PROGRAMS, *WITH_SUPERRED, *WITH_BROKER}
+    assert shown == {*PROGRAMS, *WITH_SUPERRED, *WITH_BROKER, "docs/tutorial.md 1"}
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))

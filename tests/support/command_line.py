@@ -148,6 +148,10 @@ class CommandLine:
         """The same shell with more in its environment."""
         return CommandLine(self.folder, {**self.env, **env}, self._started)
 
+    def in_folder(self, folder: Path) -> CommandLine:
+        """The same shell in another folder."""
+        return CommandLine(folder, self.env, self._started)
+
     def end_all(self) -> None:
         """End what was started and still runs."""
         for running in self._started:

@@ -13,6 +13,7 @@ from support.busy_fleet import busy_fleet
 from support.command_line import CommandLine, command_line
 from support.evaluations import copy_capitals
 from support.memory_fleet import ADMIN_TOKEN
+from support.page_shell import Tutorial, running_stand_in
 from support.results_folder import sample_trajectory
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -30,12 +31,12 @@ SHOTS: list[tuple[str, Literal["light", "dark"], bool]] = [
 ]
 
 #: In pixels. A run is shown down to its cases; a fleet has eleven columns.
-_WIDTHS = {"run": 1_100, "case": 1_100, "trajectory": 1_100, "fleet": 1_280}
-_HEIGHTS = {"run": 1_500, "case": 900, "trajectory": 1_050, "fleet": 1_330}
+_WIDTHS = {"run": 1_100, "case": 1_100, "trajectory": 1_100, "tutorial": 1_100, "fleet": 1_280}
+_HEIGHTS = {"run": 1_500, "case": 900, "trajectory": 1_050, "tutorial": 1_000, "fleet": 1_330}
 
 
 def main() -> None:
-    """Run the example and a fleet, and take the pictures."""
+    """Run the example, the tutorial and a fleet, and take the pictures."""
     PICTURES.mkdir(exist_ok=True)
     expect.set_options(timeout=30_000)
     with tempfile.TemporaryDirectory() as name, command_line(Path(name)) as shell, running_browser(print) as browser:
@@ -46,10 +47,30 @@ def main() -> None:
                 for ending, scheme, is_narrow in SHOTS:
                     with _context(browser, page_name, scheme, is_narrow=is_narrow) as context:
                         _take(visit(context, address).go(PAGES[page_name]), f"{page_name}-{ending}")
+        _take_tutorial(browser)
         with busy_fleet() as gateway:
             for ending, scheme, is_narrow in SHOTS:
                 with _context(browser, "fleet", scheme, is_narrow=is_narrow) as context:
                     _take(_enter_fleet(context.new_page(), gateway), f"fleet-{ending}")
+
+
+def _take_tutorial(browser: Browser) -> None:
+    """The pages as its chapters 7 and 8 speak of them, in one theme."""
+    with tempfile.TemporaryDirectory() as name, command_line(Path(name)) as shell, running_stand_in() as port:
+        reader = Tutorial(shell, port)
+        for number in range(1, 9):
+            reader.follow(number)
+        with _context(browser, "tutorial", "light", is_narrow=False) as context:
+            view = visit(context, reader.address)
+            page = view.go("/run/triage")
+            for column, outcome in (("small · desk", "failed"), ("large · desk", "passed")):
+                page.get_by_role("combobox", name=column, exact=True).select_option(label=outcome)
+            expect(page.locator("main").get_by_text("9 cases", exact=True)).to_be_visible()
+            _take(page, "tutorial-run-light")
+            page.get_by_role("link", name="late-fee", exact=True).click()
+            expect(page.get_by_role("heading", name="late-fee")).to_be_visible()
+            _take(page, "tutorial-case-light")
+            _take(view.go("/run/rules/compare/triage"), "tutorial-compare-light")
 
 
 def _context(browser: Browser, page_name: str, scheme: Literal["light", "dark"], *, is_narrow: bool) -> BrowserContext:
