@@ -17,7 +17,7 @@ from quintain_runner.results.row import Answer, GraderRow, JudgeUsed, Row, RowCa
 from quintain_runner.spec.judge_graders import JudgeGrader
 from support.browser import ViewPage
 from support.command_line import CommandLine, command_line
-from support.results_folder import errored_row, graded_row, write_results
+from support.results_folder import errored_row, graded_row, tool_step, write_results
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -41,7 +41,7 @@ def some_row(number: int, target: str, repeat: int, *, is_worse: bool) -> Row:
     row = row.with_fields(
         case=RowCase(question=f"What of {number}?", expected="a plan"),
         output=f"{LONG_ANSWER} needle {number} {repeat}" if number == 7 else row.output,
-        answer=Answer(request_id=f"{target}-{number}-{repeat}"),
+        answer=Answer(request_id=f"{target}-{number}-{repeat}", steps=[tool_step(1, 2)] * 201 if number == 8 else None),
     )
     case = Case(id=row.case_id, question=f"What of {number}?", expected="a plan")
     request = build_judge_request(JUDGE, JUDGE.prompt or "", case, row.result, target="sage")
@@ -180,6 +180,19 @@ def test_a_case_with_nine_long_answers_fits_a_telephone(visitor: ViewPage) -> No
     expect(page.locator("article .prose table:visible")).to_have_count(1)
     page.get_by_role("link", name="Texts as written").click()
     expect(page.locator("article pre", has_text="**first**").first).to_be_visible()
+
+
+def test_an_answer_of_the_strip_is_unfolded_and_all_its_steps_are_shown_within_the_list(visitor: ViewPage) -> None:
+    page = visitor.go("/run/today/case?id=case-08&at=8&sort=score")
+    answer = page.locator("article").nth(4)
+    expect(answer.locator("summary", has_text="Steps: 201")).to_be_hidden()
+    page.locator(".strip a").nth(4).click()
+    answer.locator("summary", has_text="Steps: 201").click()
+    expect(answer.locator(".step:visible")).to_have_count(200)
+    answer.get_by_role("link", name="Show all steps").click()
+    expect(answer.locator(".step:visible")).to_have_count(201)
+    expect(answer.locator("summary", has_text="Steps: 201")).to_be_in_viewport()
+    expect(page.get_by_role("link", name="Next failure")).to_be_visible()
 
 
 def test_axe_finds_nothing_serious(visitor: ViewPage) -> None:

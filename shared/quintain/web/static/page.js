@@ -217,6 +217,13 @@
     addEventListener("pagehide", () => stream.close());
   }
 
+  // What an address names is open, and all that it is in.
+  function unfold() {
+    const target = document.getElementById(location.hash.slice(1));
+    for (let part = target?.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+    target?.scrollIntoView();
+  }
+
   // Clocks of what waits: whole seconds since a time, by the clock of this machine, which served the page.
   function tick() {
     for (const clock of all("[data-since]")) {
@@ -229,7 +236,9 @@
   document.addEventListener("submit", onSubmit);
   document.addEventListener("change", onChange);
   addEventListener("popstate", show);
+  addEventListener("hashchange", unfold);
   if (location.hash === "#q") one("#q")?.focus();
+  unfold();
   enter();
   listen();
   setInterval(tick, 1000);
