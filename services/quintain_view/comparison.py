@@ -51,17 +51,22 @@ CASES_PER_PAGE: Final = 10
 MAX_COMPARED_TRIALS: Final = 10_000
 
 _TRIALS = """
-    SELECT case_no, case_id, repeat, asked * {by_question} AS asked, outcome < 2 AS graded, outcome = 0 AS passed, score
+    SELECT case_id, case_no, repeat, asked * {by_question} AS asked, {side} AS side, outcome < 2 AS graded,
+        outcome = 0 AS passed, score
     FROM {schema}.trial JOIN {schema}.case_text USING (case_no) WHERE column_no = ? AND repeat <= ? AND counts"""
 
+#: Trials are put together by sorting them: a join of both runs would look at every pair of them.
 _CASES = """
     CREATE TEMP TABLE compared AS
-    SELECT case_id, coalesce(min(new.case_no), 1e9 + min(old.case_no)) AS place,
-        total(old.graded AND new.graded) AS repeats,
-        total(old.graded AND new.graded AND old.passed) AS before,
-        total(old.graded AND new.graded AND new.passed) AS after,
-        total(old.graded IS NOT new.graded) AS one_sided, abs(avg(new.score - old.score)) AS difference
-    FROM ({before}) AS old FULL JOIN ({after}) AS new USING (case_id, repeat, asked) GROUP BY case_id"""
+    SELECT case_id, min(place) AS place, sum(is_pair) AS repeats, sum(is_pair * before) AS before,
+        sum(is_pair * after) AS after, sum(is_one_sided) AS one_sided,
+        abs(avg(difference) FILTER (WHERE is_pair)) AS difference
+    FROM (
+        SELECT case_id, min(case_no) AS place, sum(graded) = 2 AS is_pair,
+            count(*) = 1 OR sum(graded) = 1 AS is_one_sided, sum(passed * (1 - side)) AS before,
+            sum(passed * side) AS after, sum(score * (2 * side - 1)) AS difference
+        FROM ({before} UNION ALL {after}) GROUP BY case_id, repeat, asked
+    ) GROUP BY case_id"""
 
 _KINDS = "SELECT repeats, before, after, count(*) FROM temp.compared WHERE repeats GROUP BY 1, 2, 3"
 _ONE_SIDED = "SELECT count(*) FROM temp.compared WHERE one_sided"
@@ -127,7 +132,10 @@ def read_changes(runs: Sequence[ComparedRun], *, by_question: bool, tab: str, pa
     try:
         connection.execute("ATTACH ? AS later", (str(index_path(runs[1].folder)),))
         connection.create_scalar_function("case_change", lambda *case: str(case_change(*case)), 3, deterministic=True)
-        before, after = (_TRIALS.format(schema=schema, by_question=int(by_question)) for schema in ("main", "later"))
+        before, after = (
+            _TRIALS.format(schema=schema, side=side, by_question=int(by_question))
+            for side, schema in enumerate(("main", "later"))
+        )
         values = [value for run in runs for value in (run.column_no, run.repeats)]
         connection.execute(_CASES.format(before=before, after=after), values)
         kinds = [(int(repeats), int(old), int(new), count) for repeats, old, new, count in connection.execute(_KINDS)]
