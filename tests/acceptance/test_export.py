@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def test_inspects_logs_have_a_sample_for_each_row(shell: CommandLine) -> None:
     done = shell.run("export", "runs/eval", "--to", "inspect")
     assert done.code == 0
     paths = [shell.folder / line for line in done.stdout.split()]
-    assert [path.name for path in paths] == ["eval-1-echo.json", "eval-2-broken.json"]
+    # Inspect lists logs that are named so.
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d_[a-z-]+_[0-9a-f]{16}\.json", path.name) for path in paths)
+    assert [path.name.split("_")[1] for path in paths] == ["eval-echo", "eval-broken"]
     echo, broken = (json.loads(path.read_text()) for path in paths)
     assert (echo["version"], echo["status"], echo["eval"]["model"]) == (2, "success", "echo")
     assert echo["eval"]["config"] == {"epochs": 2}

@@ -64,7 +64,8 @@ async def test_every_parameter_arrives_and_the_overflow_fails_alone(session: Too
 
 READ = """
 import sys
-from inspect_ai.log import read_eval_log
+from inspect_ai.log import list_eval_logs, read_eval_log
+assert len(list_eval_logs("exported")) == len(sys.argv[1:])
 for path in sys.argv[1:]:
     log = read_eval_log(path)
     assert read_eval_log(path, header_only=True).results == log.results

@@ -13,9 +13,11 @@ from typing import Any, Final
 from quintain.contracts.agents import AgentStep
 from quintain_runner.files import atomic_write
 from quintain_runner.report.exports import asked_messages, to_json_line
+from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.agent_steps import steps_of
 from quintain_runner.results.row import GraderRow, Row, split_column
+from quintain_runner.results.store import key_hash
 
 JsonObject = dict[str, Any]
 
@@ -39,8 +41,11 @@ def write_inspect_logs(folder: Path, report: RunReport) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for number, column in enumerate(report.run.configuration.columns, start=1):
-        path = folder / f"{report.run.name}-{number}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', column)}.json"
+    for column in report.run.configuration.columns:
+        # Inspect lists logs that are named after the time, the task and an id.
+        task = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{report.run.name}-{column}")
+        begun, number = report.run.started_at[:19].replace(":", "-"), key_hash(_eval_id(report.run, column))
+        path = folder / f"{begun}_{task}_{number:016x}.json"
         _write_log(path, report, column)
         paths.append(path)
     return paths
@@ -74,6 +79,11 @@ def _results(rows: Iterable[Row]) -> JsonObject:
     }
 
 
+def _eval_id(run: RunFile, column: str) -> str:
+    """Of several logs with one task id, Inspect takes all but the last for retried ones, and hides them."""
+    return f"{run.name}-{column}-{run.started_at}"
+
+
 def _header(report: RunReport, column: str) -> JsonObject:
     run, (target, prompt) = report.run, split_column(column)
     session = next(iter(reversed([each.session_id for each in run.sessions])), "")
@@ -83,8 +93,8 @@ def _header(report: RunReport, column: str) -> JsonObject:
         "eval": {
             "created": run.started_at,
             "task": run.name,
-            "task_id": run.name,
-            "eval_id": f"{session}-{column}",
+            "task_id": _eval_id(run, column),
+            "eval_id": _eval_id(run, column),
             "run_id": session,
             "dataset": {"name": run.name, "samples": report.summary.total.cases},
             "model": target,
