@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from typing import Protocol
 from urllib.parse import quote, urlencode
 
 import jinja2
@@ -16,53 +15,22 @@ from quintain_view.markdown import markdown_html
 from quintain_view.plots import BAR_AREA_HEIGHT, WIDTH
 
 
-class PageLinks(Protocol):
-    """Where the pages of a run are found; None for what cannot be reached from here."""
-
-    is_served: bool
-
-    def runs(self) -> str | None:
-        """The list of runs."""
-
-    def run(self, name: str, query: str = "") -> str | None:
-        """A run, with filters."""
-
-    def case(self, name: str, case_id: str, query: str = "") -> str | None:
-        """A case of a run; ``query`` is the list in which it stands."""
-
-    def label(self, name: str, query: str = "") -> str | None:
-        """The answers of a run that are to be labeled; ``query`` names the queue."""
-
-    def raw(self, name: str, case_id: str, trial: str) -> str | None:
-        """The stored row of a trial."""
-
-    def compare(self, before: str, after: str, query: str = "") -> str | None:
-        """Two runs, case by case."""
-
-    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str | None:
-        """The recorded runs of hosted targets of a folder, or one of them."""
-
-
 class ServedLinks:
     """The addresses of the server."""
 
     is_served = True
 
-    def runs(self) -> str:
-        """See `PageLinks`."""
-        return "/"
-
     def run(self, name: str, query: str = "") -> str:
-        """See `PageLinks`."""
+        """A run, with filters."""
         return _with_query(f"/run/{quote(name, safe='')}", query)
 
     def case(self, name: str, case_id: str, query: str = "") -> str:
-        """See `PageLinks`."""
+        """A case of a run; ``query`` is the list in which it stands."""
         case_query = urlencode({"id": case_id.encode(errors="replace").decode()})
         return _with_query(f"{self.run(name)}/case", "&".join(part for part in (case_query, query) if part))
 
     def label(self, name: str, query: str = "") -> str:
-        """See `PageLinks`."""
+        """The answers of a run that are to be labeled; ``query`` names the queue."""
         return _with_query(f"{self.run(name)}/label", query)
 
     def failure(self, name: str, query: str) -> str:
@@ -74,16 +42,16 @@ class ServedLinks:
         return f"{self.run(name)}/file?{urlencode({'id': case_id.encode(errors='replace').decode()})}"
 
     def raw(self, name: str, case_id: str, trial: str) -> str:
-        """See `PageLinks`."""
+        """The stored row of a trial."""
         ids = {"id": case_id.encode(errors="replace").decode(), "trial": trial.encode(errors="replace").decode()}
         return f"{self.run(name)}/raw?{urlencode(ids)}"
 
     def compare(self, before: str, after: str, query: str = "") -> str:
-        """See `PageLinks`."""
+        """Two runs, case by case."""
         return _with_query(f"{self.run(after)}/compare/{quote(before, safe='')}", query)
 
     def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str:
-        """See `PageLinks`."""
+        """The recorded runs of hosted targets of a folder, or one of them."""
         path = f"{self.run(name)}/trajectories" + (f"/{quote(file, safe='')}" if file else "")
         return _with_query(path, "" if page is None else urlencode({"page": page}))
 
@@ -101,27 +69,14 @@ class FileLinks:
     ) -> None:
         self._cases, self._runs, self._trajectories = cases, runs, trajectories
 
-    def runs(self) -> str | None:
-        """See `PageLinks`."""
-        return None
-
     def run(self, name: str, query: str = "") -> str | None:
-        """A list with filters is not in the file."""
+        """The run's part of the file; None with filters: such a list is not in the file."""
         return None if query or name not in self._runs else f"#{self._runs[name]}"
 
     def case(self, name: str, case_id: str, query: str = "") -> str | None:
         """The case's part of the file; None if the file leaves it out."""
         place = self._cases.get((name, case_id))
         return None if place is None else f"#{place}"
-
-    def label(self, name: str, query: str = "") -> None:
-        """Nothing is labeled in a file."""
-
-    def raw(self, name: str, case_id: str, trial: str) -> None:
-        """A file holds no rows beside those that it shows."""
-
-    def compare(self, before: str, after: str, query: str = "") -> None:
-        """A file holds no comparison."""
 
     def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str | None:
         """The trajectory's part of the file; None if the file leaves it out."""

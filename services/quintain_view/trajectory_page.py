@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -170,13 +170,8 @@ def _sent_step(
     line: TrajectoryLine, reply: TrajectoryLine | None, beside: int, started_ms: int | None, now_ms: int
 ) -> Step:
     since = None if reply is not None or started_ms is None else started_ms + int(line.ms)
-    return Step(
-        kind="send",
-        at=seconds(line.ms),
-        title=visible(line.name) or visible(line.type),
-        type=visible(line.type),
-        tag=_tag(line.tag),
-        texts=_texts(line),
+    return replace(
+        _plain_step(line),
         beside=beside,
         reply=None if reply is None else _reply(reply, line.ms),
         waits_since=since,
