@@ -225,9 +225,12 @@ def exclusive_lock(folder: Path, lock: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it may have renamed the folder: the lock would then be of what has another path now.
+            if not os.path.samestat(os.fstat(descriptor), lock.stat()):
+                raise FileNotFoundError
         except OSError:
             raise ConfigError(
-                f"{folder}: another `quintain run` is writing there; wait for it, or give another --output"
+                f"{folder}: another `quintain run` is writing there, or it was renamed; wait, or give another --output"
             ) from None
         yield
     finally:

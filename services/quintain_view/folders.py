@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from quintain.errors import ConfigError, QuintainError
+from quintain_runner.files import exclusive_lock
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.results.store import RESULTS_FILE_NAME
 from quintain_view.index_writer import IndexProgress, update_index_step
 from quintain_view.run_list import RunSource
-from quintain_view.trajectory_files import RUN_FILE_NAME, has_only_trajectories, has_trajectories
+from quintain_view.trajectory_files import RUN_FILE_NAME, has_only_trajectories, has_trajectories, is_recording
 
 #: What pages say of a run that has not written its record yet; they load themselves again.
 UNRECORDED_TEXT = (
@@ -59,6 +62,16 @@ class RunFolders:
                 return folder
         return None
 
+    def only_run(self) -> str | None:
+        """The name of the run whose folder was named alone; None if there may be others."""
+        return self._name_of(self.paths[0]) if len(self.paths) == 1 and _is_results(self.paths[0]) else None
+
+    def move(self, folder: Path, name: str | None) -> Path:
+        """Do as `move_run`; a folder that was named itself is shown by its new name."""
+        to = move_run(folder, name)
+        self.paths = tuple(to if path == folder and name is not None else path for path in self.paths)
+        return to
+
     def _folders(self) -> Iterator[Path]:
         seen: set[Path] = set()
         for path in self.paths:
@@ -77,6 +90,38 @@ class RunFolders:
                 name = f"{plain}~{number}"
             self._names[folder] = name
         return self._names[folder]
+
+
+#: What a run may be named: no path, nothing hidden, and at most 100 characters, of which each can be seen.
+_RUN_NAME = re.compile(r"[^./\s]([^/]{0,98}[^/\s])?")
+
+
+def move_run(folder: Path, name: str | None) -> Path:
+    """Rename a results folder, or move it into the trash beside it without a name; returns where it is then.
+
+    Raises `ConfigError` if a run is writing there, the folder or the trash is a link, this process works within the
+    folder, or the name is no name of a folder or is taken.
+    """
+    if name is not None and not (name.isprintable() and _RUN_NAME.fullmatch(name)):
+        raise ConfigError(f"{name!r}: a name of a run has 1 to 100 visible characters, no /, and no . or space first")
+    place = folder.absolute()
+    trash = place.parent / ".trash"
+    to = trash / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}" / place.name if name is None else place.with_name(name)
+    if Path.cwd().is_relative_to(place.resolve()):
+        raise ConfigError(f"{place}: quintain view was started in it; start it in another folder, and try again")
+    if link := next((path for path in (place, trash) if path.is_symlink()), None):
+        raise ConfigError(f"{link}: it is a link, which nothing is moved through; move what it leads to, or remove it")
+    if is_recording(folder):
+        raise ConfigError(f"{folder}: a run of a hosted target is recorded there; wait until it has ended")
+    try:
+        with exclusive_lock(place, place / ".lock"), exclusive_lock(place, place):
+            # An empty folder takes the name, and its lock keeps runs out, until the results take its place.
+            to.mkdir(mode=0o700, parents=True)
+            with exclusive_lock(to, to):
+                place.rename(to)
+    except OSError as error:
+        raise ConfigError(f"{folder}: it cannot be moved to {to} ({error.strerror})") from None
+    return to
 
 
 def is_unrecorded(folder: Path) -> bool:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Protocol, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -25,9 +25,7 @@ from quintain_view.case_page import case_page
 from quintain_view.folders import RunFolders
 from quintain_view.labels import next_in_queue
 from quintain_view.reading import ContentMissing, read_case_rows, trial_id
-from quintain_view.responses import LINKS, page_response, requested_folder
-
-_MAX_FORM_BYTES = 100_000
+from quintain_view.responses import LINKS, page_response, read_form, requested_folder
 
 #: The queues, by their name in addresses, and what their page says of them.
 QUEUES = {
@@ -103,7 +101,7 @@ class LabelPages:
     async def note(self, request: Request) -> Response:
         """Save a label or a note."""
         name, folder = await requested_folder(self._folders, request)
-        form = await _form(request)
+        form = await read_form(request)
         case_id, trial = form.get("id", ""), form.get("trial", "")
         row = await self._row(folder, case_id, trial)
         if row is None:
@@ -135,13 +133,3 @@ class LabelPages:
 
 async def _notes_of(folder: Path) -> dict[NoteKey, Note]:
     return await asyncio.to_thread(lambda: latest_notes(read_notes(folder)))
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_FORM_BYTES:
-            raise HTTPException(413)
-    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))

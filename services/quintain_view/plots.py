@@ -1,4 +1,4 @@
-"""The plots of a run: distributions of scores, durations and costs, and differences of columns. No I/O."""
+"""The plots of runs: distributions of scores, durations and costs, differences of columns, and trends. No I/O."""
 
 from __future__ import annotations
 
@@ -91,6 +91,22 @@ def _histogram(column: str, measure: str, counts: Sequence[int], edges: Sequence
     title = f"{measure}, {visible(column)}"
     ticks = [(number * step, edges[number]) for number in (0, len(counts) // 2, len(counts))]
     return Histogram(title, bars, ticks, f"{title}: {'; '.join(filled) or 'none yet'}")
+
+
+TREND_HEIGHT, MAX_TREND_RUNS = 30.0, 20
+
+
+def trend_points(runs: Sequence[tuple[str, int, int]]) -> list[tuple[float, float, str]]:
+    """The line of the pass rates of the last runs: the places of its points, and what each stands for.
+
+    ``runs`` are the words for each, and how many trials of how many passed, the oldest first.
+    """
+    shown = runs[-MAX_TREND_RUNS:]
+    step = WIDTH / max(1, len(shown) - 1)
+    return [
+        (number * step, TREND_HEIGHT * (1 - passed / graded), visible(f"{words}: {100 * passed / graded:.0f} %"))
+        for number, (words, passed, graded) in enumerate(shown)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import jinja2
 from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, template_environment, to_html
 from quintain_view.filters import OUTCOMES, SCOPES, STATE_WORDS
 from quintain_view.markdown import markdown_html
-from quintain_view.plots import BAR_AREA_HEIGHT, WIDTH
+from quintain_view.plots import BAR_AREA_HEIGHT, TREND_HEIGHT, WIDTH
 
 
 class ServedLinks:
@@ -112,6 +112,7 @@ def _environment() -> jinja2.Environment:
         column_states=list(OUTCOMES),
         plot_width=WIDTH,
         bar_height=BAR_AREA_HEIGHT,
+        trend_height=TREND_HEIGHT,
     )
     return environment
 

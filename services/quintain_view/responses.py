@@ -11,16 +11,21 @@ import asyncio
 import functools
 import hashlib
 import secrets
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quintain.errors import ConfigError
 from quintain.web import HEADERS, STATIC_TYPES, entered_token, is_same_text, visible
+from quintain_view.filters import TrialFilter
 from quintain_view.folders import RunFolders
 from quintain_view.reading import ContentMissing
 from quintain_view.render import ServedLinks, render
@@ -106,6 +111,8 @@ CHANGE_SECONDS = 1.0
 
 LINKS = ServedLinks()
 
+_MAX_FORM_BYTES = 100_000
+
 
 async def requested_folder(folders: RunFolders, request: Request, parameter: str = "name") -> tuple[str, Path]:
     """The run that a request's address names, and its folder. Raises `ContentMissing`."""
@@ -114,6 +121,47 @@ async def requested_folder(folders: RunFolders, request: Request, parameter: str
     if folder is None:
         raise ContentMissing(f"There is no run {visible(name)} in the folders that are shown")
     return name, folder
+
+
+def opened_path(folders: RunFolders, at: str) -> str:
+    """The path and the query of the page that ``quintain view --at`` names.
+
+    ``at`` is the query in the address of the run's page, after ``case?`` in that of a case; with several runs it is
+    that of their list. The result is made of its names and values anew: it can hold no other place and no fragment.
+    Raises `ConfigError` of what the page has no filter for.
+    """
+    run = folders.only_run()
+    is_case = run is not None and at.startswith("case?")
+    query = at.removeprefix("case" if is_case else "").removeprefix("?").partition("#")[0]
+    try:
+        pairs = list(dict.fromkeys(parse_qsl(query, strict_parsing=True)))
+    except ValueError:
+        pairs = [(query, "")]
+    own = {"q"} if run is None else {"id", "at", "text", "steps", "end"} if is_case else {"page"}
+    held = [] if run is None else [name for name, _ in parse_qsl(TrialFilter.from_query(pairs).to_query())]
+    names = [name for name, _ in pairs]
+    if wrong := next((name for name in names if name not in own and names.count(name) > held.count(name)), None):
+        raise ConfigError(
+            f"--at: {wrong!r} is no filter of this page, or not with this value; give the folder of one run, and what "
+            "stands behind the ? in the address of its page"
+        )
+    path = "/" if run is None else LINKS.run(run) + "/case" * is_case
+    return f"{path}?{urlencode(pairs, errors='replace')}"
+
+
+def opening_command(folder: Path, at: str) -> str:
+    """The command that opens this page of a run for whoever has its folder."""
+    return visible(shlex.join(["quintain", "view", str(folder), "--at", at]))
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form. Raises `HTTPException` 413 of a longer one than any page has."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_FORM_BYTES:
+            raise HTTPException(413)
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 
 
 async def page_response(template: str, status: int = 200, **values: object) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,6 +10,7 @@ from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.statistics.analysis import format_share_interval
+from quintain_view.plots import trend_points
 
 EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
 
@@ -36,27 +37,21 @@ class RunSource:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """One line of the list."""
+    """One line of the list: a run, the run of its evaluation before it, and texts; of what is no run there are few."""
 
-    name: str
-    folder: str
+    source: RunSource
     status: str
-    targets: list[str]
-    more_targets: int
-    trials: str
-    pass_rate: str
-    interval: str
-    cost: str
-    duration: str
-    started_at: str
-    changes: str
-    earlier: str | None
-    problem: str
-    has_run: bool = True
+    searched: str
+    earlier: RunSource | None = None
+    graded: str = ""
+    passed: str = ""
+    interval: str = ""
+    duration: str = ""
+    changes: str = ""
 
 
-#: How many targets a line of the list names.
-MAX_NAMED_TARGETS = 6
+#: How many trends stand above the list.
+MAX_TRENDS = 4
 
 
 def run_list(sources: Iterable[RunSource]) -> list[RunLine]:
@@ -86,29 +81,37 @@ def _run_line(source: RunSource, earlier: RunSource | None) -> RunLine:
     run = source.run
     if run is None:
         status = "not readable" if source.problem else "trajectories"
-        return RunLine(
-            *(source.name, visible(source.folder), status, [], 0, "", "", "", "", "", "", "", None),
-            problem=visible(source.problem),
-            has_run=False,
-        )
-    totals, targets = run.totals, run.configuration.targets
-    graded, passed = source.counted or (totals.graded, totals.passed)
+        return RunLine(source, status, f"{source.name} {status}".casefold())
+    graded, passed = source.counted or (run.totals.graded, run.totals.passed)
     return RunLine(
-        name=source.name,
-        folder=visible(source.folder),
-        status=status_of(run),
-        targets=[visible(target) for target in targets[:MAX_NAMED_TARGETS]],
-        more_targets=max(0, len(targets) - MAX_NAMED_TARGETS),
-        trials=f"{graded:,}/{totals.trials:,}",
-        pass_rate=f"{100 * passed / graded:.0f} %" if graded else "-",
+        source,
+        status_of(run),
+        " ".join([source.name, status_of(run), run.name, *run.configuration.targets]).casefold(),
+        earlier,
+        graded=f"{graded:,}/{run.totals.trials:,}",
+        passed=f"{100 * passed / graded:.0f} %" if graded else "-",
         interval=_interval(run) if source.counted is None else "-",
-        cost="-" if run.bill is None or not run.bill.is_priced else run.bill.text,
         duration=_duration(run),
-        started_at=run.started_at[:16].replace("T", " "),
         changes="" if earlier is None or earlier.run is None else _changes(earlier.run, run),
-        earlier=None if earlier is None else earlier.name,
-        problem="",
     )
+
+
+def with_words(lines: Iterable[RunLine], words: Iterable[str]) -> list[RunLine]:
+    """The lines with all of these words in the name of the run, of its evaluation or of a target, or in the status."""
+    return [line for line in lines if all(word in line.searched for word in words)]
+
+
+def trends(lines: Sequence[RunLine], found: Iterable[RunLine]) -> dict[str, list[tuple[float, float, str]]]:
+    """The line of pass rates of each evaluation of the lines that were found, over its runs that have ended."""
+    names = [line.source.run.name for line in found if line.source.run is not None]
+    shares: dict[str, list[tuple[str, int, int]]] = {name: [] for name in names}
+    for line in reversed(lines):
+        run = line.source.run
+        if run is not None and run.ended_at and run.totals.graded and run.name in shares:
+            words = f"{line.source.name}, {run.started_at[:10]}"
+            shares[run.name].append((words, run.totals.passed, run.totals.graded))
+    lasting = [(visible(name), runs) for name, runs in shares.items() if len(runs) > 1]
+    return {name: trend_points(runs) for name, runs in lasting[:MAX_TRENDS]}
 
 
 def _interval(run: RunFile) -> str:

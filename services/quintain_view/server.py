@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,23 +48,27 @@ from quintain_view.responses import (
     AccessCheck,
     AccessKeys,
     event_stream,
+    opened_path,
+    opening_command,
     page_number,
     page_response,
+    read_form,
     requested_folder,
     to_number,
     version_of,
 )
-from quintain_view.run_list import RunSource, run_list
+from quintain_view.run_list import RunSource, run_list, trends, with_words
 from quintain_view.timeline import MAX_ROW_STEPS, MAX_SHOWN_STEPS
 from quintain_view.trajectory_files import has_trajectories
 from quintain_view.trajectory_routes import TrajectoryPages
 
 
 @asynccontextmanager
-async def serve_view(paths: Sequence[Path], *, port: int = 0) -> AsyncIterator[str]:
+async def serve_view(paths: Sequence[Path], *, port: int = 0, at: str | None = None) -> AsyncIterator[str]:
     """Serve the results folders of these paths while the block runs; yields the address to open, with its token.
 
-    ``port`` 0 takes a free one. Raises `ConfigError` if the port is in use or a path is a file.
+    ``port`` 0 takes a free one; ``at`` is as in `opened_path`. Raises `ConfigError` if the port is in use, a path is
+    a file, or the page has no filter that ``at`` names.
 
     Example::
 
@@ -73,12 +78,13 @@ async def serve_view(paths: Sequence[Path], *, port: int = 0) -> AsyncIterator[s
     """
     folders, keys, keeper = RunFolders(paths), AccessKeys(), IndexKeeper()
     folders.check()
+    path = "/" if at is None else opened_path(folders, at)
     listener = open_listener(LOOPBACK, port)
     app = build_app(folders, keys, keeper)
     try:
         # Streams have no end of their own: no grace period.
         async with serve_uvicorn(listener, app, "view", timeout_graceful_shutdown=0):
-            yield f"{url_of('http', LOOPBACK, listener)}/#token={keys.token}"
+            yield f"{url_of('http', LOOPBACK, listener)}{path}#token={keys.token}"
     finally:
         await keeper.close()
 
@@ -99,6 +105,7 @@ def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASG
             Route("/static/{name}", _static),
             Route("/run/{name}", pages.run),
             Route("/run/{name}/events", pages.run_events),
+            Route("/run/{name}/move", pages.move, methods=["GET", "POST"]),
             Route("/run/{name}/case", pages.case),
             Route("/run/{name}/failure", pages.failure),
             Route("/run/{name}/file", pages.file),
@@ -129,13 +136,18 @@ class _Pages:
         self._folders, self._keeper = folders, keeper
         self.shown = ShownVerdicts()
 
-    async def runs(self, _: Request) -> Response:
+    async def runs(self, request: Request) -> Response:
         seen = await asyncio.to_thread(self._list_version)
         sources = await asyncio.to_thread(self._folders.sources)
         await asyncio.gather(*(self._keeper.ensure(Path(source.folder)) for source in sources if source.is_open))
         lines = run_list(await asyncio.to_thread(lambda: [with_counts(source) for source in sources]))
+        words = request.query_params.get("q", "")
+        found = with_words(lines, words.casefold().split())
+        # Where no run has all of the words: how many have each.
+        alone = {word: len(with_words(lines, [word.casefold()])) for word in words.split() if not found}
         paths = ", ".join(visible(str(path)) for path in self._folders.paths)
-        return await page_response("runs.html", runs=lines, folders=paths, seen=seen)
+        values = {"words": words, "total": len(lines), "trends": trends(lines, found), "folders": paths, "seen": seen}
+        return await page_response("runs.html", 200, lines=found, alone=alone, **values)
 
     async def run(self, request: Request) -> Response:
         name, folder = await self._requested_run(request)
@@ -153,8 +165,23 @@ class _Pages:
             seen=seen,
             agreements=agreements,
             problem=self._keeper.problems.get(folder),
+            command=opening_command(folder, request.url.query),
             has_trajectories=has_trajectories(folder),
         )
+
+    async def move(self, request: Request) -> Response:
+        """Ask how a run is to be renamed, or whether it is to be deleted, and do it."""
+        name, folder = await requested_folder(self._folders, request)
+        form = await read_form(request)
+        back = problem = ""
+        try:
+            if form.keys() & {"to", "delete"}:
+                moved = await asyncio.to_thread(self._folders.move, folder, form.get("to"))
+                back = shlex.join(["mv", str(moved), str(folder.absolute())])
+        except ConfigError as error:
+            problem = error.message
+        status = 409 if problem else 200
+        return await page_response("move.html", status, name=name, folder=folder, back=back, problem=problem)
 
     async def case(self, request: Request) -> Response:
         name, folder = await self._requested_run(request)
@@ -182,6 +209,7 @@ class _Pages:
             trial_filter=trial_filter,
             at=place,
             raw=request.query_params.get("text") == "raw",
+            command=opening_command(folder, f"case?{request.url.query}"),
             is_end="end" in request.query_params,
             before=address(before, place - 1),
             after=address(after, place + 1),
@@ -246,13 +274,13 @@ class _Pages:
         """The comparison with the run of the same evaluation before this one."""
         name, _ = await self._requested_run(request)
         lines = run_list(await asyncio.to_thread(self._folders.sources))
-        earlier = next((line.earlier for line in lines if line.name == name), None)
+        earlier = next((line.earlier for line in lines if line.source.name == name), None)
         if earlier is None:
             raise ContentMissing(
                 "There is no earlier run of this evaluation in the folders that are shown: give quintain view the "
                 "folder that holds both"
             )
-        return RedirectResponse(LINKS.compare(earlier, name), 303)
+        return RedirectResponse(LINKS.compare(earlier.name, name), 303)
 
     async def list_events(self, request: Request) -> Response:
         return event_stream(request, self._list_version)

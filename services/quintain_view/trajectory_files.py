@@ -67,6 +67,12 @@ def trajectory_names(folder: Path) -> list[str]:
     return sorted((name for name in names if name.endswith(TRAJECTORY_SUFFIX) and _NAME.fullmatch(name)), reverse=True)
 
 
+def is_recording(folder: Path) -> bool:
+    """Whether a recorder holds one of a folder's trajectories."""
+    states = (trajectory_version(folder, name) for name in trajectory_names(folder))
+    return any(state is not None and state[1] for state in states)
+
+
 def read_trajectory(folder: Path, name: str) -> TrajectoryRecord:
     """Read one trajectory as far as it is written. Raises `ContentMissing`."""
     try:
@@ -83,8 +89,8 @@ def read_trajectory(folder: Path, name: str) -> TrajectoryRecord:
     return TrajectoryRecord(name, _start(first), known, is_written, unreadable=len(parsed) - len(known))
 
 
-def trajectory_version(folder: Path, name: str) -> object:
-    """What is another value when a trajectory has changed, or its writer has ended."""
+def trajectory_version(folder: Path, name: str) -> tuple[int, bool] | None:
+    """The size of a trajectory, and whether a recorder holds it; None if it cannot be read."""
     try:
         with _open(folder, name) as file:
             return (os.fstat(file.fileno()).st_size, _is_locked(file))

@@ -187,6 +187,9 @@ def view(
         typer.Argument(metavar="[RUN]...", help="Results folders, or folders of them; by default runs."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes a free one.")] = 0,
+    at: Annotated[
+        str | None, typer.Option(metavar="QUERY", help="Open at this list or case: what its page shows for this.")
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser at the address.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON, and open nothing.")] = False,
 ) -> None:
@@ -196,13 +199,13 @@ def view(
     browsers that opened the printed address; it runs until Ctrl-C. Pages of runs that are under way update themselves.
     """
     run_command(
-        _serve(folders or [DEFAULT_FOLDER], port=port, open_browser=open_browser and not as_json, as_json=as_json),
+        _serve(folders or [DEFAULT_FOLDER], port, at, open_browser=open_browser and not as_json, as_json=as_json),
         as_json=as_json,
     )
 
 
-async def _serve(folders: list[Path], *, port: int, open_browser: bool, as_json: bool) -> None:
-    async with handle_stop_signals() as stop, serve_view(folders, port=port) as address:
+async def _serve(folders: list[Path], port: int, at: str | None, *, open_browser: bool, as_json: bool) -> None:
+    async with handle_stop_signals() as stop, serve_view(folders, port=port, at=at) as address:
         if as_json:
             print_json({"url": address})
         else:

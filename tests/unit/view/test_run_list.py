@@ -1,0 +1,45 @@
+"""The list of runs: what a search finds, and the line of passes of an evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quintain_view.folders import RunFolders
+from quintain_view.run_list import run_list, trends, with_words
+from support.results_folder import graded_row, write_results
+
+
+def write_run(
+    folder: Path, day: int, scores: list[float], *, evaluation: str = "eval.yaml", ended: bool = True
+) -> None:
+    write_results(folder, [graded_row(str(number), score) for number, score in enumerate(scores)], ended=ended)
+    record = json.loads((folder / "run.json").read_text())
+    record["startedAt"] = f"2026-01-{day:02}T10:00:00+00:00"
+    record["configuration"]["evaluation"] = evaluation
+    (folder / "run.json").write_text(json.dumps(record))
+
+
+def test_passes_over_time_are_of_runs_that_ended_and_can_be_read(tmp_path: Path) -> None:
+    write_run(tmp_path / "b", 2, [1.0, 0.0])
+    write_run(tmp_path / "a", 1, [1.0, 1.0])
+    write_run(tmp_path / "c", 3, [1.0], ended=False)
+    write_run(tmp_path / "alone", 4, [1.0], evaluation="other.yaml")
+    write_run(tmp_path / "half", 5, [1.0])
+    (tmp_path / "half" / "run.json").write_text((tmp_path / "half" / "run.json").read_text()[:200])
+    lines = run_list(RunFolders([tmp_path]).sources())
+    (title, points), *others = trends(lines, lines).items()
+    assert (title, others) == ("eval", [])
+    assert [words for _, _, words in points] == ["a, 2026-01-01: 100 %", "b, 2026-01-02: 50 %"]
+    assert points[0][1] < points[1][1], "a lower share stands lower"
+    assert trends(lines, [line for line in lines if line.source.name == "alone"]) == {}
+
+
+def test_words_are_looked_for_in_run_evaluation_target_and_status(tmp_path: Path) -> None:
+    write_run(tmp_path / "Nightly", 1, [1.0], evaluation="support.yaml")
+    write_run(tmp_path / "begun", 2, [1.0], ended=False)
+    lines = run_list(RunFolders([tmp_path]).sources())
+    found = {word: [line.source.name for line in with_words(lines, [word])] for word in ("nightly", "support", "ended")}
+    assert found == {"nightly": ["Nightly"], "support": ["Nightly"], "ended": ["begun"]}
+    assert len(with_words(lines, ["bot"])) == 2
+    assert with_words(lines, ["bot", "nightly", "begun"]) == []
