@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import re
+import shlex
 import signal
 import time
 from urllib.parse import urlsplit
@@ -70,7 +72,23 @@ def test_a_report_of_trajectories_only_is_a_file(shell: CommandLine) -> None:
     assert "support-bot" in (shell.folder / "attack.html").read_text()
 
 
-@pytest.mark.parametrize("words", [("eval.yaml",), ("--port", "70000"), ("--unknown",)])
+def test_the_command_that_a_page_shows_opens_the_same_list(shell: CommandLine) -> None:
+    write_results(shell.folder / "runs" / "it's", [graded_row("1", 1.0), graded_row("2", 0.0)])
+    command = shell.start("view", "runs/it's", "--no-open", "--json", "--at", "is=bot:failed")
+    command.wait_for(lambda one: one.stdout.endswith("\n"))
+    address, token = json.loads(command.stdout)["url"].split("#token=")
+    origin, path, query = re.fullmatch(r"(http://[^/]+)(/run/it%27s)\?(.+)", address).groups()  # type: ignore[union-attr]
+    name, value = enter_cookie(origin, token)
+    status, _, text = ask(origin, "GET", f"{path}?{query}", Cookie=f"{name}={value}")
+    (shown,) = re.findall(r'id="opening"[^>]*>([^<]*)<', text)
+    assert status == 200
+    assert shlex.split(html.unescape(shown)) == ["quintain", "view", "runs/it's", "--at", query]
+    assert command.stop().code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("eval.yaml",), ("--port", "70000"), ("--unknown",), ("--at", "is=bot:failed"), ("--at", "nothing")]
+)
 def test_bad_words_are_a_usage_error(shell: CommandLine, words: tuple[str, ...]) -> None:
     (shell.folder / "eval.yaml").write_text("{}")
     shell.run("view", "--no-open", *words, code=2)

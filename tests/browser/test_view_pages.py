@@ -43,6 +43,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
 
 PAGES = [
     "/",
+    "/run/before/move",
     "/run/after?q=broken",
     "/run/after?show=failed&q=answer&max=0.1&sort=score",
     "/run/after/case?id=case-001",
