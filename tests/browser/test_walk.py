@@ -138,7 +138,7 @@ def test_every_page_shows_what_happens_during_a_run(
         watch.see("runs: the run has begun", contains(page.locator("main"), "now"))
         session_id = record_of(output)["sessionId"]
         watch.see("fleet: the run's budget", counts(seen.locator(f"[data-session='{session_id}']"), 1))
-        page.get_by_role("link", name="now").click()
+        page.get_by_role("link", name="now", exact=True).click()
         wait_for(lambda: len(rows_of(output)) > 0)
         case_id = str(rows_of(output)[0]["caseId"])
         watch.see("run: the first row", contains(page.locator(".matrix"), case_id))
