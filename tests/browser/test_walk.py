@@ -158,8 +158,8 @@ def test_every_page_shows_what_happens_during_a_run(
         wait_for(lambda: rows_of_case(output, case_id) == 2)
         watch.see("case: its second answer", counts(page.locator("article.answer"), 2))
 
-        # The run compared with the one before it, while it goes on.
-        view.go("/run/now/compare/before")
+        # The run compared with the one before it, of other cases, while it goes on.
+        view.go("/run/now/compare/before?force=1")
         expect(page.locator("article.pair").first).to_be_visible()
 
         view.go("/run/now")
