@@ -59,16 +59,16 @@ class ShownCall:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCalls:
-    """What the folder of a run says of calls: those of ``calls.jsonl`` by request id and by session id, and the judges
-    of ``run.json``.
+class CaseOrigin:
+    """Where a case is from: the paths of its evaluation file and of the results, and what those say beside its rows.
+
+    ``calls`` are those of ``calls.jsonl`` by request id and by session id, ``judges`` those of ``run.json``.
     """
 
-    by_id: Mapping[str, list[ShownCall]]
-    judges: Mapping[str, JsonValue]
-
-
-NO_CALLS = KnownCalls({}, {})
+    evaluation: str = ""
+    folder: str = ""
+    calls: Mapping[str, list[ShownCall]] = field(default_factory=dict)
+    judges: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,6 @@ class ShownVerdict:
     error: ShownText | None
     checks: list[ShownCheck]
     details: ShownText | None
-    calls: int
     called: list[ShownCall]
     weight: float
     judge: str
@@ -120,20 +119,12 @@ class ShownAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatsOfColumn:
-    """The answers of one column, in the strip; each with the number of its card."""
-
-    column: str
-    answers: list[tuple[int, ShownAnswer]]
-
-
-@dataclass(frozen=True, slots=True)
 class CasePage:
     """The page of one case.
 
-    ``strip`` has its columns with their repeats. ``same_as`` says of an answer, by its number, which earlier repeat
-    gave the same. ``first_open`` is the number of the answer that is open where there are too many to open all: the
-    first that did not pass, or the first.
+    ``strip`` has the answers of each column, each with its number. ``same_as`` says of an answer, by its number, which
+    earlier repeat gave the same. ``first_open`` is the number of the answer that is open where there are too many to
+    open all: the first that did not pass, or the first.
     """
 
     case_id: str
@@ -142,7 +133,7 @@ class CasePage:
     messages: list[ShownMessage]
     expected: ShownText | None
     answers: list[ShownAnswer]
-    strip: list[RepeatsOfColumn]
+    strip: dict[str, list[tuple[int, ShownAnswer]]]
     same_as: dict[int, int]
     first_open: int
     is_expected_text: bool
@@ -157,27 +148,15 @@ class CasePage:
 MAX_OPEN_ANSWERS = 3
 
 
-def case_page(
-    case_id: str,
-    rows: Sequence[Row],
-    *,
-    evaluation: str,
-    folder: str,
-    calls: KnownCalls = NO_CALLS,
-    max_steps: int = MAX_SHOWN_STEPS,
-) -> CasePage:
-    """The page of a case with these rows.
-
-    ``evaluation`` and ``folder`` are the paths of the evaluation file and of the results. ``max_steps`` of each answer
-    are shown.
-    """
+def case_page(case_id: str, rows: Sequence[Row], origin: CaseOrigin, max_steps: int = MAX_SHOWN_STEPS) -> CasePage:
+    """The page of a case with these rows; ``max_steps`` of each answer are shown."""
     case = next((row.case for row in rows if row.case is not None), None)
     expected = None if case is None or case.expected is None else json_text(case.expected)
-    answers = [_shown_answer(row, _Commands(evaluation, folder), calls, max_steps) for row in rows]
-    strip = [
-        RepeatsOfColumn(column, [(number, one) for number, one in enumerate(answers) if one.column == column])
+    answers = [_shown_answer(row, origin, max_steps) for row in rows]
+    strip = {
+        column: [(number, one) for number, one in enumerate(answers) if one.column == column]
         for column in dict.fromkeys(answer.column for answer in answers)
-    ]
+    }
     return CasePage(
         case_id=visible(case_id),
         question=None if case is None or case.question is None else shown(case.question),
@@ -186,43 +165,31 @@ def case_page(
         expected=None if expected is None else shown(expected),
         answers=answers,
         strip=strip,
-        same_as=dict(_same_answers(strip)),
+        same_as={number: earlier for repeats in strip.values() for number, earlier in _same_answers(repeats)},
         first_open=next((number for number, one in enumerate(answers) if one.outcome != "passed"), 0),
         is_expected_text=case is not None and isinstance(case.expected, str),
-        grade_again=_Commands(evaluation, folder).grade_again,
+        grade_again=visible(shlex.join(["quintain", "rescore", origin.folder])),
     )
 
 
-def _same_answers(strip: Iterable[RepeatsOfColumn]) -> Iterator[tuple[int, int]]:
+def _same_answers(repeats: Iterable[tuple[int, ShownAnswer]]) -> Iterator[tuple[int, int]]:
     """The numbers of answers that say the same as an earlier repeat of their column, with its number."""
-    for column in strip:
-        first: dict[object, int] = {}
-        for number, answer in column.answers:
-            if answer.text is not None and not answer.messages and answer.timeline is None:
-                earlier = first.setdefault((answer.text, answer.error is None), number)
-                if earlier != number:
-                    yield number, earlier
+    first: dict[object, int] = {}
+    for number, answer in repeats:
+        if answer.text is not None and not answer.messages and answer.timeline is None:
+            earlier = first.setdefault((answer.text, answer.error is None), number)
+            if earlier != number:
+                yield number, earlier
 
 
-@dataclass(frozen=True, slots=True)
-class _Commands:
-    """The commands that a page offers for a case."""
-
-    evaluation: str
-    folder: str
-
-    @property
-    def grade_again(self) -> str:
-        return visible(shlex.join(["quintain", "rescore", self.folder]))
-
-    def ask_again(self, row: Row) -> str:
-        """A row that failed is asked again in its folder; a row with an answer only in another one."""
-        folder = self.folder if outcome_of(row) is Outcome.ERROR else f"{self.folder}-again"
-        words = ["quintain", "run", self.evaluation, "--output", folder, "--target", row.target, "--case", row.case_id]
-        return visible(shlex.join(words))
+def _ask_again(row: Row, origin: CaseOrigin) -> str:
+    """The command that asks a case again: in its folder a row that failed, one with an answer only in another one."""
+    folder = origin.folder if outcome_of(row) is Outcome.ERROR else f"{origin.folder}-again"
+    words = ["quintain", "run", origin.evaluation, "--output", folder, "--target", row.target, "--case", row.case_id]
+    return visible(shlex.join(words))
 
 
-def _shown_answer(row: Row, commands: _Commands, calls: KnownCalls, max_steps: int) -> ShownAnswer:
+def _shown_answer(row: Row, origin: CaseOrigin, max_steps: int) -> ShownAnswer:
     messages = row.answer.messages if row.answer is not None else None
     return ShownAnswer(
         column=visible(row.column),
@@ -233,14 +200,14 @@ def _shown_answer(row: Row, commands: _Commands, calls: KnownCalls, max_steps: i
         messages=shown_messages((*_turn_messages(row), *(messages or ()))),
         difference=_difference(row),
         timeline=answer_timeline(row.answers, max_steps),
-        verdicts=[_shown_verdict(name, grader, row, calls, name) for name, grader in row.graders.items()],
+        verdicts=[_shown_verdict(name, grader, row, origin, name) for name, grader in row.graders.items()],
         error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
-        called=_target_calls(row, calls.by_id),
+        called=_target_calls(row, origin),
         facts=[(name, visible(value)) for name, value in _facts(row)],
         stale=[visible(reason) for reason in row.stale or ()],
         content_omitted=row.content_omitted,
         curl=_curl(row),
-        ask_again=commands.ask_again(row),
+        ask_again=_ask_again(row, origin),
         raw=shown(json.dumps(json.loads(row.to_line()), indent=2, ensure_ascii=False)),
         raw_id=f"{row.column}#{row.repeat}",
     )
@@ -259,18 +226,21 @@ def target_call_ids(row: Row) -> list[str]:
     return [one for one in dict.fromkeys(ids) if one]
 
 
-def _target_calls(row: Row, calls: Mapping[str, list[ShownCall]]) -> list[ShownCall]:
-    """The calls of the target; where no list of calls is at hand, what the row itself says of their charge."""
-    ids = target_call_ids(row)
-    if known := [call for one in ids for call in calls.get(one, ())]:
-        return known
+def _calls_of(ids: Sequence[tuple[str, str | None]], words: str, origin: CaseOrigin) -> list[ShownCall]:
+    """The calls of these ids, each with its name; where no list of calls is at hand, what the row says of them."""
+    named = [(name, one) for name, one in ids if one is not None]
+    known = [call for _, one in named for call in origin.calls.get(one, ())]
+    return known or [ShownCall(words, [(name, visible(one)) for name, one in named])]
+
+
+def _target_calls(row: Row, origin: CaseOrigin) -> list[ShownCall]:
     if outcome_of(row) is Outcome.IN_DOUBT:
         words = "in doubt: charged, or perhaps charged, without an answer"
     elif not row.calls:
         words = "replayed: nothing was charged" if row.has_answer else "not charged"
     else:
         words = f"charged: {row.calls} call{'s' * (row.calls != 1)}, those of graders included"
-    return [ShownCall(words, [("request id", visible(one)) for one in ids])]
+    return _calls_of([("request id", one) for one in target_call_ids(row)], words, origin)
 
 
 def _planned_turns(case: RowCase) -> Iterator[ChatMessage]:
@@ -311,15 +281,15 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
         yield "provider's error", json.dumps(dataclasses.asdict(row.error.provider_error), ensure_ascii=False)
 
 
-def _shown_verdict(name: str, grader: GraderRow, row: Row, calls: KnownCalls, recorded: str) -> ShownVerdict:
+def _shown_verdict(name: str, grader: GraderRow, row: Row, origin: CaseOrigin, recorded: str) -> ShownVerdict:
     """What a grader said, or a vote of it; ``recorded`` is the name of the grader."""
-    ids = [key for key in (grader.request_id, grader.session_id) if key is not None]
-    named = [call for key in ids for call in calls.by_id.get(key, ())]
+    ids = [("request id", grader.request_id), ("session", grader.session_id)]
+    words = "call" if grader.calls == 1 else f"{grader.calls} calls"
     outcome = "error" if grader.error is not None else "passed" if grader.passed else "failed"
     if grader.tied:
         outcome = "tied"
     used = grader.judge
-    sent = None if used is None else sent_request(calls.judges.get(recorded), row, used)
+    sent = None if used is None else sent_request(origin.judges.get(recorded), row, used)
     return ShownVerdict(
         name=visible(name),
         outcome=outcome,
@@ -328,14 +298,13 @@ def _shown_verdict(name: str, grader: GraderRow, row: Row, calls: KnownCalls, re
         error=None if grader.error is None else shown(grader.error),
         checks=[_shown_check(check) for check in grader.checks],
         details=None if grader.details is None else shown(json_text(grader.details)),
-        calls=grader.calls,
-        called=named or list(_unread_calls(grader)),
+        called=_calls_of(ids, words, origin) if grader.request_id or grader.session_id else [],
         weight=grader.weight,
         judge=visible(_judge_text(grader)),
         prompt=[] if sent is None else shown_messages(sent.conversation()),
         reply=None if used is None or used.reply is None else shown(used.reply),
         notes=[visible(note) for note in _judge_notes(grader, row.target)],
-        votes=[_shown_verdict(judge, vote, row, calls, recorded) for judge, vote in grader.votes.items()],
+        votes=[_shown_verdict(judge, vote, row, origin, recorded) for judge, vote in grader.votes.items()],
     )
 
 
@@ -357,14 +326,6 @@ def _judge_notes(grader: GraderRow, target: str) -> Iterator[str]:
         yield f"The judge was not shown {count:,} characters of {section}."
     if grader.judge is not None and grader.judge.reply_cut:
         yield f"The row does not hold the last {grader.judge.reply_cut:,} characters of the judge's reply."
-
-
-def _unread_calls(grader: GraderRow) -> Iterator[ShownCall]:
-    """The calls of a grader by what its verdict says of them, where no list of calls is at hand."""
-    ids = {"request id": grader.request_id, "session": grader.session_id}
-    named = [(name, visible(value)) for name, value in ids.items() if value is not None]
-    if named:
-        yield ShownCall("call" if grader.calls == 1 else f"{grader.calls} calls", named)
 
 
 def _shown_check(check: Check) -> ShownCheck:

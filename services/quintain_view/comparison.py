@@ -27,7 +27,7 @@ from quintain_runner.report.run_file import read_run
 from quintain_runner.report.run_report import RunReport, read_recorded_report
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.row import Row
-from quintain_view.case_page import CasePage, ShownAnswer, case_page
+from quintain_view.case_page import CaseOrigin, CasePage, ShownAnswer, case_page
 from quintain_view.folders import results_state
 from quintain_view.index_reader import open_index, read_rows
 from quintain_view.index_writer import index_path
@@ -182,7 +182,7 @@ class ComparedCase:
 
 def compared_case(case_id: str, rows: Sequence[Sequence[Row]], *, by_question: bool) -> ComparedCase:
     """A case with its rows of both runs."""
-    pages = [case_page(case_id, of_run, evaluation="", folder="") for of_run in rows]
+    pages = [case_page(case_id, of_run, CaseOrigin()) for of_run in rows]
     before, after = (
         {_place(row, by_question=by_question): (row, answer) for row, answer in zip(of_run, page.answers, strict=True)}
         for of_run, page in zip(rows, pages, strict=True)

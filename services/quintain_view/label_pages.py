@@ -21,7 +21,7 @@ from starlette.routing import Route
 from quintain.web import visible
 from quintain_runner.results.labels import Chosen, Note, NoteKey, append_note, latest_notes, read_notes
 from quintain_runner.results.row import Row
-from quintain_view.case_page import case_page
+from quintain_view.case_page import CaseOrigin, case_page
 from quintain_view.folders import RunFolders
 from quintain_view.labels import next_in_queue
 from quintain_view.reading import ContentMissing, read_case_rows, trial_id
@@ -76,7 +76,7 @@ class LabelPages:
         queued = await self._read(folder, functools.partial(next_in_queue, folder, chosen))
         page = None
         if queued is not None:
-            page = case_page(queued.row.case_id, [queued.row], evaluation="", folder=str(folder))
+            page = case_page(queued.row.case_id, [queued.row], CaseOrigin())
         return await page_response(
             "label.html",
             name=name,
@@ -95,7 +95,7 @@ class LabelPages:
         row = await self._row(folder, case_id, trial) if trial else None
         if row is None or (note := (await _notes_of(folder)).get(NoteKey.of(row))) is None:
             return None
-        (answer,) = case_page(case_id, [row], evaluation="", folder=str(folder)).answers
+        (answer,) = case_page(case_id, [row], CaseOrigin()).answers
         return {"case_id": case_id, "note": note, "verdicts": answer.verdicts}
 
     async def note(self, request: Request) -> Response:

@@ -19,7 +19,7 @@ from quintain_runner.report.run_report import read_recorded_report
 from quintain_runner.results.bill import dollars
 from quintain_runner.results.labels import Note, NoteKey, latest_notes, read_notes
 from quintain_runner.results.row import Row
-from quintain_view.case_page import CasePage, KnownCalls, ShownCall, case_page, target_call_ids
+from quintain_view.case_page import CaseOrigin, CasePage, ShownCall, case_page, target_call_ids
 from quintain_view.filters import TrialFilter
 from quintain_view.index_reader import IndexReader, open_index, rows_of_case
 from quintain_view.index_schema import NO_COUNTS, ColumnCounts
@@ -106,14 +106,8 @@ def build_case_page(
     folder: Path, run: RunFile, case_id: str, rows: Sequence[Row], *, max_steps: int = MAX_SHOWN_STEPS
 ) -> tuple[CasePage, dict[str, Note]]:
     """The page of a case with these rows, and the notes about its answers by trial."""
-    page = case_page(
-        case_id,
-        rows,
-        evaluation=run.configuration.evaluation,
-        folder=str(folder),
-        calls=KnownCalls(_calls(folder, run, rows), run.judges),
-        max_steps=max_steps,
-    )
+    origin = CaseOrigin(run.configuration.evaluation, str(folder), _calls(folder, run, rows), run.judges)
+    page = case_page(case_id, rows, origin, max_steps)
     notes = latest_notes(read_notes(folder))
     by_trial = {trial_id(row): notes.get(NoteKey.of(row)) for row in rows}
     return page, {trial: note for trial, note in by_trial.items() if note is not None}

@@ -136,14 +136,14 @@ def parse_judgement(
         value = read_json(extract_fenced_json(reply))
     except InvalidJson as json_error:
         raise GraderError(
-            f"The judge gave no verdict ({json_error}); its reply begins with {_reply_beginning(reply)}"
+            f"The judge gave no verdict ({json_error}); its reply begins with {reply_beginning(reply)}"
         ) from None
     if rubric:
         return _rubric_verdict(value, rubric, reply)
     if not isinstance(value, dict) or not value.keys() & {"score", *PASS_FIELDS}:
-        raise GraderError(f"The judge's reply is JSON without pass and score; it begins with {_reply_beginning(reply)}")
+        raise GraderError(f"The judge's reply is JSON without pass and score; it begins with {reply_beginning(reply)}")
     if needed is not None and all(value.get(key) is None for key in (PASS_FIELDS if needed == "pass" else [needed])):
-        raise GraderError(f"The judge's vote has no {needed}; its reply begins with {_reply_beginning(reply)}")
+        raise GraderError(f"The judge's vote has no {needed}; its reply begins with {reply_beginning(reply)}")
     try:
         return verdict_from_fields({key: value.get(key) for key in ("score", "reason", *PASS_FIELDS)})
     except GraderError as error:
@@ -153,7 +153,7 @@ def parse_judgement(
 def _rubric_verdict(value: object, rubric: Sequence[RubricCriterion], reply: str) -> GraderRow:
     given = value.get("criteria") if isinstance(value, dict) else None
     if not isinstance(given, dict):
-        raise GraderError(f"The judge's reply is JSON without criteria; it begins with {_reply_beginning(reply)}")
+        raise GraderError(f"The judge's reply is JSON without criteria; it begins with {reply_beginning(reply)}")
     names = [criterion.id for criterion in rubric]
     if missing := [name for name in names if name not in given]:
         raise GraderError(f"The judge left out {', '.join(missing)}")
@@ -184,6 +184,6 @@ def _criterion_check(criterion: RubricCriterion, given: object) -> Check:
     )
 
 
-def _reply_beginning(reply: str) -> str:
+def reply_beginning(reply: str) -> str:
     """The beginning of a reply, for error messages."""
     return repr(reply.strip()[:_MAX_REPLY_CHARACTERS]) if reply.strip() else "nothing: it is empty"

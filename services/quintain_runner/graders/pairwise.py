@@ -27,6 +27,7 @@ from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import GraderCall, call_target
+from quintain_runner.graders.judge_request import reply_beginning
 from quintain_runner.graders.judge_sections import (
     DATA_RULES,
     attachments,
@@ -58,9 +59,6 @@ _CHOICE_SCHEMA: Final[JsonObject] = {
     "required": ["better", "reason"],
     "additionalProperties": False,
 }
-
-#: The most characters of an invalid reply that its error shows.
-_MAX_REPLY_CHARACTERS = 100
 
 _CHOICES: Final[dict[str, Choice]] = {"first": "first", "second": "second", "tie": "tie"}
 
@@ -268,7 +266,7 @@ def comparison_of(verdict: GraderRow | None, opponent: str, row: Row) -> Pairwis
 
 def parse_choice(reply: str) -> PairwiseVote:
     """The choice in a judge's reply, or the error of a reply that has none; an invalid reply never becomes a tie."""
-    beginning = repr(reply.strip()[:_MAX_REPLY_CHARACTERS]) if reply.strip() else "nothing: it is empty"
+    beginning = reply_beginning(reply)
     try:
         value = read_json(extract_fenced_json(reply))
     except InvalidJson as json_error:

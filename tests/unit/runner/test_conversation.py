@@ -29,7 +29,7 @@ from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.evaluation import DatasetSpec
-from quintain_view.case_page import case_page
+from quintain_view.case_page import CaseOrigin, case_page
 from support.evaluations import EvaluationFolder, Json, write_evaluation, write_script
 from support.fake_client import FakeClient
 
@@ -179,7 +179,7 @@ async def test_what_an_agent_did_before_a_failure_is_in_the_row(tmp_path: Path) 
     # Half of what a row may have of steps is left to the turns before.
     assert len(row.to_line()) < MAX_STEPS_BYTES
     assert row.error.steps_cut is not None
-    (answer,) = case_page("talk", [row], evaluation="eval.yaml", folder="runs").answers
+    (answer,) = case_page("talk", [row], CaseOrigin("eval.yaml", "runs")).answers
     assert answer.timeline is not None
     assert [step.title for step in answer.timeline.steps if step.kind == "tool"] == ["pay"]
     assert any("characters of texts" in note for note in answer.timeline.notes)
@@ -220,7 +220,7 @@ async def test_a_conversation_that_is_lost_begins_again_and_its_turns_are_counte
     (cells,) = csv.DictReader((tmp_path / "rows.csv").read_text(encoding="utf-8-sig").splitlines())
     assert (cells["turns"], cells["lost_turns"]) == ("5", "2")
     assert "2 turns of conversations were lost" in render_markdown(report, "quintain run eval.yaml")
-    (answer,) = case_page("talk", [row], evaluation="eval.yaml", folder="runs").answers
+    (answer,) = case_page("talk", [row], CaseOrigin("eval.yaml", "runs")).answers
     assert "2 turns lost" in dict(answer.facts)["turns"]
 
 

@@ -18,7 +18,7 @@ from quintain_runner.graders.judge_request import build_judge_request, request_h
 from quintain_runner.results.labels import Note, NoteKey, append_note, latest_notes, read_notes
 from quintain_runner.results.row import Answer, GraderRow, JudgeUsed, RowCase, RowError
 from quintain_runner.spec.judge_graders import JudgeGrader
-from quintain_view.case_page import KnownCalls, case_page
+from quintain_view.case_page import CaseOrigin, case_page
 from quintain_view.html_report import write_html_report
 from quintain_view.run_page import difference_plot
 from quintain_view.text import shown, shown_message, shown_messages, word_difference
@@ -105,7 +105,7 @@ def test_a_report_of_a_few_cases_has_all_and_no_network(tmp_path: Path) -> None:
 def page_with_steps(*steps: AgentStep, cut: StepsCut | None = None) -> AnswerTimeline:
     row = graded_row("1", 1.0)
     answer = Answer(request_id="r", steps=list(steps), steps_cut=cut)
-    page = case_page("1", [row.model_copy(update={"answer": answer})], evaluation="eval.yaml", folder="runs/one")
+    page = case_page("1", [row.model_copy(update={"answer": answer})], CaseOrigin("eval.yaml", "runs/one"))
     timeline = page.answers[0].timeline
     assert timeline is not None
     return timeline
@@ -196,7 +196,7 @@ def test_only_pictures_within_the_message_are_shown(address: str, kind: str) -> 
 
 def test_a_copied_command_has_the_variable_and_no_control_character() -> None:
     row = graded_row("1", 1.0).model_copy(update={"case": RowCase(question=f"it's {HOSTILE}")})
-    (answer,) = case_page("1", [row], evaluation="eval.yaml", folder="runs/eval").answers
+    (answer,) = case_page("1", [row], CaseOrigin("eval.yaml", "runs/eval")).answers
     assert answer.curl is not None
     assert "$QUINTAIN_SESSION_TOKEN" in answer.curl
     assert answer.curl.isascii()
@@ -205,10 +205,10 @@ def test_a_copied_command_has_the_variable_and_no_control_character() -> None:
 
 def test_a_row_without_contents_and_one_in_error_have_pages() -> None:
     bare = graded_row("1", 0.0).without_content()
-    (answer,) = case_page("1", [bare], evaluation="e", folder="f").answers
+    (answer,) = case_page("1", [bare], CaseOrigin("e", "f")).answers
     assert (answer.content_omitted, answer.text, answer.curl) == (True, None, None)
     failed = errored_row("1").model_copy(update={"error": RowError(code="c", error=HOSTILE)})
-    (answer,) = case_page("1", [failed], evaluation="e", folder="runs/x").answers
+    (answer,) = case_page("1", [failed], CaseOrigin("e", "runs/x")).answers
     assert answer.error is not None
     assert "--output runs/x --" in answer.ask_again
 
@@ -236,11 +236,11 @@ def test_what_a_judge_was_sent_and_what_it_replied_is_beside_its_verdict(tmp_pat
     }
     row = row.with_fields(graders={"same": row.graders["same"].with_fields(votes=votes)})
     judges = {"same": spec.model_dump(exclude_defaults=True)}
-    page = case_page("1", [row], evaluation="e", folder="f", calls=KnownCalls({}, judges))
+    page = case_page("1", [row], CaseOrigin("e", "f", judges=judges))
     for vote, request in zip(page.answers[0].verdicts[0].votes, sent.values(), strict=True):
         assert vote.reply == shown(f"{vote.name} says yes")
         assert vote.prompt == shown_messages(request.conversation())
-    (unknown, _) = case_page("1", [row], evaluation="e", folder="f").answers[0].verdicts[0].votes
+    (unknown, _) = case_page("1", [row], CaseOrigin("e", "f")).answers[0].verdicts[0].votes
     assert unknown.prompt == []
     write_results(tmp_path / "run", [row])
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
@@ -252,7 +252,7 @@ def test_who_judged_and_what_it_was_not_shown_is_beside_its_verdict(tmp_path: Pa
     row = graded_row("1", 1.0)
     used = JudgeUsed(target="bot", model="m-1", settings={"seed": 7}, ignored=["top_k"])
     graders = {name: one.with_fields(left_out={"output": 12_345}, judge=used) for name, one in row.graders.items()}
-    (verdict,) = case_page("1", [row.with_fields(graders=graders)], evaluation="e", folder="f").answers[0].verdicts
+    (verdict,) = case_page("1", [row.with_fields(graders=graders)], CaseOrigin("e", "f")).answers[0].verdicts
     assert verdict.judge == "bot (m-1, seed 7, without top_k)"
     own, cut = verdict.notes
     assert "itself" in own
