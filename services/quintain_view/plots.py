@@ -96,16 +96,16 @@ def _histogram(column: str, measure: str, counts: Sequence[int], edges: Sequence
 TREND_HEIGHT, MAX_TREND_RUNS = 30.0, 20
 
 
-def trend_points(runs: Sequence[tuple[str, int, int]]) -> list[tuple[float, float, str]]:
-    """The line of the pass rates of the last runs: the places of its points, and what each stands for.
+def trend_points(runs: Sequence[tuple[str, str, float]]) -> list[tuple[float, float, str]]:
+    """The line of the last of these pass rates, the oldest first: the places of its points, and what each stands for.
 
-    ``runs`` are the words for each, and how many trials of how many passed, the oldest first.
+    ``runs`` are the names of runs, the times at which they started, and the shares of their trials that passed.
     """
     shown = runs[-MAX_TREND_RUNS:]
     step = WIDTH / max(1, len(shown) - 1)
     return [
-        (number * step, TREND_HEIGHT * (1 - passed / graded), visible(f"{words}: {100 * passed / graded:.0f} %"))
-        for number, (words, passed, graded) in enumerate(shown)
+        (number * step, TREND_HEIGHT * (1 - share), visible(f"{name}, {time[:10]}: {100 * share:.0f} %"))
+        for number, (name, time, share) in enumerate(shown)
     ]
 
 

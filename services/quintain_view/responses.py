@@ -142,8 +142,7 @@ def opened_path(folders: RunFolders, at: str) -> str:
     names = [name for name, _ in pairs]
     if wrong := next((name for name in names if name not in own and names.count(name) > held.count(name)), None):
         raise ConfigError(
-            f"--at: {wrong!r} is no filter of this page, or not with this value; give the folder of one run, and what "
-            "stands behind the ? in the address of its page"
+            f"--at: {wrong!r} or its value is no filter; give one run, and its page's address behind the ?"
         )
     path = "/" if run is None else LINKS.run(run) + "/case" * is_case
     return f"{path}?{urlencode(pairs, errors='replace')}"

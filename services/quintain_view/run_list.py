@@ -104,12 +104,11 @@ def with_words(lines: Iterable[RunLine], words: Iterable[str]) -> list[RunLine]:
 def trends(lines: Sequence[RunLine], found: Iterable[RunLine]) -> dict[str, list[tuple[float, float, str]]]:
     """The line of pass rates of each evaluation of the lines that were found, over its runs that have ended."""
     names = [line.source.run.name for line in found if line.source.run is not None]
-    shares: dict[str, list[tuple[str, int, int]]] = {name: [] for name in names}
+    shares: dict[str, list[tuple[str, str, float]]] = {name: [] for name in names}
     for line in reversed(lines):
         run = line.source.run
         if run is not None and run.ended_at and run.totals.graded and run.name in shares:
-            words = f"{line.source.name}, {run.started_at[:10]}"
-            shares[run.name].append((words, run.totals.passed, run.totals.graded))
+            shares[run.name].append((line.source.name, run.started_at, run.totals.passed / run.totals.graded))
     lasting = [(visible(name), runs) for name, runs in shares.items() if len(runs) > 1]
     return {name: trend_points(runs) for name, runs in lasting[:MAX_TRENDS]}
 
