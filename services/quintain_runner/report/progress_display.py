@@ -157,8 +157,8 @@ def _targets_table(lines: Mapping[str, _TargetLine], width: int) -> Table:
     for column in sorted(_COLUMNS, key=lambda column: column.rank):
         if column.heading == "cost" and not has_cost:
             continue
-        # One character parts two columns.
-        left -= 1 + max(len(column.heading), *(len(column.cell(line)) for line in lines.values()))
+        # Two characters part two columns.
+        left -= 2 + max(len(column.heading), *(len(column.cell(line)) for line in lines.values()))
         if left < 0 and shown:
             break
         shown.add(column.heading)
