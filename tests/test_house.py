@@ -113,7 +113,7 @@ RUN_BY = {
 }
 
 #: Words of a shell that start no program of ours.
-_BUILT_IN = {"cd", "cp", "export", "head", "unset"}
+_BUILT_IN = {"cd", "cp", "export", "head", "mkdir", "unset"}
 
 _FENCED = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
