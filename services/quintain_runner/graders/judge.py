@@ -172,15 +172,9 @@ class JudgeGraderRunner:
             said = parse_judgement(text, self.spec.rubric, self.spec.vote_type)
         except GraderError as error:
             said = GraderRow(error=error.message)
-        used = JudgeUsed(
-            target=judge,
-            model=reply.model,
-            settings=context.settings.get(judge),
-            ignored=reply.ignored,
-            request=request_hash(request),
-            reply=text[:_MAX_REPLY_CHARACTERS],
-            reply_cut=max(0, len(text) - _MAX_REPLY_CHARACTERS),
-        )
+        used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
+        cut = max(0, len(text) - _MAX_REPLY_CHARACTERS)
+        used = used.with_fields(request=request_hash(request), reply=text[:_MAX_REPLY_CHARACTERS], reply_cut=cut)
         row = said.with_fields(calls=row.calls, request_id=row.request_id, fingerprint=row.fingerprint, judge=used)
         return GradingResult(row, usage, earlier_calls=vote.earlier_calls)
 
