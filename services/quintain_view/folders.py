@@ -23,6 +23,9 @@ UNRECORDED_TEXT = (
     "This page shows the run as soon as there is one."
 )
 
+#: What a run may be named: no path, nothing hidden, and at most 100 characters, of which each can be seen.
+_RUN_NAME = re.compile(r"[^./\s]([^/]{0,98}[^/\s])?")
+
 
 class RunFolders:
     """The results folders of the given paths: each is one, or holds some.
@@ -67,8 +70,30 @@ class RunFolders:
         return self._name_of(self.paths[0]) if len(self.paths) == 1 and _is_results(self.paths[0]) else None
 
     def move(self, folder: Path, name: str | None) -> Path:
-        """Do as `move_run`; a folder that was named itself is shown by its new name."""
-        to = move_run(folder, name)
+        """Rename a results folder, or without a ``name`` move it into the trash beside it; returns where it is then.
+
+        It is moved under the locks of a run. Raises `ConfigError` if a run has them, the folder or the trash is a link,
+        this process works within the folder, or the name is none or is taken.
+        """
+        if name is not None and not (name.isprintable() and _RUN_NAME.fullmatch(name)):
+            raise ConfigError(f"{name!r}: a run's name has 1 to 100 visible characters, no /, and no . or space first")
+        place = folder.absolute()
+        trash = place.parent / ".trash"
+        to = trash / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}" / place.name if name is None else place.with_name(name)
+        if Path.cwd().is_relative_to(place.resolve()):
+            raise ConfigError(f"{place}: quintain view was started in it; start it in another folder, and try again")
+        if link := next((path for path in (place, trash) if path.is_symlink()), None):
+            raise ConfigError(f"{link}: nothing is moved through a link; move what it leads to, or remove it")
+        if is_recording(folder):
+            raise ConfigError(f"{folder}: a run of a hosted target is recorded there; wait until it has ended")
+        try:
+            with exclusive_lock(place, place / ".lock"), exclusive_lock(place, place):
+                # An empty folder takes the name, and its lock keeps runs out, until the results take its place.
+                to.mkdir(mode=0o700, parents=True)
+                with exclusive_lock(to, to):
+                    place.rename(to)
+        except OSError as error:
+            raise ConfigError(f"{folder}: it cannot be moved to {to} ({error.strerror})") from None
         self.paths = tuple(to if path == folder and name is not None else path for path in self.paths)
         return to
 
@@ -90,38 +115,6 @@ class RunFolders:
                 name = f"{plain}~{number}"
             self._names[folder] = name
         return self._names[folder]
-
-
-#: What a run may be named: no path, nothing hidden, and at most 100 characters, of which each can be seen.
-_RUN_NAME = re.compile(r"[^./\s]([^/]{0,98}[^/\s])?")
-
-
-def move_run(folder: Path, name: str | None) -> Path:
-    """Rename a results folder, or move it into the trash beside it without a name; returns where it is then.
-
-    Raises `ConfigError` if a run is writing there, the folder or the trash is a link, this process works within the
-    folder, or the name is no name of a folder or is taken.
-    """
-    if name is not None and not (name.isprintable() and _RUN_NAME.fullmatch(name)):
-        raise ConfigError(f"{name!r}: a name of a run has 1 to 100 visible characters, no /, and no . or space first")
-    place = folder.absolute()
-    trash = place.parent / ".trash"
-    to = trash / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}" / place.name if name is None else place.with_name(name)
-    if Path.cwd().is_relative_to(place.resolve()):
-        raise ConfigError(f"{place}: quintain view was started in it; start it in another folder, and try again")
-    if link := next((path for path in (place, trash) if path.is_symlink()), None):
-        raise ConfigError(f"{link}: it is a link, which nothing is moved through; move what it leads to, or remove it")
-    if is_recording(folder):
-        raise ConfigError(f"{folder}: a run of a hosted target is recorded there; wait until it has ended")
-    try:
-        with exclusive_lock(place, place / ".lock"), exclusive_lock(place, place):
-            # An empty folder takes the name, and its lock keeps runs out, until the results take its place.
-            to.mkdir(mode=0o700, parents=True)
-            with exclusive_lock(to, to):
-                place.rename(to)
-    except OSError as error:
-        raise ConfigError(f"{folder}: it cannot be moved to {to} ({error.strerror})") from None
-    return to
 
 
 def is_unrecorded(folder: Path) -> bool:

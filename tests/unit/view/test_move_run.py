@@ -13,7 +13,7 @@ import pytest
 from quintain.errors import ConfigError
 from quintain_runner.files import exclusive_lock
 from quintain_runner.results.store import open_results
-from quintain_view.folders import IndexKeeper, RunFolders, move_run
+from quintain_view.folders import IndexKeeper, RunFolders
 from quintain_view.responses import AccessKeys
 from quintain_view.server import build_app
 from support.results_folder import graded_row, sample_trajectory, write_results
@@ -144,7 +144,7 @@ def test_a_folder_in_which_the_server_works_is_not_moved(runs: Path, monkeypatch
     monkeypatch.chdir(runs / "one")
     for folder in (Path(), runs / "one", Path("..") / "one"):
         with pytest.raises(ConfigError, match="was started in it"):
-            move_run(folder, None)
+            RunFolders([]).move(folder, None)
 
 
 async def test_a_run_that_waits_for_the_lock_does_not_get_the_old_folder(
@@ -156,7 +156,7 @@ async def test_a_run_that_waits_for_the_lock_does_not_get_the_old_folder(
     def moved_meanwhile(path: str | Path, *flags: int) -> int:
         descriptor = opened(path, *flags)
         monkeypatch.undo()
-        move_run(runs / "one", "two")
+        RunFolders([]).move(runs / "one", "two")
         return descriptor
 
     monkeypatch.setattr("quintain_runner.files.os.open", moved_meanwhile)
