@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
+from quintain_runner.statistics.inference import Interval
 from quintain_view.index_schema import (
     BINS_PER_DECADE,
     LEAST_COST,
@@ -93,20 +95,28 @@ def _histogram(column: str, measure: str, counts: Sequence[int], edges: Sequence
     return Histogram(title, bars, ticks, f"{title}: {'; '.join(filled) or 'none yet'}")
 
 
-TREND_HEIGHT, MAX_TREND_RUNS = 30.0, 20
+TREND_HEIGHT, MAX_TREND_RUNS = 48.0, 20
 
 
-def trend_points(runs: Sequence[tuple[str, str, float]]) -> list[tuple[float, float, str]]:
-    """The line of the last of these pass rates, the oldest first: the places of its points, and what each stands for.
+class TrendPoint(NamedTuple):
+    """A run in a trend: the place of its pass rate, the ends of its interval, and what it stands for."""
 
-    ``runs`` are the names of runs, the times at which they started, and the shares of their trials that passed.
-    """
+    x: float
+    y: float
+    low: float
+    high: float
+    label: str
+
+
+def trend_points(runs: Sequence[tuple[str, float, Interval | None]]) -> list[TrendPoint]:
+    """The line of the last runs, the oldest first; of each its words, its pass rate and the interval of that."""
     shown = runs[-MAX_TREND_RUNS:]
     step = WIDTH / max(1, len(shown) - 1)
-    return [
-        (number * step, TREND_HEIGHT * (1 - share), visible(f"{name}, {time[:10]}: {100 * share:.0f} %"))
-        for number, (name, time, share) in enumerate(shown)
-    ]
+    points = []
+    for number, (words, share, interval) in enumerate(shown):
+        y, low, high = (TREND_HEIGHT * (1 - end) for end in _ends(share, interval))
+        points.append(TrendPoint(number * step, y, low, high, visible(words)))
+    return points
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +146,16 @@ def difference_plot(analysis: Analysis) -> DifferencePlot | None:
     pairs = analysis.pairs[:MAX_SHOWN_PAIRS]
     if not pairs:
         return None
-    ends = [abs(end) for pair in pairs for end in _ends(pair)]
+    ends = [abs(end) for pair in pairs for end in _ends(pair.score.estimate.value, pair.score.estimate.interval)]
     bound = max(0.05, *ends)
     lines = [_difference_line(pair, bound, number) for number, pair in enumerate(pairs)]
     return DifferencePlot(lines, len(lines) * LINE_HEIGHT, bound)
 
 
 def _difference_line(pair: TargetPair, bound: float, number: int) -> DifferenceLine:
-    value, low, high = _ends(pair)
-    label = visible(f"{pair.first} - {pair.second}")
     interval = pair.score.estimate.interval
+    value, low, high = _ends(pair.score.estimate.value, interval)
+    label = visible(f"{pair.first} - {pair.second}")
     shown_interval = "no interval" if interval is None else f"95 % from {interval.low:+.2f} to {interval.high:+.2f}"
     word = "significant" if pair.score.significant else "not significant"
     return DifferenceLine(
@@ -159,10 +169,8 @@ def _difference_line(pair: TargetPair, bound: float, number: int) -> DifferenceL
     )
 
 
-def _ends(pair: TargetPair) -> tuple[float, float, float]:
-    estimate = pair.score.estimate
-    low, high = (estimate.value,) * 2 if estimate.interval is None else (estimate.interval.low, estimate.interval.high)
-    return estimate.value, low, high
+def _ends(value: float, interval: Interval | None) -> tuple[float, float, float]:
+    return (value, value, value) if interval is None else (value, interval.low, interval.high)
 
 
 def _place(value: float, bound: float) -> float:

@@ -9,8 +9,10 @@ from datetime import datetime
 from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
-from quintain_runner.statistics.analysis import format_share_interval
-from quintain_view.plots import trend_points
+from quintain_runner.report.text_table import TextTable
+from quintain_runner.statistics.analysis import PassAndScore, format_share, format_share_interval
+from quintain_runner.statistics.inference import Interval
+from quintain_view.plots import TrendPoint, trend_points
 
 EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
 
@@ -101,23 +103,57 @@ def with_words(lines: Iterable[RunLine], words: Iterable[str]) -> list[RunLine]:
     return [line for line in lines if all(word in line.searched for word in words)]
 
 
-def trends(lines: Sequence[RunLine], found: Iterable[RunLine]) -> dict[str, list[tuple[float, float, str]]]:
+def trends(lines: Sequence[RunLine], found: Iterable[RunLine]) -> dict[str, list[TrendPoint]]:
     """The line of pass rates of each evaluation of the lines that were found, over its runs that have ended."""
     names = [line.source.run.name for line in found if line.source.run is not None]
-    shares: dict[str, list[tuple[str, str, float]]] = {name: [] for name in names}
+    shares: dict[str, list[tuple[str, float, Interval | None]]] = {name: [] for name in names}
     for line in reversed(lines):
         run = line.source.run
         if run is not None and run.ended_at and run.totals.graded and run.name in shares:
-            shares[run.name].append((line.source.name, run.started_at, run.totals.passed / run.totals.graded))
+            share = run.totals.passed / run.totals.graded
+            shares[run.name].append((f"{line.source.name}, {run.started_at[:10]}: {100 * share:.0f} %", share, None))
     lasting = [(visible(name), runs) for name, runs in shares.items() if len(runs) > 1]
     return {name: trend_points(runs) for name, runs in lasting[:MAX_TRENDS]}
+
+
+def columns_over_time(lines: Sequence[RunLine], name: str) -> tuple[TextTable, dict[str, list[TrendPoint]]]:
+    """The pass rate of each column in all runs of the evaluation of this run: a table, and the points of each line."""
+    asked = next(line.source for line in lines if line.source.name == name)
+    sources = [line.source for line in reversed(lines) if _is_same_evaluation(line.source, asked)]
+    runs = [
+        (source.name, source.run.started_at[:16].replace("T", " "), _rates(source.run))
+        for source in sources
+        if source.run
+    ]
+    columns = dict.fromkeys(column for _, _, rates in runs for column in rates)
+    points = {
+        column: trend_points(
+            [
+                (f"{run}: {_rate_text(rates[column])}", rates[column].passed.value, rates[column].passed.interval)
+                for run, _, rates in runs
+                if column in rates
+            ]
+        )
+        for column in columns
+    }
+    rows = [(run, started, *(_rate_text(rates.get(column)) for column in columns)) for run, started, rates in runs]
+    return TextTable("passed, with 95 % intervals", ("run", "started", *columns), rows), points
+
+
+def _rates(run: RunFile) -> dict[str, PassAndScore]:
+    """What the record of a run that has ended says of each column."""
+    targets = {} if run.statistics is None else run.statistics.targets
+    return {column: one.row for column, one in targets.items() if one.row is not None}
+
+
+def _rate_text(rate: PassAndScore | None) -> str:
+    return "-" if rate is None else f"{format_share(rate.passed)} ({format_share_interval(rate)})"
 
 
 def _interval(run: RunFile) -> str:
     """The 95 % interval of the pass rate of the run's only column; of several there is none in the record."""
     columns = run.configuration.columns
-    statistics = None if run.statistics is None or len(columns) != 1 else run.statistics.targets.get(columns[0])
-    return format_share_interval(None if statistics is None else statistics.row)
+    return format_share_interval(_rates(run).get(columns[0]) if len(columns) == 1 else None)
 
 
 def _duration(run: RunFile) -> str:

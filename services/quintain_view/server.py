@@ -57,7 +57,7 @@ from quintain_view.responses import (
     to_number,
     version_of,
 )
-from quintain_view.run_list import RunSource, run_list, trends, with_words
+from quintain_view.run_list import RunSource, columns_over_time, run_list, trends, with_words
 from quintain_view.timeline import MAX_ROW_STEPS, MAX_SHOWN_STEPS
 from quintain_view.trajectory_files import has_trajectories
 from quintain_view.trajectory_routes import TrajectoryPages
@@ -111,6 +111,7 @@ def build_app(folders: RunFolders, keys: AccessKeys, keeper: IndexKeeper) -> ASG
             Route("/run/{name}/file", pages.file),
             Route("/run/{name}/raw", pages.raw),
             *LabelPages(folders, pages.read, pages.shown).routes,
+            Route("/run/{name}/trend", pages.trend),
             Route("/run/{name}/compare", pages.compare_before),
             Route("/run/{name}/compare/{before}", pages.compare),
             *TrajectoryPages(folders).routes,
@@ -269,6 +270,13 @@ class _Pages:
             return urlencode({**asked, **more})
 
         return await page_response("compare.html", page=page, names=(before, name), query=page_query)
+
+    async def trend(self, request: Request) -> Response:
+        """All runs of the evaluation of this run."""
+        name, _ = await self._requested_run(request)
+        lines = run_list(await asyncio.to_thread(self._folders.sources))
+        table, plots = await asyncio.to_thread(columns_over_time, lines, name)
+        return await page_response("trend.html", name=name, table=table, plots=plots)
 
     async def compare_before(self, request: Request) -> Response:
         """The comparison with the run of the same evaluation before this one."""

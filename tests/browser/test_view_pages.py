@@ -50,6 +50,7 @@ PAGES = [
     "/run/after/label",
     "/run/after/compare/before",
     "/run/after/compare/before?change=same",
+    "/run/after/trend",
 ]
 
 
@@ -186,6 +187,8 @@ def test_two_runs_are_compared_case_by_case(visitor: ViewPage) -> None:
     page.get_by_role("link", name="Next page").click()
     expect(page).to_have_url(re.compile(r"target=other&change=better&page=2"))
     expect(page.locator("article.pair").first).to_be_visible()
+    page.get_by_role("link", name="All runs of this evaluation").click()
+    expect(page.get_by_role("row", name=re.compile("before.*%.*%"))).to_be_visible()
 
 
 def test_hostile_text_stays_text(visitor: ViewPage) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from quintain_view.folders import RunFolders
-from quintain_view.run_list import run_list, trends, with_words
+from quintain_view.run_list import columns_over_time, run_list, trends, with_words
 from support.results_folder import graded_row, write_results
 
 
@@ -30,9 +30,25 @@ def test_passes_over_time_are_of_runs_that_ended_and_can_be_read(tmp_path: Path)
     lines = run_list(RunFolders([tmp_path]).sources())
     (title, points), *others = trends(lines, lines).items()
     assert (title, others) == ("eval", [])
-    assert [words for _, _, words in points] == ["a, 2026-01-01: 100 %", "b, 2026-01-02: 50 %"]
-    assert points[0][1] < points[1][1], "a lower share stands lower"
+    assert [point.label for point in points] == ["a, 2026-01-01: 100 %", "b, 2026-01-02: 50 %"]
+    assert points[0].y < points[1].y, "a lower share stands lower"
     assert trends(lines, [line for line in lines if line.source.name == "alone"]) == {}
+
+
+def test_a_trend_has_the_pass_rate_of_each_target_with_its_interval(tmp_path: Path) -> None:
+    write_run(tmp_path / "b", 2, [1.0, 0.0])
+    write_run(tmp_path / "a", 1, [1.0, 1.0])
+    write_run(tmp_path / "c", 3, [1.0], ended=False)
+    write_run(tmp_path / "other", 4, [1.0], evaluation="other.yaml")
+    table, plots = columns_over_time(run_list(RunFolders([tmp_path]).sources()), "b")
+    assert table.columns == ("run", "started", "bot")
+    assert [(run, rate) for run, _, rate in table.rows] == [
+        ("a", "100 % (34-100 %)"),
+        ("b", "50 % (9-91 %)"),
+        ("c", "-"),
+    ]
+    (points,) = plots.values()
+    assert [point.low > point.y >= point.high for point in points] == [True, True], "an interval is around its rate"
 
 
 def test_words_are_looked_for_in_run_evaluation_target_and_status(tmp_path: Path) -> None:
