@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import JsonValue
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage
 from quintain.web import visible
 from quintain_runner.graders.judge_request import sent_request
-from quintain_runner.results.row import Check, GraderRow, Row, RowCase
+from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row, RowCase
 from quintain_view.index_schema import Outcome, outcome_of
 from quintain_view.text import (
     ShownMessage,
@@ -75,7 +76,7 @@ class CaseOrigin:
 class ShownVerdict:
     """What one grader said of an answer; of a jury also what each judge said.
 
-    ``prompt`` is what a judge was sent; empty where that cannot be made again. ``reply`` is None of what is no judge.
+    ``prompt`` makes what a judge was sent: nothing where that is not known. ``reply`` is None of what is no judge.
     """
 
     name: str
@@ -88,7 +89,7 @@ class ShownVerdict:
     called: list[ShownCall]
     weight: float
     judge: str
-    prompt: list[ShownMessage]
+    prompt: Callable[[], list[ShownMessage]]
     reply: ShownText | None
     notes: list[str]
     votes: list[ShownVerdict]
@@ -289,7 +290,6 @@ def _shown_verdict(name: str, grader: GraderRow, row: Row, origin: CaseOrigin, r
     if grader.tied:
         outcome = "tied"
     used = grader.judge
-    sent = None if used is None else sent_request(origin.judges.get(recorded), row, used)
     return ShownVerdict(
         name=visible(name),
         outcome=outcome,
@@ -301,11 +301,16 @@ def _shown_verdict(name: str, grader: GraderRow, row: Row, origin: CaseOrigin, r
         called=_calls_of(ids, words, origin) if grader.request_id or grader.session_id else [],
         weight=grader.weight,
         judge=visible(_judge_text(grader)),
-        prompt=[] if sent is None else shown_messages(sent.conversation()),
+        prompt=partial(_shown_prompt, origin.judges.get(recorded), row, used),
         reply=None if used is None or used.reply is None else shown(used.reply),
         notes=[visible(note) for note in _judge_notes(grader, row.target)],
         votes=[_shown_verdict(judge, vote, row, origin, recorded) for judge, vote in grader.votes.items()],
     )
+
+
+def _shown_prompt(recorded: JsonValue, row: Row, used: JudgeUsed | None) -> list[ShownMessage]:
+    sent = None if used is None else sent_request(recorded, row, used)
+    return [] if sent is None else shown_messages(sent.conversation())
 
 
 def _judge_text(grader: GraderRow) -> str:

@@ -239,9 +239,9 @@ def test_what_a_judge_was_sent_and_what_it_replied_is_beside_its_verdict(tmp_pat
     page = case_page("1", [row], CaseOrigin("e", "f", judges=judges))
     for vote, request in zip(page.answers[0].verdicts[0].votes, sent.values(), strict=True):
         assert vote.reply == shown(f"{vote.name} says yes")
-        assert vote.prompt == shown_messages(request.conversation())
+        assert vote.prompt() == shown_messages(request.conversation())
     (unknown, _) = case_page("1", [row], CaseOrigin("e", "f")).answers[0].verdicts[0].votes
-    assert unknown.prompt == []
+    assert unknown.prompt() == []
     write_results(tmp_path / "run", [row])
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
     html = (tmp_path / "report.html").read_text()
