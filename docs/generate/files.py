@@ -50,7 +50,7 @@ def configuration_page() -> str:
         "value may be `${{ NAME }}` or `${{ NAME:-default }}`, read from the environment. `quintain schema config` "
         "prints this as JSON schema; [the guide](../configuration.md) has examples.\n\n"
         + _kinds("target", kinds, dict(TARGET_MODELS))
-        + "".join(_section(name, model) for name, model in NESTED_MODELS.items())
+        + "".join(_section([key for key in place if key != "*"][-1], model) for place, model in NESTED_MODELS.items())
         + _section("quotas: each", QuotaConfig)
         + _section("quotas: concurrency", QuotaConcurrency)
     )

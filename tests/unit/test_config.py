@@ -124,7 +124,7 @@ def test_all_missing_variables_are_named_in_one_error_each_with_its_place(file: 
 
 def test_a_value_that_does_not_fit_is_refused_when_resolved_and_not_shown(file: Path) -> None:
     config = load(file, "targets: {it: {provider: mock, max_tries: '${{ TRIES }}', judge_target: '${{ JUDGE }}'}}")
-    with pytest.raises(ConfigError, match=r"targets\.it\.max_tries: Input should be a valid integer") as bad:
+    with pytest.raises(ConfigError, match=r"targets\.it\.max_tries: it must be a valid integer") as bad:
         config.resolve({"TRIES": "canary", "JUDGE": "it"})
     assert "canary" not in bad.value.message
     with pytest.raises(ConfigError, match=r"targets\.it\.judge_target: no target is named") as nobody:

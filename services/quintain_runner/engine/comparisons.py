@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quintain.config.file_errors import suggestion
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.settings import Settings
-from quintain_runner.files import suggestion
 from quintain_runner.graders.pairwise import comparison_of
 from quintain_runner.plan.changes import Action, RunFingerprints, input_fingerprint, unchanged_grader_row
 from quintain_runner.plan.selection import CaseRequirement

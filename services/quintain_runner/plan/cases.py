@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from pydantic import JsonValue, ValidationError
 
+from quintain.config.file_errors import suggestion, validation_messages
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
 from quintain.graders import Case, SimulatedUser
-from quintain_runner.files import InvalidJson, read_json, suggestion, validation_messages
+from quintain_runner.files import InvalidJson, read_json
 
 _TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
 

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from quintain.config.file_errors import config_error
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.processes import run_to_file
 from quintain.programs.program import CannotStart, Program, check_rights, program_environment, start_problem
 from quintain.programs.sandbox import Confinement
-from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write, config_error
+from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write
 from quintain_runner.plan.cases import (
     EXAMPLE_LINE,
     InvalidLine,

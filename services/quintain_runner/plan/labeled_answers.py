@@ -10,12 +10,13 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from quintain.config.file_errors import config_error, validation_messages
 from quintain.contracts.invoke import NO_TOKENS
 from quintain.contracts.message import Message
 from quintain.contracts.values import TargetName
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.files import InvalidJson, config_error, read_json, validation_messages
+from quintain_runner.files import InvalidJson, read_json
 from quintain_runner.plan.changes import grading_fingerprint, input_fingerprint
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.labels import NoteKey, answer_sha256, blind_labels, latest_notes, read_notes

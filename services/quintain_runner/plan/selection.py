@@ -11,8 +11,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from quintain.config.file_errors import suggestion
 from quintain.graders import Case
-from quintain_runner.files import suggestion
 from quintain_runner.spec.evaluation import DatasetSpec, Scalar
 from quintain_runner.spec.prompts import case_field
 

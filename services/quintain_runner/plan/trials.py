@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
+from quintain.config.file_errors import suggestion
 from quintain.contracts.invoke import NO_TOKENS, ChatMessage, InvokeRequest, TokenUsage
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.files import suggestion
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.plan.conversation import TrialConversation, opening, planned_ids
 from quintain_runner.plan.dataset import DatasetStats

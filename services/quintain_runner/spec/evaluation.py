@@ -10,13 +10,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from quintain.config.file_errors import ModelsByPlace, config_error, validation_messages
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.message import BodyBytes
 from quintain.contracts.money import MaxCostUsd, WarnAt
 from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
-from quintain_runner.files import ModelsByPlace, config_error, validation_messages
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
 from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of
 from quintain_runner.spec.judge_graders import JudgeGrader

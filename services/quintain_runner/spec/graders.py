@@ -16,11 +16,11 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from quintain.config.file_errors import ModelsByPlace, kind_tag
 from quintain.contracts.money import MaxCostUsd
 from quintain.contracts.session import DEFAULT_MAX_CALLS
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
-from quintain_runner.files import ModelsByPlace, kind_tag
 from quintain_runner.results.row import criterion_name
 from quintain_runner.spec.activity_graders import (
     CostGrader,

@@ -11,10 +11,11 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationError, field_validator, model_validator
 
+from quintain.config.file_errors import config_error, validation_messages
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.invoke import ChatMessage
 from quintain.graders import Case
-from quintain_runner.files import config_error, read_text_file, validation_messages
+from quintain_runner.files import read_text_file
 from quintain_runner.spec.grader_options import GraderName, NonEmptyString, SpecModel
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 from pydantic.json_schema import models_json_schema
-from pydantic_core import ErrorDetails
 
+from quintain.config.file_errors import ModelsByPlace, config_error, did_you_mean, suggestion, validation_messages
 from quintain.config.nested_models import NESTED_MODELS
 from quintain.config.quotas import QuotaConcurrency, QuotaConfig
 from quintain.config.secrets import (
@@ -63,10 +62,12 @@ class Config:
         """
         tree, env = {"targets": self.raw_targets}, with_secrets(env, self.variable_names)
         errors = list(missing_variable_errors(tree, env))
-        _raise_errors(self.path, errors)
+        if errors:
+            raise config_error(self.path, errors)
         values = cast("RawTargets", substitute(self.raw_targets, env))
         targets = validate_targets(self.raw_targets, errors, self.quotas, resolved=values)
-        _raise_errors(self.path, errors)
+        if errors:
+            raise config_error(self.path, errors)
         return replace(self, targets=targets)
 
 
@@ -81,7 +82,8 @@ def load_config(path: Path) -> Config:
     raw_targets = parse_targets(tree, errors)
     quotas = parse_quotas(tree, errors)
     targets = validate_targets(raw_targets, errors, quotas)
-    _raise_errors(path, errors)
+    if errors:
+        raise config_error(path, errors)
     return Config(
         path=path.absolute(),
         targets=targets,
@@ -101,11 +103,6 @@ def find_config(start: Path) -> Path | None:
     return None
 
 
-def _raise_errors(path: Path, errors: list[str]) -> None:
-    if errors:
-        raise ConfigError("\n".join(f"{path}: {error}" for error in errors))
-
-
 _TOP_LEVEL = ("targets", "quotas")
 
 _NO_TARGETS = "targets: no target is configured; add one, such as targets: {demo: {provider: mock}}"
@@ -115,8 +112,7 @@ _DEFAULT_API_KEYS = {"openai": "${{ OPENAI_API_KEY }}", "anthropic": "${{ ANTHRO
 
 RawTargets = dict[str, dict[str, object]]
 
-#: The models of nested maps, by their key.
-_NESTED_MODELS: dict[str, type[BaseModel]] = {**NESTED_MODELS, "concurrency": QuotaConcurrency}
+_QUOTA_MODELS: ModelsByPlace = {(): QuotaConfig, ("concurrency",): QuotaConcurrency}
 
 
 def parse_targets(tree: object, errors: list[str]) -> RawTargets:
@@ -126,7 +122,9 @@ def parse_targets(tree: object, errors: list[str]) -> RawTargets:
     if not isinstance(tree, dict):
         errors.append(f"the file holds {_type_name(tree)}; it must be a map with targets:")
         return {}
-    errors.extend(_unknown_key_message("", str(key), _TOP_LEVEL) for key in tree if key not in _TOP_LEVEL)
+    errors.extend(
+        f"unknown key {str(key)!r}{suggestion(str(key), _TOP_LEVEL)}" for key in tree if key not in _TOP_LEVEL
+    )
     targets = tree.get("targets")
     named_targets: Iterable[tuple[object, object]]
     if isinstance(targets, list):
@@ -158,10 +156,7 @@ def parse_quotas(tree: object, errors: list[str]) -> dict[str, QuotaConfig]:
             try:
                 valid[name] = QuotaConfig.model_validate(quota)
             except ValidationError as error:
-                errors.extend(
-                    _message(("quotas", name), QuotaConfig, detail)
-                    for detail in error.errors(include_url=False, include_input=False)
-                )
+                errors.extend(validation_messages(error, _QUOTA_MODELS, within=("quotas", name)))
     return valid
 
 
@@ -183,11 +178,11 @@ def validate_targets(
         if judge is not None and judge not in raw_targets:
             location = format_path(("targets", name, "judge_target"))
             shown = raw_targets[name]["judge_target"]
-            errors.append(f"{location}: no target is named {shown!r}{_did_you_mean(judge, raw_targets)}")
+            errors.append(f"{location}: no target is named {shown!r}{did_you_mean(judge, raw_targets)}")
         if target.quota is not None and target.quota not in quotas:
             location = format_path(("targets", name, "quota"))
             shown = raw_targets[name]["quota"]
-            errors.append(f"{location}: no quota is named {shown!r}{_did_you_mean(target.quota, quotas)}")
+            errors.append(f"{location}: no quota is named {shown!r}{did_you_mean(target.quota, quotas)}")
     return targets
 
 
@@ -237,7 +232,7 @@ def _validate_target(
     if provider is None:
         errors.append(f"{location}: missing key 'provider'; known: {', '.join(TARGET_MODELS)}")
     elif not isinstance(provider, str) or provider not in TARGET_MODELS:
-        hint = f"{_did_you_mean(str(provider), TARGET_MODELS) or '.'} Known: {', '.join(TARGET_MODELS)}"
+        hint = f"{did_you_mean(str(provider), TARGET_MODELS) or '.'} Known: {', '.join(TARGET_MODELS)}"
         errors.append(f"{location}.provider: unknown provider {provider!r}{hint}")
     else:
         try:
@@ -245,36 +240,9 @@ def _validate_target(
                 raw_target if values is None else values, context={UNRESOLVED_CONTEXT_KEY: values is None}
             )
         except ValidationError as error:
-            details = error.errors(include_url=False, include_input=False)
-            errors.extend(_message(("targets", name), TARGET_MODELS[provider], detail) for detail in details)
+            models = {(): TARGET_MODELS[provider], **NESTED_MODELS}
+            errors.extend(validation_messages(error, models, within=("targets", name)))
     return None
-
-
-def _message(place: tuple[str, str], outer: type[BaseModel], detail: ErrorDetails) -> str:
-    """Return the sentence on a mistake in the map of this model, which stands at ``place``."""
-    parts = (*place, *detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        # In a list a number stands between the key of the map and the map's own key.
-        outer_key = next((part for part in detail["loc"][-2::-1] if isinstance(part, str)), None)
-        model = outer if outer_key is None else _NESTED_MODELS[outer_key]
-        return _unknown_key_message(format_path(parts[:-1]), str(parts[-1]), model.model_fields)
-    if detail["type"] == "missing":
-        return f"{format_path(parts[:-1])}: missing key '{parts[-1]}'"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "string_type":
-        message = "not a text; put it in quotes"
-    return f"{format_path(parts)}: {message}"
-
-
-def _unknown_key_message(location: str, key: str, known: Iterable[str]) -> str:
-    known = tuple(known)
-    hint = _did_you_mean(key, known) or f"; known: {', '.join(known)}"
-    return f"{location}: unknown key {key!r}{hint}" if location else f"unknown key {key!r}{hint}"
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    matches = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def _type_name(value: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
+from quintain.config.file_errors import ModelsByPlace
 from quintain.config.http_template import JsonPointer
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.money import MaxCostUsd
@@ -121,14 +122,14 @@ class HttpStream(StrictModel):
     """Of what the last event has, and is not false. If absent, the answer ends at [DONE] or with the body."""
 
 
-#: The models of nested maps in a target, by their key.
-NESTED_MODELS: dict[str, type[BaseModel]] = {
-    "child_session": TargetChildSession,
-    "price": TargetPrice,
-    "sandbox": Sandbox,
-    "settings": TargetSettings,
-    "stream": HttpStream,
-    "tiers": TargetPriceTier,
-    "token_usage": MockUsage,
-    "usage": HttpUsage,
+#: The models of nested maps, by their place in a target.
+NESTED_MODELS: ModelsByPlace = {
+    ("child_session",): TargetChildSession,
+    ("price",): TargetPrice,
+    ("price", "tiers", "*"): TargetPriceTier,
+    ("sandbox",): Sandbox,
+    ("settings",): TargetSettings,
+    ("stream",): HttpStream,
+    ("token_usage",): MockUsage,
+    ("usage",): HttpUsage,
 }
