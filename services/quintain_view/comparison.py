@@ -29,7 +29,7 @@ from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.row import Row
 from quintain_view.case_page import CaseOrigin, CasePage, ShownAnswer, case_page
 from quintain_view.folders import results_state
-from quintain_view.index_reader import open_index, read_rows
+from quintain_view.index_reader import open_index, rows_of_case
 from quintain_view.index_writer import index_path
 from quintain_view.reading import NotIndexed
 from quintain_view.text import TextSpan, word_difference
@@ -78,9 +78,10 @@ _LISTED = f"""
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of the runs, and the number of the compared column in its index."""
+    """One of the runs, and its compared column with its number in the index."""
 
     folder: Path
+    column: str
     column_no: int
     repeats: int
 
@@ -90,40 +91,34 @@ class ComparedRun:
         with open_index(report.folder) as index:
             if index is None:
                 raise NotIndexed
-            return cls(report.folder, index.columns.get(column, -1), report.run.configuration.repeats)
+            return cls(report.folder, column, index.columns.get(column, -1), report.run.configuration.repeats)
 
     def rows(self, case_ids: Sequence[str]) -> list[list[Row]]:
         """The rows of each of these cases, by repeat. Raises `RowMoved`."""
         with open_index(self.folder) as index:
             cases = [None if index is None else index.find_case(case_id) for case_id in case_ids]
-            trials = [[] if index is None or case is None else index.trials_of(case.case_no) for case in cases]
-        return [
-            read_rows(
-                self.folder,
-                [
-                    (one.offset, one.length)
-                    for one in of_case
-                    if one.column_no == self.column_no and one.counts and one.repeat <= self.repeats
-                ],
-                case_id,
-            )
-            for case_id, of_case in zip(case_ids, trials, strict=True)
-        ]
+            rows = [[] if index is None or case is None else rows_of_case(self.folder, index, case) for case in cases]
+        return [[row for row in of_case if self._compares(row)] for of_case in rows]
+
+    def _compares(self, row: Row) -> bool:
+        return row.column == self.column and row.counts and row.repeat <= self.repeats
 
 
 @dataclass(frozen=True, slots=True)
 class CaseChanges:
-    """The cases of one target: how many are in each tab, how many chance alone makes worse, and a page of one tab."""
+    """The cases of one target: the tabs with their words and counts, how many chance alone makes worse, the shown tab,
+    and the ids of a page of it."""
 
-    counts: Mapping[str, int]
+    tabs: list[tuple[str, str, int]]
     text: str
     by_chance: float
     tab: str
     case_ids: list[str]
+    has_next: bool
 
 
 def read_changes(runs: Sequence[ComparedRun], *, by_question: bool, tab: str, page: int) -> CaseChanges:
-    """What became of the cases, and the ids of a page of one tab and of one more case.
+    """What became of the cases, and a page of one tab.
 
     The tab is the first that has any case unless ``tab`` names one. With ``by_question`` a case is another one where
     something else is asked or expected.
@@ -144,9 +139,10 @@ def read_changes(runs: Sequence[ComparedRun], *, by_question: bool, tab: str, pa
         counts = {name: one_sided if name == ONLY_HERE else changes[CaseChange(name)] for name in TAB_WORDS}
         shown = tab if tab in counts else next((name for name in counts if counts[name]), str(CaseChange.SAME))
         found = connection.execute(_LISTED, (shown, CASES_PER_PAGE + 1, (page - 1) * CASES_PER_PAGE))
-        return CaseChanges(
-            counts, changes_text(changes, by_chance), by_chance, shown, [case_id for (case_id,) in found]
-        )
+        case_ids = [case_id for (case_id,) in found]
+        tabs = [(name, words, counts[name]) for name, words in TAB_WORDS.items()]
+        listed, has_next = case_ids[:CASES_PER_PAGE], len(case_ids) > CASES_PER_PAGE
+        return CaseChanges(tabs, changes_text(changes, by_chance), by_chance, shown, listed, has_next)
     finally:
         connection.close()
 
@@ -233,10 +229,8 @@ class ComparePage:
     choices: list[tuple[str, str]] = field(default_factory=list)
     columns: tuple[str, str] = ("", "")
     changes: CaseChanges | None = None
-    tabs: list[tuple[str, str, int]] = field(default_factory=list)
     cases: list[ComparedCase] = field(default_factory=list)
     page: int = 1
-    has_next: bool = False
 
 
 def read_compare_page(
@@ -255,8 +249,7 @@ def read_compare_page(
     runs = [ComparedRun.of(report, column) for report, column in zip(reports, columns, strict=True)]
     by_question = not force and not has_same_dataset(before, after)
     changes = read_changes(runs, by_question=by_question, tab=tab, page=page)
-    listed = changes.case_ids[:CASES_PER_PAGE]
-    rows = zip(*(run.rows(listed) for run in runs), strict=True)
+    rows = zip(changes.case_ids, *(run.rows(changes.case_ids) for run in runs), strict=True)
     command = shlex.join(["quintain", "compare", *(str(folder) for folder in folders)])
     return ComparePage(
         before=visible(names[0]),
@@ -269,12 +262,8 @@ def read_compare_page(
         choices=choices,
         columns=columns,
         changes=changes,
-        tabs=[(tab, words, changes.counts[tab]) for tab, words in TAB_WORDS.items()],
-        cases=[
-            compared_case(case_id, sides, by_question=by_question) for case_id, sides in zip(listed, rows, strict=True)
-        ],
+        cases=[compared_case(case_id, sides, by_question=by_question) for case_id, *sides in rows],
         page=page,
-        has_next=len(changes.case_ids) > CASES_PER_PAGE,
     )
 
 

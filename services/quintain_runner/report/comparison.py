@@ -313,26 +313,26 @@ def _flips(
 ) -> list[list[Flip]]:
     """The flipped trials of each pair of targets, at most ``max_flips`` of each."""
     listed = [{int(hash_) for hash_ in np.sort(pair.differing_trials)[:max_flips]} for pair in pairs]
-    before, after = (
+    outcomes = (
         _case_outcomes(report, dict(zip(names, listed, strict=True)))
         for report, names in zip(reports, zip(*target_pairs, strict=True), strict=True)
     )
     return [
         [
-            Flip(case_id=case_id, repeat=repeat, before=outcome, after=after[new][case_id, repeat])
-            for (case_id, repeat), outcome in before[old].items()
-            if (case_id, repeat) in after[new]
+            Flip(case_id=trial[0], repeat=trial[1], before=outcome, after=after[trial])
+            for trial, outcome in before.items()
+            if trial in after
         ]
-        for old, new in target_pairs
+        for before, after in zip(*outcomes, strict=True)
     ]
 
 
 def _case_outcomes(
     report: RunReport, trial_hashes: Mapping[str, Collection[int]]
-) -> dict[str, dict[tuple[str, int], CaseOutcome]]:
-    """The results of the trials with these hashes, by column, and by case and repeat."""
+) -> list[dict[tuple[str, int], CaseOutcome]]:
+    """The results of the trials with these hashes, of each column by case and repeat."""
     found: dict[str, dict[tuple[str, int], CaseOutcome]] = {name: {} for name in trial_hashes}
     for row in report.rows() if any(trial_hashes.values()) else ():
         if trial_hash(row.case_id, row.repeat) in trial_hashes.get(row.column, ()):
             found[row.column][row.case_id, row.repeat] = CaseOutcome(passed=row.passed, score=row.score)
-    return found
+    return list(found.values())
