@@ -113,10 +113,19 @@ class ShownAnswer:
     facts: list[tuple[str, str]]
     stale: list[str]
     content_omitted: bool
-    curl: str | None
     ask_again: str
-    raw: ShownText
     raw_id: str
+    row: Row
+
+    @property
+    def curl(self) -> str | None:
+        """The call of this trial as a command line; None if the row does not hold what was asked."""
+        return _curl(self.row)
+
+    @property
+    def raw(self) -> ShownText:
+        """The row as indented JSON."""
+        return shown(json.dumps(json.loads(self.row.to_line()), indent=2, ensure_ascii=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +216,9 @@ def _shown_answer(row: Row, origin: CaseOrigin, max_steps: int) -> ShownAnswer:
         facts=[(name, visible(value)) for name, value in _facts(row)],
         stale=[visible(reason) for reason in row.stale or ()],
         content_omitted=row.content_omitted,
-        curl=_curl(row),
         ask_again=_ask_again(row, origin),
-        raw=shown(json.dumps(json.loads(row.to_line()), indent=2, ensure_ascii=False)),
         raw_id=f"{row.column}#{row.repeat}",
+        row=row,
     )
 
 
@@ -339,7 +347,6 @@ def _shown_check(check: Check) -> ShownCheck:
 
 
 def _curl(row: Row) -> str | None:
-    """The call of this trial as a command line; None if the row does not hold what was asked."""
     case = row.case
     if case is None or (case.question is None and not case.messages):
         return None

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import functools
+import itertools
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, visible
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_file import RunFile, read_run
-from quintain_runner.report.run_report import read_recorded_report
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.labels import Note
 from quintain_view.case_page import CasePage
-from quintain_view.filters import Shown, SortOrder, TrialFilter, TrialState
-from quintain_view.index_reader import CaseEntry, IndexReader, RowMoved, open_index, rows_of_case
+from quintain_view.filters import TrialFilter, TrialState
+from quintain_view.index_reader import CaseEntry, IndexReader, RowMoved
 from quintain_view.index_writer import IndexProgress, update_index
 from quintain_view.labels import agreement_tables
-from quintain_view.reading import ContentMissing, build_case_page, column_counts, matrix_view
+from quintain_view.reading import ContentMissing, case_pages, read_case_rows, read_run_page
 from quintain_view.render import FileLinks, file_policy, render
-from quintain_view.run_page import MatrixView, RunContents, RunPage, matrix, run_page
-from quintain_view.timeline import Step
+from quintain_view.run_page import MatrixRow, RunPage
 from quintain_view.trajectory_files import (
-    TRAJECTORIES_PER_PAGE,
     has_only_trajectories,
     list_trajectories,
     read_trajectory,
     trajectory_names,
 )
-from quintain_view.trajectory_page import STATE_NOTES, RunState, TrajectoryPage, trajectory_page
+from quintain_view.trajectory_page import STATE_NOTES, RunState, TrajectoryEntry, trajectory_page
 
 #: How the numbers of the tables are made; decision 7 has the reasons.
 METHODS = (
@@ -43,32 +47,30 @@ METHODS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CasePart:
-    """A case in the file; ``place`` is its anchor."""
+class Pack(NamedTuple):
+    """Cards of cases or trajectories, compressed; ``places`` are their anchors, by spaces."""
 
-    place: str
-    case_id: str
-    page: CasePage
-    notes: dict[str, Note]
+    places: str
+    data: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """A run in the file, with those of its cases and trajectories that are in it.
+    """A run in the file, with those of its cases and of its trajectories that are in it.
 
-    A folder that holds trajectories only has no ``page``.
+    ``packs`` have the cards of its cases, but for one case alone, which is ``alone``. A folder that holds trajectories
+    only has no ``page``.
     """
 
     place: str
-    name: str
     title: str
     folder: str
     trajectories: ReportedTrajectories
+    links: FileLinks = field(default_factory=FileLinks)
     page: RunPage | None = None
-    left_out: str = ""
     agreements: list[TextTable] = field(default_factory=list)
-    cases: list[CasePart] = field(default_factory=list)
+    alone: Markup | None = None
+    packs: list[Pack] = field(default_factory=list)
 
 
 def write_html_report(path: Path, folders: Sequence[Path], case_id: str | None = None) -> None:
@@ -86,22 +88,12 @@ def html_of_runs(folders: Sequence[Path], case_id: str | None = None) -> str:
     """The runs of these folders as one HTML file; of a ``case_id``, only with that case. Raises as
     `write_html_report`, and `ContentMissing` without that case.
     """
-    parts = [
-        _read_run(folder, f"{number}-{folder.resolve().name}", f"run-{number}", case_id)
-        for number, folder in enumerate(folders, start=1)
-    ]
-    links = FileLinks(
-        {(part.name, case.case_id): case.place for part in parts for case in part.cases},
-        {part.name: part.place for part in parts},
-        {(part.name, one.page.name): one.place for part in parts for one in part.trajectories.parts},
-    )
+    parts = [_read_run(folder, f"run-{number}", case_id) for number, folder in enumerate(folders, start=1)]
     return render(
         "file.html",
         parts=parts,
-        links=links,
         title=", ".join(part.title for part in parts),
         methods=METHODS,
-        state_notes=STATE_NOTES,
         policy=file_policy(),
         # Our own files, whose hashes the policy names.
         style=Markup(static_file(STYLE_NAME)),  # noqa: S704
@@ -109,179 +101,124 @@ def html_of_runs(folders: Sequence[Path], case_id: str | None = None) -> str:
     )
 
 
-def _read_run(folder: Path, name: str, place: str, case_id: str | None) -> RunPart:
+def _read_run(folder: Path, place: str, case_id: str | None) -> RunPart:
     if has_only_trajectories(folder):
-        title = visible(folder.resolve().name)
-        return RunPart(place, name, title, visible(str(folder)), read_trajectories(folder, place))
+        return RunPart(place, visible(folder.resolve().name), visible(str(folder)), read_trajectories(folder, place))
     run = read_run(folder)
     progress = update_index(folder, run)
     try:
-        return _run_part(folder, run, progress, name, place, case_id)
+        return _run_part(folder, run, progress, place, case_id)
     except RowMoved:
         # The run compacted its results in between.
-        return _run_part(folder, run, update_index(folder, run), name, place, case_id)
+        return _run_part(folder, run, update_index(folder, run), place, case_id)
 
 
-def _run_part(
-    folder: Path, run: RunFile, progress: IndexProgress, name: str, place: str, case_id: str | None
-) -> RunPart:
-    with open_index(folder) as index:
-        selection = ReportedCases() if index is None else select_cases(index, case_id)
-        cases = []
-        trials = sum(len(index.trials_of(case.case_no)) for case in selection.cases) if index is not None else 0
-        for number, case in enumerate(selection.cases, start=1):
-            rows = [] if index is None else rows_of_case(folder, index, case)
-            page, notes = build_case_page(folder, run, case.case_id, rows, max_steps=max(10, MAX_STEPS // trials))
-            cases.append(CasePart(f"{place}-case-{number}", case.case_id, page, notes))
-        listed = [] if index is None else [(case, index.trials_of(case.case_no)) for case in selection.cases]
-        view = MatrixView({}, {}, None) if index is None else matrix_view(index, run)
-        everything = TrialFilter()
-        shown = matrix(listed, view, everything, count=selection.total, page=1, limit=len(listed))
-        page_of_run = run_page(
-            read_recorded_report(folder, run),
-            shown,
-            everything,
-            contents=RunContents() if index is None else RunContents(column_counts(index, run)),
-            progress=progress,
-        )
+def _run_part(folder: Path, run: RunFile, progress: IndexProgress, place: str, case_id: str | None) -> RunPart:
+    page = read_run_page(folder, TrialFilter(), progress, choose=functools.partial(_chosen_cases, case_id))
+    listed = page.matrix.rows
+    links = FileLinks({row.case_id: f"{place}-case-{number}" for number, row in enumerate(listed, start=1)})
+    cases = ((row.case_id, read_case_rows(folder, row.case_id)) for row in listed)
+    cards = _case_cards(links, place, listed, case_pages(folder, run, cases))
     return RunPart(
         place,
-        name,
-        page_of_run.title,
-        page_of_run.folder,
-        read_trajectories(folder, place),
-        page_of_run,
-        selection.note(str(folder)) if case_id is None else "",
+        page.title,
+        page.folder,
+        read_trajectories(folder, place) if case_id is None else ReportedTrajectories(),
+        links,
+        page,
         agreement_tables(folder),
-        cases,
+        alone=Markup(next(cards)[1]) if len(listed) == 1 else None,  # noqa: S704 -- a page of ours
+        packs=list(_packs(cards)),
     )
 
 
-#: A run with at most so many cases is in the file as a whole, if its rows have at most so many bytes.
-MAX_CASES, MAX_BYTES = 300, 8_000_000
-
-#: So many steps of agents are in a file in all, but of each answer at least the first ten.
-MAX_STEPS = 6_000
-
-#: Of a larger run: the first that failed or erred, the most disputed, and a sample of all.
-FAILED_CASES, DISPUTED_CASES, SAMPLED_CASES = 60, 30, 30
-
-#: Of a larger run, a case whose rows have more bytes than this is left out.
-MAX_CASE_BYTES = 400_000
+def _case_cards(
+    links: FileLinks, run: str, listed: Sequence[MatrixRow], pages: Iterable[tuple[CasePage, Mapping[str, Note]]]
+) -> Iterator[tuple[str, str]]:
+    """The anchors and the cards of the cases of a list, each leading to the others; ``run`` is the list's anchor."""
+    for number, (page, notes) in enumerate(pages):
+        place = links.places[listed[number].case_id]
+        card = {"links": links, "run": run, "place": place, "listed": listed, "number": number}
+        yield place, render("file_card.html", **card, page=page, notes=notes)
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedCases:
-    """The cases in the file, in the order of the results, and how many there are in all."""
-
-    cases: list[CaseEntry] = field(default_factory=list)
-    total: int = 0
-
-    def note(self, folder: str) -> str:
-        """What is left out, and where it is; empty if nothing is."""
-        if len(self.cases) == self.total:
-            return ""
-        return (
-            f"This file has {len(self.cases)} of {self.total:,} cases: the first that failed or erred, those on which "
-            f"graders disagree most, and a sample of all. quintain view {folder} shows every one."
-        )
+#: So many cases of a run are in a file, with so many bytes of rows; a folder's trajectories have so many bytes too.
+#: A browser opens such a file at once.
+MAX_CASES, MAX_BYTES = 5_000, 32_000_000
 
 
-def select_cases(index: IndexReader, case_id: str | None = None) -> ReportedCases:
-    """The cases of a run that go into a file: the one with this id, if that is given. Raises `ContentMissing`."""
+def _chosen_cases(case_id: str | None, index: IndexReader) -> list[CaseEntry]:
+    """The cases of a run that go into a file, in the order of the results: the one with this id, if that is given.
+
+    Where there are too many, those that failed or erred come first. Raises `ContentMissing`.
+    """
     if case_id is not None:
         case = index.find_case(case_id)
         if case is None:
             raise ContentMissing(f"This run has no row of a case {visible(case_id)}")
-        return ReportedCases([case], 1)
-    everything = TrialFilter()
-    total = index.count_cases(everything)
-    first = index.list_cases(everything, offset=0, limit=MAX_CASES + 1)
-    if total <= MAX_CASES and sum(_case_size(index, case) for case in first) <= MAX_BYTES:
-        return ReportedCases(first, total)
-    failed = TrialFilter(states=(TrialState.FAILED, TrialState.ERROR))
-    chosen = [
-        *index.list_cases(failed, offset=0, limit=FAILED_CASES),
-        *index.list_cases(TrialFilter(order=Shown(SortOrder.DISAGREEMENT)), offset=0, limit=DISPUTED_CASES),
-        *(index.case(1 + number * total // SAMPLED_CASES) for number in range(min(SAMPLED_CASES, total))),
-    ]
-    kept, size = [], 0
-    for case in dict.fromkeys(chosen):
-        case_size = _case_size(index, case)
-        if case_size <= MAX_CASE_BYTES and size + case_size <= MAX_BYTES:
-            kept.append(case)
-            size += case_size
-    return ReportedCases(sorted(kept), total)
+        return [case]
+    failed = index.list_cases(TrialFilter(states=(TrialState.FAILED, TrialState.ERROR)), offset=0, limit=MAX_CASES)
+    first = list(dict.fromkeys([*failed, *index.list_cases(TrialFilter(), offset=0, limit=MAX_CASES)]))[:MAX_CASES]
+    sizes = (sum(trial.length for trial in index.trials_of(case.case_no)) for case in first)
+    return sorted(first[: _count_fitting(sizes)])
 
 
-def _case_size(index: IndexReader, case: CaseEntry) -> int:
-    return sum(trial.length for trial in index.trials_of(case.case_no))
+def _count_fitting(sizes: Iterable[int]) -> int:
+    """How many of the first have at most `MAX_BYTES` in all."""
+    return sum(total <= MAX_BYTES for total in itertools.accumulate(sizes))
 
 
-#: So many trajectories of a folder are in a file, with so many characters of events and replies in all.
-MAX_TRAJECTORIES, MAX_CHARACTERS = 30, 3_000_000
-
-#: A row has so many characters besides its texts.
-_ROW_CHARACTERS = 500
+#: Cards are compressed together until they have so many characters: like texts compress one another.
+_PACKED_CHARACTERS = 500_000
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryPart:
-    """A trajectory in the file. ``place`` is its anchor, ``left_out`` says which of its events are not in the file."""
+def _packs(cards: Iterable[tuple[str, str]]) -> Iterator[Pack]:
+    """Compress cards, each with its place."""
+    pack: dict[str, str] = {}
+    for place, card in cards:
+        pack[place] = card
+        if sum(map(len, pack.values())) >= _PACKED_CHARACTERS:
+            yield _pack(pack)
+            pack = {}
+    if pack:
+        yield _pack(pack)
 
-    place: str
-    page: TrajectoryPage
-    left_out: str
+
+def _pack(cards: Mapping[str, str]) -> Pack:
+    # No card has a NUL: a page shows the code point of one.
+    data = zlib.compress("\0".join(cards.values()).encode(), level=9)
+    return Pack(" ".join(cards), base64.b64encode(data).decode())
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedTrajectories:
-    """The trajectories in the file, the newest first, and how many there are in all."""
+    """The trajectories in the file with their anchors, the newest first, and how many there are in all."""
 
-    parts: list[TrajectoryPart] = field(default_factory=list)
+    listed: list[tuple[str, TrajectoryEntry]] = field(default_factory=list)
     total: int = 0
-
-    def note(self, folder: str) -> str:
-        """What is left out, and where it is; empty if nothing is."""
-        if len(self.parts) == self.total:
-            return ""
-        return (
-            f"This file has {len(self.parts)} of {self.total:,} trajectories: of the newest {TRAJECTORIES_PER_PAGE} "
-            f"first those that failed or were stopped, then the newest. quintain view {folder} shows every one."
-        )
+    packs: list[Pack] = field(default_factory=list)
 
 
 def read_trajectories(folder: Path, place: str) -> ReportedTrajectories:
-    """The trajectories of a folder that go into a file; ``place`` is the anchor of their run."""
+    """The trajectories of a folder that go into a file, of the newest; ``place`` is the anchor of their run.
+
+    Where there are too many, those that did not end well come first.
+    """
     entries, _ = list_trajectories(folder)
-    # The first of those that did not end well, and then of the others, in the order of the list.
-    chosen = sorted(entries, key=lambda entry: entry.state is RunState.ENDED)[:MAX_TRAJECTORIES]
-    names = {entry.name for entry in chosen}
-    parts: list[TrajectoryPart] = []
-    room = MAX_CHARACTERS
-    for name in (entry.name for entry in entries if entry.name in names):
-        try:
-            page = trajectory_page(read_trajectory(folder, name), int(time.time() * 1000), 1)
-        except ContentMissing:
-            # It was removed meanwhile.
-            continue
-        steps = list(_fitting(page.steps, room))
-        room -= sum(_step_size(step) for step in steps)
-        left_out = ""
-        if len(steps) < page.step_count:
-            left_out = f"This file has the first {len(steps):,} of {page.step_count:,} rows of this trajectory."
-        parts.append(TrajectoryPart(f"{place}-trajectory-{len(parts) + 1}", replace(page, steps=steps), left_out))
-    return ReportedTrajectories(parts, len(trajectory_names(folder)))
+    first = sorted(entries, key=lambda entry: entry.state is RunState.ENDED)
+    names = {entry.name for entry in first[: _count_fitting(entry.size for entry in first)]}
+    listed: dict[str, TrajectoryEntry] = {}
 
+    def cards() -> Iterator[tuple[str, str]]:
+        for entry in entries:
+            # One of them may be removed meanwhile.
+            with contextlib.suppress(ContentMissing):
+                if entry.name in names:
+                    record = read_trajectory(folder, entry.name)
+                    page = trajectory_page(record, int(time.time() * 1000), 1, rows=sys.maxsize)
+                    card = f"{place}-trajectory-{len(listed) + 1}"
+                    listed[card] = entry
+                    yield card, render("file_card.html", run=place, trajectory=page, note=STATE_NOTES[page.state])
 
-def _fitting(steps: Sequence[Step], room: int) -> Iterator[Step]:
-    for step in steps:
-        room -= _step_size(step)
-        if room < 0:
-            return
-        yield step
-
-
-def _step_size(step: Step) -> int:
-    named = [*(step.texts or ()), *(step.reply.texts if step.reply is not None else ())]
-    return _ROW_CHARACTERS + sum(len(one.text.text) for one in named)
+    packs = list(_packs(cards()))
+    return ReportedTrajectories(list(listed.items()), len(trajectory_names(folder)), packs)

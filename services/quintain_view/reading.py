@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from quintain_runner.results.labels import Note, NoteKey, latest_notes, read_not
 from quintain_runner.results.row import Row
 from quintain_view.case_page import CaseOrigin, CasePage, ShownCall, case_page, target_call_ids
 from quintain_view.filters import TrialFilter
-from quintain_view.index_reader import IndexReader, open_index, rows_of_case
+from quintain_view.index_reader import CaseEntry, IndexReader, open_index, rows_of_case
 from quintain_view.index_schema import NO_COUNTS, ColumnCounts
 from quintain_view.index_writer import IndexProgress
 from quintain_view.run_list import RunSource
@@ -42,8 +42,18 @@ class ContentMissing(Exception):
     """There is no such case or trial in the run. The message says which."""
 
 
-def read_run_page(folder: Path, trial_filter: TrialFilter, progress: IndexProgress, *, page: int = 1) -> RunPage:
-    """The page of a run. Raises `ConfigError` without a record, and `NotIndexed`."""
+def read_run_page(
+    folder: Path,
+    trial_filter: TrialFilter,
+    progress: IndexProgress,
+    *,
+    page: int = 1,
+    choose: Callable[[IndexReader], list[CaseEntry]] | None = None,
+) -> RunPage:
+    """The page of a run, with a page of its list or with the cases that are chosen.
+
+    Raises `ConfigError` without a record, and `NotIndexed`.
+    """
     run = read_run(folder)
     report = read_recorded_report(folder, run)
     with open_index(folder) as index:
@@ -51,20 +61,21 @@ def read_run_page(folder: Path, trial_filter: TrialFilter, progress: IndexProgre
             columns = {name: number for number, name in enumerate(run.configuration.columns)}
             empty = matrix([], MatrixView(columns, {}, None), trial_filter, count=0, page=1)
             return run_page(report, empty, trial_filter, contents=RunContents(), progress=progress)
-        cases, count = index.list_page(trial_filter, offset=(page - 1) * CASES_PER_PAGE, limit=CASES_PER_PAGE + 1)
+        if choose is None:
+            limit = CASES_PER_PAGE
+            cases, count = index.list_page(trial_filter, offset=(page - 1) * limit, limit=limit + 1)
+        else:
+            cases, count = choose(index), index.count_all_cases()
+            limit = len(cases)
         listed = [(case, index.trials_of(case.case_no)) for case in cases]
+        view = MatrixView(index.columns, index.graders, run.configuration.reduce.row)
         return run_page(
             report,
-            matrix(listed, matrix_view(index, run), trial_filter, count=count, page=page),
+            matrix(listed, view, trial_filter, count=count, page=page, limit=limit),
             trial_filter,
             contents=RunContents(column_counts(index, run), list(index.graders), index.tag_fields(), index.count_cases),
             progress=progress,
         )
-
-
-def matrix_view(index: IndexReader, run: RunFile) -> MatrixView:
-    """What the matrix of a run depends on."""
-    return MatrixView(index.columns, index.graders, run.configuration.reduce.row)
 
 
 def column_counts(index: IndexReader, run: RunFile) -> Mapping[str, ColumnCounts]:
@@ -99,18 +110,20 @@ def read_case_rows(folder: Path, case_id: str) -> list[Row]:
 
 def read_case_page(folder: Path, case_id: str, max_steps: int = MAX_SHOWN_STEPS) -> tuple[CasePage, dict[str, Note]]:
     """The page of a case, and the notes about its answers. Raises as `read_case_rows`."""
-    return build_case_page(folder, read_run(folder), case_id, read_case_rows(folder, case_id), max_steps=max_steps)
+    cases = [(case_id, read_case_rows(folder, case_id))]
+    return next(case_pages(folder, read_run(folder), cases, max_steps=max_steps))
 
 
-def build_case_page(
-    folder: Path, run: RunFile, case_id: str, rows: Sequence[Row], *, max_steps: int = MAX_SHOWN_STEPS
-) -> tuple[CasePage, dict[str, Note]]:
-    """The page of a case with these rows, and the notes about its answers by trial."""
-    origin = CaseOrigin(run.configuration.evaluation, str(folder), _calls(folder, run, rows), run.judges)
-    page = case_page(case_id, rows, origin, max_steps)
-    notes = latest_notes(read_notes(folder))
-    by_trial = {trial_id(row): notes.get(NoteKey.of(row)) for row in rows}
-    return page, {trial: note for trial, note in by_trial.items() if note is not None}
+def case_pages(
+    folder: Path, run: RunFile, cases: Iterable[tuple[str, Sequence[Row]]], *, max_steps: int = MAX_SHOWN_STEPS
+) -> Iterator[tuple[CasePage, dict[str, Note]]]:
+    """The pages of cases with their rows, and the notes about their answers by trial."""
+    notes, lines = latest_notes(read_notes(folder)), _lines_by_call(folder)
+    for case_id, rows in cases:
+        origin = CaseOrigin(run.configuration.evaluation, str(folder), _calls(lines, run, rows), run.judges)
+        by_trial = {trial_id(row): notes.get(NoteKey.of(row)) for row in rows}
+        page = case_page(case_id, rows, origin, max_steps)
+        yield page, {trial: note for trial, note in by_trial.items() if note is not None}
 
 
 def trial_id(row: Row) -> str:
@@ -142,26 +155,28 @@ def next_failure(folder: Path, trial_filter: TrialFilter, place: int, step: int)
         return None if found is None else (index.case(found[0]).case_id, found[1])
 
 
-def _calls(folder: Path, run: RunFile, rows: Iterable[Row]) -> dict[str, list[ShownCall]]:
-    """The calls of the rows' targets and graders in ``calls.jsonl``, by request id and by session id."""
-    rows = list(rows)
+def _lines_by_call(folder: Path) -> dict[str, list[bytes]]:
+    """The lines of ``calls.jsonl`` by request id and by session id; none of a file that is too large."""
+    path = folder / CALLS_FILE_NAME
+    found: dict[str, list[bytes]] = {}
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= _MAX_SEARCHED_CALLS_BYTES:
+            for line in path.read_bytes().splitlines():
+                for match in _CALL_IDS.finditer(line):
+                    found.setdefault(match[1].decode(errors="replace"), []).append(line)
+    return found
+
+
+def _calls(lines: Mapping[str, list[bytes]], run: RunFile, rows: Sequence[Row]) -> dict[str, list[ShownCall]]:
+    """The calls of the rows' targets and graders, by request id and by session id."""
     graders = [one for row in rows for grader in row.graders.values() for one in (grader, *grader.votes.values())]
     wanted = {key for grader in graders for key in (grader.request_id, grader.session_id) if key}
     wanted.update(key for row in rows for key in target_call_ids(row))
-    path = folder / CALLS_FILE_NAME
-    try:
-        if not wanted or path.stat().st_size > _MAX_SEARCHED_CALLS_BYTES:
-            return {}
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return {}
     found: dict[str, list[ShownCall]] = {}
-    for line in lines:
-        # A quick look first: few of many lines are those of this case.
-        if any(match[1].decode(errors="replace") in wanted for match in _CALL_IDS.finditer(line)):
-            fields = _fields(line)
-            for name in {fields.get("requestId"), fields.get("sessionId")} & wanted:
-                found.setdefault(str(name), []).append(_shown_call(fields, run))
+    for key in wanted:
+        for fields in map(_fields, lines.get(key, ())):
+            if key in {fields.get("requestId"), fields.get("sessionId")}:
+                found.setdefault(key, []).append(_shown_call(fields, run))
     return found
 
 

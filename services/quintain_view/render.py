@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from typing import ClassVar
 from urllib.parse import quote, urlencode
 
 import jinja2
@@ -56,32 +59,19 @@ class ServedLinks:
         return _with_query(path, "" if page is None else urlencode({"page": page}))
 
 
+@dataclass(frozen=True, slots=True)
 class FileLinks:
-    """The places within one file that holds one or more runs.
+    """The anchors of a run's cases in a file, by id."""
 
-    ``cases`` are the cases in it, by run and id, ``trajectories`` the recorded runs of hosted targets, by run and file.
-    """
+    places: Mapping[str, str] = field(default_factory=dict)
+    is_served: ClassVar = False
 
-    is_served = False
+    def run(self, name: str, query: str = "") -> None:
+        """A list with filters is not in a file."""
 
-    def __init__(
-        self, cases: dict[tuple[str, str], str], runs: dict[str, str], trajectories: dict[tuple[str, str], str]
-    ) -> None:
-        self._cases, self._runs, self._trajectories = cases, runs, trajectories
-
-    def run(self, name: str, query: str = "") -> str | None:
-        """The run's part of the file; None with filters: such a list is not in the file."""
-        return None if query or name not in self._runs else f"#{self._runs[name]}"
-
-    def case(self, name: str, case_id: str, query: str = "") -> str | None:
-        """The case's part of the file; None if the file leaves it out."""
-        place = self._cases.get((name, case_id))
-        return None if place is None else f"#{place}"
-
-    def trajectories(self, name: str, file: str = "", *, page: int | None = None) -> str | None:
-        """The trajectory's part of the file; None if the file leaves it out."""
-        place = self._trajectories.get((name, file))
-        return None if place is None else f"#{place}"
+    def case(self, name: str, case_id: str, query: str = "") -> str:
+        """The anchor of a case."""
+        return f"#{self.places[case_id]}"
 
 
 def _with_query(path: str, query: str) -> str:

@@ -84,13 +84,14 @@ class MatrixRow:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A page of the list of cases. ``found`` says how many there are."""
+    """A page of the list of cases, of which there are ``count``. ``found`` says how many."""
 
     names: list[str]
     columns: list[str]
     tag_fields: list[str]
     hidden_columns: int
     rows: list[MatrixRow]
+    count: int
     found: str
     page: int
     has_next: bool
@@ -221,6 +222,7 @@ def matrix(
         tag_fields=[visible(name) for name in fields],
         hidden_columns=len(view.columns) - len(names),
         rows=rows,
+        count=count,
         found=_found(count, is_more=is_more),
         page=page,
         has_next=len(cases) > limit,

@@ -66,8 +66,10 @@ def word_difference(expected: str, answer: str) -> list[TextSpan]:
     before, after = _PARTS.findall(expected), _PARTS.findall(answer)
     if before == after or not before or len(before) + len(after) > MAX_COMPARED_WORDS:
         return []
+    if 2 * min(len(before), len(after)) < LEAST_SAME_SHARE * (len(before) + len(after)):
+        return []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    if matcher.real_quick_ratio() < LEAST_SAME_SHARE or matcher.ratio() < LEAST_SAME_SHARE:
+    if matcher.ratio() < LEAST_SAME_SHARE:
         return []
     spans: list[TextSpan] = []
     for operation, start, end, new_start, new_end in matcher.get_opcodes():

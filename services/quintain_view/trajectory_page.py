@@ -66,12 +66,12 @@ class TrajectoryEntry:
     state: RunState
     error: str
     took: str
-    size: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryPage:
-    """A run in two lanes, with ``step_count`` rows on all its pages.
+    """A run in two lanes.
 
     ``waiting`` are all events of the run that await a reply now, also those of other pages.
     """
@@ -86,7 +86,6 @@ class TrajectoryPage:
     took: str
     waiting: list[Step]
     steps: list[Step]
-    step_count: int
     unreadable: int
     skipped: int
     page: int
@@ -105,18 +104,21 @@ def trajectory_entry(record: TrajectoryRecord, size: int) -> TrajectoryEntry:
         state=record.state,
         error=one_line(last.texts.get("error", "")) if last is not None and last.kind == "end" else "",
         took=seconds(last.ms) if last is not None and record.state is not RunState.RUNNING else "",
-        size=f"{max(1, size // 1000):,} kB",
+        size=size,
     )
 
 
-def trajectory_page(record: TrajectoryRecord, now_ms: int, page: int | None = None) -> TrajectoryPage:
-    """A run in two lanes at this time, in milliseconds since the epoch. Without ``page`` it is the last of a run that
-    goes on, else the first.
+def trajectory_page(
+    record: TrajectoryRecord, now_ms: int, page: int | None = None, *, rows: int = STEPS_PER_PAGE
+) -> TrajectoryPage:
+    """A run in two lanes at this time, in milliseconds since the epoch, with so many ``rows`` on a page.
+
+    Without ``page`` it is the last of a run that goes on, else the first.
     """
     start, last = record.start, record.lines[-1] if record.lines else None
     is_running = record.state is RunState.RUNNING
     steps = _steps(record.lines, _started_ms(start) if is_running else None, now_ms)
-    pages = max(1, -(-len(steps) // STEPS_PER_PAGE))
+    pages = max(1, -(-len(steps) // rows))
     number = min(pages, page or (pages if is_running else 1))
     ended = last if last is not None and last.kind == "end" else None
     error = None if ended is None else ended.texts.get("error")
@@ -130,8 +132,7 @@ def trajectory_page(record: TrajectoryRecord, now_ms: int, page: int | None = No
         error=None if error is None else shown(error),
         took="" if last is None or is_running else seconds(last.ms),
         waiting=[step for step in steps if step.waits_since is not None],
-        steps=steps[(number - 1) * STEPS_PER_PAGE : number * STEPS_PER_PAGE],
-        step_count=len(steps),
+        steps=steps[(number - 1) * rows : number * rows],
         unreadable=record.unreadable,
         skipped=0 if ended is None else ended.skipped,
         page=number,

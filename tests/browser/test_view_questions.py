@@ -144,7 +144,7 @@ def test_one_case_is_a_file_in_two_actions(visitor: ViewPage, tmp_path: Path) ->
         page.get_by_role("link", name="This case as a file").click()
     download.value.save_as(tmp_path / "case.html")
     html = (tmp_path / "case.html").read_text()
-    assert html.count('class="case-part"') == 1
+    assert html.count("<h2><bdi>") == 1
     assert "needle 7" in html
 
 

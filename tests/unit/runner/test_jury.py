@@ -24,7 +24,7 @@ from quintain_runner.report.summary import ExitCode
 from quintain_runner.report.tables import run_tables
 from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
 from quintain_runner.spec.judge_graders import JudgeGrader
-from quintain_view.reading import build_case_page
+from quintain_view.reading import case_pages
 from support.evaluations import EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
 
@@ -352,7 +352,7 @@ async def test_tables_files_and_pages_show_the_votes(tmp_path: Path) -> None:
     (log,) = write_inspect_logs(tmp_path / "logs", report)
     score = json.loads(log.read_text())["samples"][0]["scores"]["jury"]
     assert score["metadata"]["votes"]["cyd"] == {"score": 0.0, "pass": False, "reason": "no"}
-    page, _ = build_case_page(folder.output, report.run, "case-1", [folder.rows_by_case()["case-1"]])
+    page, _ = next(case_pages(folder.output, report.run, [("case-1", [folder.rows_by_case()["case-1"]])]))
     (shown,) = page.answers[0].verdicts
     assert [(vote.name, vote.outcome) for vote in shown.votes] == [
         ("ada", "error"),

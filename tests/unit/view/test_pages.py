@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +25,7 @@ from quintain_view.html_report import write_html_report
 from quintain_view.run_page import difference_plot
 from quintain_view.text import shown, shown_message, shown_messages, word_difference
 from quintain_view.timeline import AnswerTimeline
+from support.html_reports import cards_of
 from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, tool_step, write_results
 
 BOTH = ("bot", "other")
@@ -47,6 +50,8 @@ def test_hostile_text_makes_no_tag_no_attribute_and_no_control_character(tmp_pat
     write_results(tmp_path / "run", [hostile_row(), errored_row(f"2{HOSTILE}")])
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
     html = (tmp_path / "report.html").read_text()
+    assert len(cards_of(html)) == 2
+    html += "".join(cards_of(html).values())
     tags = tags_of(html)
     assert [tag for tag, _ in tags].count("script") == 1
     assert {"img", "iframe", "object", "embed", "base"} & {tag for tag, _ in tags} == set()
@@ -67,15 +72,52 @@ def test_a_p_below_what_is_shown_is_not_shown_as_0(tmp_path: Path) -> None:
     assert ["p < 0.001" in line.summary for line in plot.lines] == [True]
 
 
-def test_a_report_of_many_cases_has_those_that_matter_and_says_so(tmp_path: Path) -> None:
-    rows = [graded_row(f"case-{number}", (number % 10) / 10) for number in range(700)]
-    write_results(tmp_path / "run", rows)
+def test_a_report_of_many_cases_has_every_one(tmp_path: Path) -> None:
+    write_results(tmp_path / "run", [graded_row(f"case-{number}", (number % 10) / 10) for number in range(700)])
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
     html = (tmp_path / "report.html").read_text()
-    parts = html.count('class="case-part"')
-    assert 60 <= parts <= 120
-    assert f"{parts} of 700 cases" in html
-    assert "case-0<" in html
+    cards = cards_of(html)
+    assert list(cards) == [f"run-1-case-{number}" for number in range(1, 701)]
+    assert sorted({*re.findall('href="#(run-1-case-[^"]*)"', html)}) == sorted(cards)
+    for rel, place in (("prev", 15), ("next", 17)):
+        assert f'<a rel="{rel}" href="#run-1-case-{place}">' in cards["run-1-case-16"]
+    for which, place in (("previous", 5), ("next", 11)):
+        assert f'<a data-failure="{which}" href="#run-1-case-{place}">' in cards["run-1-case-6"]
+    assert "<bdi>case-699</bdi>" in cards["run-1-case-700"]
+
+
+@pytest.mark.parametrize(("name", "limit", "kept"), [("MAX_CASES", 3, 3), ("MAX_BYTES", 1_000, 2)])
+def test_of_a_run_that_is_too_large_the_failures_come_first_and_the_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: int, kept: int
+) -> None:
+    monkeypatch.setattr(f"quintain_view.html_report.{name}", limit)
+    write_results(tmp_path / "run", [graded_row(f"case-{number}", float(number != 7)) for number in range(9)])
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    html = (tmp_path / "report.html").read_text()
+    cards = list(cards_of(html).values())
+    assert len(cards) == kept
+    assert "<bdi>case-7</bdi>" in cards[-1]
+    assert f"{kept} of 9 cases" in html
+
+
+def test_a_report_has_two_megabytes_for_three_hundred_cases_of_nine_answers(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    words = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 11))) for _ in range(20_000)]
+    weights = [1 / (number + 3) for number in range(len(words))]
+
+    def phrase() -> str:
+        return " ".join(chance.choices(words, weights, k=15))
+
+    # As answers to one question do, these share half of their phrases.
+    rows = []
+    for number in range(30):
+        shared = [phrase() for _ in range(10)]
+        for target, repeat in itertools.product("abc", (1, 2, 3)):
+            output = "\n\n".join(chance.choice(shared) if chance.random() < 0.5 else phrase() for _ in range(10))
+            rows.append(graded_row(f"case-{number}", chance.random(), target=target, repeat=repeat, output=output))
+    write_results(tmp_path / "run", rows, targets="abc", repeats=3)
+    write_html_report(tmp_path / "report.html", [tmp_path / "run"])
+    assert (tmp_path / "report.html").stat().st_size < 2_000_000 * 30 / 300
 
 
 def test_the_file_of_one_case_has_no_other_and_only_its_user_reads_it(tmp_path: Path) -> None:
@@ -95,8 +137,9 @@ def test_a_report_of_a_few_cases_has_all_and_no_network(tmp_path: Path) -> None:
     append_note(tmp_path / "run", Note(**key._asdict(), passed=True, text="it is right"))
     write_html_report(tmp_path / "report.html", [tmp_path / "run", tmp_path / "run"])
     html = (tmp_path / "report.html").read_text()
-    assert html.count('class="case-part"') == 6
-    assert "it is right" in html
+    assert len(cards_of(html)) == 6
+    html += "".join(cards_of(html).values())
+    assert html.count("it is right") == 2
     assert re.findall(r"(?:src|href)=\"(?!#|data:,)", html) == []
     ids = re.findall(r' id="([^"]*)"', html)
     assert len(ids) == len(set(ids))
@@ -146,14 +189,14 @@ def test_a_timeline_says_what_was_cut_and_where_and_what_the_page_leaves_out() -
     assert "200 of 300" in long.notes[0]
 
 
-def test_an_agents_steps_are_on_the_pages_of_a_report_and_within_its_size(tmp_path: Path) -> None:
-    answer = Answer(request_id="r", steps=[tool_step({"q": "tides"}, "12:40")] * 400)
-    rows = [graded_row(str(number), 1.0).model_copy(update={"answer": answer}) for number in range(100)]
+def test_an_agents_steps_are_on_the_cards_of_a_report(tmp_path: Path) -> None:
+    answer = Answer(request_id="r", steps=[tool_step({"q": "tides"}, "12:40")] * 201)
+    rows = [graded_row(str(number), 1.0).model_copy(update={"answer": answer}) for number in range(2)]
     write_results(tmp_path / "run", rows)
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
-    html = (tmp_path / "report.html").read_text()
-    assert html.count('<li class="step tool">') <= 6000
-    assert html.count("of 400 steps") == html.count('class="case-part"') > 0
+    for card in cards_of((tmp_path / "report.html").read_text()).values():
+        assert card.count('<li class="step tool">') == 200
+        assert "200 of 201 steps" in card
 
 
 @pytest.mark.parametrize(

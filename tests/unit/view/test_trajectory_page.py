@@ -14,6 +14,7 @@ from quintain_view.reading import ContentMissing
 from quintain_view.render import ServedLinks, render
 from quintain_view.trajectory_files import TRAJECTORIES_PER_PAGE, list_trajectories, read_trajectory, trajectory_version
 from quintain_view.trajectory_page import STEPS_PER_PAGE, RunState, TrajectoryPage, TrajectoryRecord, trajectory_page
+from support.html_reports import cards_of
 from support.results_folder import HOSTILE, graded_row, write_results
 
 #: The run began at this time, in milliseconds since the epoch.
@@ -181,7 +182,7 @@ def test_a_file_has_the_trajectories_of_its_folder_and_nothing_in_them_is_markup
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
     html = (tmp_path / "report.html").read_text()
     assert 'href="#run-1-trajectory-1"' in html
-    assert html.count('id="run-1-trajectory-1"') == 1
+    html += cards_of(html)["run-1-trajectory-1"]
     found = _Tags()
     found.feed(html)
     assert {"img", "iframe", "object", "embed", "base"} & found.tags == set()
@@ -190,29 +191,34 @@ def test_a_file_has_the_trajectories_of_its_folder_and_nothing_in_them_is_markup
     assert "the reply" in lanes
     assert "&lt;script&gt;" in lanes
     # A clock would go on in a file that is read next week.
-    assert "data-since" not in html.partition("<body>")[2]
+    assert 'data-since="' not in html
 
 
 def test_a_folder_with_trajectories_only_is_a_file_too(tmp_path: Path) -> None:
     write_lines(tmp_path / "attack", trajectory_line("send", 1, request="one"), trajectory_line("end", 2))
     write_html_report(tmp_path / "report.html", [tmp_path / "attack"])
     html = (tmp_path / "report.html").read_text()
-    assert 'id="run-1-trajectory-1"' in html
+    assert [*cards_of(html)] == ["run-1-trajectory-1"]
     assert 'class="matrix"' not in html
 
 
 def test_a_file_is_bounded_and_has_the_trajectories_that_did_not_end_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintain_view.html_report.MAX_TRAJECTORIES", 3)
-    monkeypatch.setattr("quintain_view.html_report.MAX_CHARACTERS", 25_000)
-    long = [trajectory_line("send", number, request="x" * 9_000) for number in range(1, 5)]
-    write_lines(tmp_path, *long, trajectory_line("end", 9, error="it broke"), name="a.jsonl")
+    long = [trajectory_line("send", number, request="x" * 90) for number in range(1, 302)]
+    write_lines(tmp_path, *long, trajectory_line("end", 999, error="it broke"), name="a.jsonl")
     for name in "bcde":
         write_lines(tmp_path, trajectory_line("send", 1), trajectory_line("end", 2), name=f"{name}.jsonl")
+    size = sum((tmp_path / TRAJECTORY_FOLDER / f"{name}.jsonl").stat().st_size for name in "ade")
+    monkeypatch.setattr("quintain_view.html_report.MAX_BYTES", size)
     found = read_trajectories(tmp_path, "run-1")
-    assert [part.page.name for part in found.parts] == ["e.jsonl", "d.jsonl", "a.jsonl"]
+    assert [(place, entry.name) for place, entry in found.listed] == [
+        ("run-1-trajectory-1", "e.jsonl"),
+        ("run-1-trajectory-2", "d.jsonl"),
+        ("run-1-trajectory-3", "a.jsonl"),
+    ]
     assert found.total == 5
-    assert found.note("runs/attack") != ""
-    assert [len(part.page.steps) for part in found.parts] == [1, 1, 2]
-    assert [bool(part.left_out) for part in found.parts] == [False, False, True]
+    write_html_report(tmp_path / "report.html", [tmp_path])
+    html = (tmp_path / "report.html").read_text()
+    assert "3 of 5 trajectories" in html
+    assert cards_of(html)["run-1-trajectory-3"].count("data-line") == 301

@@ -33,8 +33,8 @@
     if (message) message.textContent = one("[data-enter]").dataset.enter;
   }
 
-  // Lines that j and k walk through: rows of a list, trials of a comparison, cases of a file.
-  const lines = () => all("[data-line], .case-part");
+  // Lines that j and k walk through: rows of a list, trials of a comparison; of a file those that are in sight.
+  const lines = () => all("[data-line]").filter((line) => line.offsetParent);
   let current = -1;
 
   function select(number) {
@@ -82,7 +82,7 @@
     "?": toggleKeys,
     f: () => toFailure(1),
     F: () => toFailure(-1),
-    "/": () => (one("#q") ? one("#q").focus() : follow("a[data-search]")),
+    "/": () => (one("a[data-search]") ? follow("a[data-search]") : one("#q")?.focus()),
   };
 
   function isTyping(target) {
@@ -218,10 +218,50 @@
   }
 
   // What an address names is open, and all that it is in.
-  function unfold() {
-    const target = document.getElementById(location.hash.slice(1));
+  async function unfold() {
+    const name = location.hash.slice(1);
+    if (one("#opened") && (await openPart(name))) return;
+    const target = document.getElementById(name);
     for (let part = target?.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
     target?.scrollIntoView();
+    if (name === "q") target?.focus();
+  }
+
+  // A file's cases and trajectories are compressed in it. The one that the address names takes the place of the lists;
+  // their texts were escaped when it was written, and its policy lets no script of theirs run. Back in the lists, the
+  // line of what was open is selected; the result says so.
+  async function openPart(name) {
+    const part = /^run-\d+-(?:case|trajectory)-\d+|$/.exec(name)[0];
+    const packed = typeof DecompressionStream === "function" && one(`template[data-places~="${part}"]`);
+    const html = packed ? await unpacked(packed, part) : "";
+    const opened = one("#opened");
+    const before = opened.dataset.part ?? "";
+    if (`#${name}` !== (location.hash || "#") || before === (packed ? part : "")) return false;
+    opened.innerHTML = html;
+    opened.dataset.part = packed ? part : "";
+    for (const section of all("main > section")) section.hidden = (section === opened) !== Boolean(packed);
+    current = packed ? -1 : lines().findIndex((line) => line.querySelector(`a[href="#${before}"]`));
+    if (packed) scrollTo({ top: 0, behavior: "instant" });
+    if (packed) opened.focus({ preventScroll: true });
+    if (current < 0 || name === "q") return false;
+    lines()[current].scrollIntoView({ block: "center", behavior: "instant" });
+    select(current);
+    return true;
+  }
+
+  async function unpacked(packed, part) {
+    const bytes = Uint8Array.from(atob(packed.content.textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const parts = (await new Response(stream).text()).split("\0");
+    return parts[packed.dataset.places.split(" ").indexOf(part)];
+  }
+
+  // The rows of a file's lists that have these words.
+  function onInput(event) {
+    if (!event.target.matches("[data-filter]")) return;
+    const words = event.target.value.toLowerCase();
+    for (const row of all(".matrix tbody tr")) row.hidden = !row.textContent.toLowerCase().includes(words);
+    current = -1;
   }
 
   // Clocks of what waits: whole seconds since a time, by the clock of this machine, which served the page.
@@ -235,9 +275,10 @@
   document.addEventListener("click", onClick);
   document.addEventListener("submit", onSubmit);
   document.addEventListener("change", onChange);
+  document.addEventListener("input", onInput);
   addEventListener("popstate", show);
   addEventListener("hashchange", unfold);
-  if (location.hash === "#q") one("#q")?.focus();
+  if (typeof DecompressionStream === "function") one("#unpacked")?.remove();
   unfold();
   enter();
   listen();
