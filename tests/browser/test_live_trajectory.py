@@ -41,7 +41,7 @@ def test_a_run_is_shown_while_it_goes_on(browser: Browser, tmp_path: Path) -> No
             recorder.record_item(2, sent(2, HOSTILE))
             one = visit(context, start_view(shell))
             page = one.page
-            page.get_by_role("link", name="attack").click()
+            page.get_by_role("link", name="attack", exact=True).click()
             expect(page.locator("tbody tr")).to_contain_text("running")
             page.get_by_role("link", name="desk").click()
             expect(page.locator(".waiting li")).to_have_count(2)
