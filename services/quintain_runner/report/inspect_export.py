@@ -134,6 +134,7 @@ def _sample(row: Row) -> JsonObject:
         "target": "" if asked is None else _text(asked.expected),
         "messages": messages,
         "output": output,
+        "model_usage": {row.target: output["usage"]},
         "scores": {name: _score(row, name) for name, grader in row.graders.items() if grader.score is not None},
         "metadata": _metadata(row),
         "total_time": row.duration_ms / 1000,
