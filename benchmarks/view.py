@@ -1,10 +1,11 @@
 """Measures `quintain view`: making the index of a large run, and the time to each page of it.
 
-Usage: ``python benchmarks/view.py [--rows ROWS] [--folder FOLDER]``; without a number, a million rows: half as many
-cases, two targets. Rows and index are kept in the folder, and continued where an earlier measurement stopped; without a
-folder they are made in a temporary one. The server is a process of its own, and the times are those of whole answers
-over loopback: the median of nine, after one that is not counted, or of as many as fit into 10 s; what the browser takes
-to draw a page is not in them.
+Usage: ``python benchmarks/view.py [--rows ROWS] [--folder FOLDER] [--browser]``; without a number, a million rows:
+half as many cases, two targets. Rows and index are kept in the folder, and continued where an earlier measurement
+stopped; without a folder they are made in a temporary one. The server is a process of its own, and the times are those
+of whole answers over loopback: the median and the longest of nine, after one that is not counted, or of as many as fit
+into 10 s. What a browser takes is in the last two lines only, with ``--browser``: Chromium's first contentful paint,
+and the time from a filter that is chosen to its list.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import http.client
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from playwright.sync_api import sync_playwright
 
 from quintain_view.index_writer import index_path, update_index_step
 
@@ -36,6 +40,9 @@ PAGES = {
     "in doubt (none)": ("?show=inDoubt", FILTER_MS),
     "all that have a score": ("?show=passed&show=failed", FILTER_MS),
     "stale (none)": ("?show=stale", FILTER_MS),
+    "a fails and b passes": ("?is=a:failed&is=b:passed", FILTER_MS),
+    "a fails and b passes, slowest first": ("?is=a:failed&is=b:passed&sort=duration", FILTER_MS),
+    "a passes in all repeats, a word": ("?is=a:passed&repeats=all&q=rare777", FILTER_MS),
     "one target, failed, lowest score": ("?target=b&show=failed&sort=score", FILTER_MS),
     "slowest first": ("?sort=duration", FILTER_MS),
     "dearest first, failed": ("?sort=cost&show=failed", FILTER_MS),
@@ -44,6 +51,11 @@ PAGES = {
     "a rare word": ("?q=rare777", FILTER_MS),
     "a word of every row": ("?q=question", FILTER_MS),
     "a word of every row, slowest failed": ("?q=question&show=failed&sort=duration", FILTER_MS),
+    "a rare phrase": ("?q=%22rare777+and+other%22", FILTER_MS),
+    "a phrase of every row": ("?q=%22things+that+are%22", FILTER_MS),
+    "order by a grader": ("?sort=grader:judge", FILTER_MS),
+    "order by a grader, errors": ("?sort=grader:judge&show=error", FILTER_MS),
+    "order by a tag, failed": ("?sort=tag:topic&show=failed", FILTER_MS),
     "page 40": ("?page=40", FILTER_MS),
 }
 
@@ -114,7 +126,11 @@ def _written(file: Iterable[bytes], cases: int) -> tuple[int, int]:
 def _line(number: int, position: int, target: str) -> str:
     score = (number * 7919 + position * 31) % 101 / 100
     is_error = (number + position) % 10_000 == 9_999
-    verdict = f'"same": {{"score": {score}, "pass": {str(score >= 0.5).lower()}, "checks": [], "calls": 0}}'
+    scores = {"same": score, "judge": round((score + number % 3 / 3) % 1, 2)}
+    verdicts = ", ".join(
+        f'"{name}": {{"score": {one}, "pass": {str(one >= 0.5).lower()}, "checks": [], "calls": 0}}'
+        for name, one in scores.items()
+    )
     # Not by a JSON encoder: a million rows are written in a few seconds.
     return (
         f'{{"schemaVersion": 2, "caseId": "case-{number}", "target": "{target}", "repeat": 1, '
@@ -122,7 +138,8 @@ def _line(number: int, position: int, target: str) -> str:
         f'"status": "{"error" if is_error else "graded"}", "case": {{"question": "question {number}, about '
         f'rare{number % 1_000} and other things that are asked", "expected": "yes"}}, '
         f'"output": "an answer of some length, {number}", "score": {"null" if is_error else score}, '
-        f'"graders": {{{"" if is_error else verdict}}}, "calls": 1, '
+        f'"graders": {{{"" if is_error else verdicts}}}, "calls": 1, '
+        f'"tags": {{"topic": ["topic {number % 7}"]}}, '
         f'"tokenUsage": {{"input": 100, "output": 20}}, "durationMs": {number % 977 + position}}}\n'
     )
 
@@ -154,19 +171,26 @@ def served(folder: Path) -> Iterator[tuple[int, str, str]]:
             server.terminate()
 
 
+def show(title: str, times: Sequence[float], limit: float, more: str = "") -> list[str]:
+    """Print the median and the longest of these times; its title if the median is above the limit, in milliseconds."""
+    middle = statistics.median(times)
+    print(f"{title:36} {middle:5.0f} ms, at most {max(times):5.0f} ms{more}  (limit {limit} ms)", flush=True)
+    return [title] if middle > limit else []
+
+
 def processor_ms(process: int) -> float:
     """The processor's time that a process has used, in milliseconds."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return 1_000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(origin: str, cookie: str, path: str) -> tuple[float, int]:
-    """The median time of an answer in milliseconds, and how many answers there were."""
+def measure(origin: str, cookie: str, path: str) -> list[float]:
+    """The times of the answers in milliseconds, without the first."""
     times: list[float] = []
     began = time.perf_counter()
     while len(times) <= _REPEATS and (len(times) < 2 or time.perf_counter() - began < _PAGE_SECONDS):
         times.append(get(origin, cookie, path)[0])
-    return statistics.median(times[1:]), len(times)
+    return times[1:]
 
 
 def get(origin: str, cookie: str, path: str) -> tuple[float, str]:
@@ -209,11 +233,49 @@ def measure_pages(folder: Path, rows: int) -> list[str]:
     with served(folder) as (process, origin, cookie):
         for title, (query, limit) in {**PAGES, "a case, with its neighbors": case}.items():
             used = processor_ms(process)
-            milliseconds, answers = measure(origin, cookie, f"/run/{folder.name}{query}")
-            used = (processor_ms(process) - used) / answers
-            slow += [title] if milliseconds > limit else []
-            print(f"{title:36} {milliseconds:7.0f} ms, of the processor {used:4.0f} ms  (limit {limit} ms)", flush=True)
+            times = measure(origin, cookie, f"/run/{folder.name}{query}")
+            used = (processor_ms(process) - used) / (len(times) + 1)
+            slow += show(title, times, limit, f", of the processor {used:4.0f} ms")
     return slow
+
+
+#: Chooses an outcome of the first target. Its list is there when the count of cases is another one and is painted.
+_CHOOSE = """value => new Promise(done => {
+    const count = () => document.querySelector("[role=status]").textContent
+    const select = document.querySelector("select[name=is]")
+    const before = count(), began = performance.now()
+    select.value = [...select.options].find(one => one.text === value).value
+    select.dispatchEvent(new Event("change", {bubbles: true}))
+    const look = () => count() === before ? setTimeout(look, 2)
+        : requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)))
+    look()
+})"""
+
+_PAINT = """() => new Promise(done => new PerformanceObserver(entries => {
+    for (const one of entries.getEntriesByName("first-contentful-paint")) done(one.startTime)
+}).observe({type: "paint", buffered: true}))"""
+
+
+def measure_in_browser(folder: Path) -> list[str]:
+    """Print the first paint of the run's page in Chromium, and the time from a chosen filter to its list."""
+    paints: list[float] = []
+    filters: list[float] = []
+    with served(folder) as (_, origin, cookie), sync_playwright() as playwright:
+        program = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        name, _, value = cookie.partition("=")
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        context.add_cookies([{"name": name, "value": value, "url": origin}])
+        page = context.new_page()
+        for _ in range(_REPEATS + 1):
+            page.goto(f"{origin}/run/{folder.name}")
+            paints.append(page.evaluate(_PAINT))
+            filters.append(page.evaluate(_CHOOSE, "failed"))
+        browser.close()
+    return [
+        *show("in a browser: first paint", paints[1:], FIRST_PAINT_MS),
+        *show("in a browser: a fails, chosen", filters[1:], FILTER_MS),
+    ]
 
 
 def main() -> None:
@@ -221,6 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure quintain view with a large run.")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="where rows and index are kept, and continued")
+    parser.add_argument("--browser", action="store_true", help="measure in Chromium too")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -229,6 +292,7 @@ def main() -> None:
         measure_first_opening(folder)
         make_index(folder)
         slow = measure_pages(folder, options.rows)
+        slow += measure_in_browser(folder) if options.browser else []
     if slow:
         print(f"slower than the limit: {', '.join(slow)}")
         raise SystemExit(1)

@@ -21,6 +21,7 @@ from quintain_view.text import (
     ShownText,
     TextSpan,
     json_text,
+    one_line,
     shown,
     shown_messages,
     word_difference,
@@ -158,6 +159,10 @@ class CasePage:
 MAX_OPEN_ANSWERS = 3
 
 
+#: How many characters of a case's id its page shows.
+MAX_ID_CHARACTERS = 500
+
+
 def case_page(case_id: str, rows: Sequence[Row], origin: CaseOrigin, max_steps: int = MAX_SHOWN_STEPS) -> CasePage:
     """The page of a case with these rows; ``max_steps`` of each answer are shown."""
     case = next((row.case for row in rows if row.case is not None), None)
@@ -168,7 +173,7 @@ def case_page(case_id: str, rows: Sequence[Row], origin: CaseOrigin, max_steps: 
         for column in dict.fromkeys(answer.column for answer in answers)
     }
     return CasePage(
-        case_id=visible(case_id),
+        case_id=one_line(case_id, MAX_ID_CHARACTERS),
         question=None if case is None or case.question is None else shown(case.question),
         system_prompt=None if case is None or case.system_prompt is None else shown(case.system_prompt),
         messages=[] if case is None else shown_messages((*(case.messages or ()), *_planned_turns(case))),

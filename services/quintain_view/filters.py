@@ -250,7 +250,8 @@ class TrialFilter:
         """The table, and the condition on it, of an order in which only some trials have a place; None of others."""
         match self.order.kind:
             case SortOrder.GRADER:
-                table = "grader_score CROSS JOIN trial USING (case_no, column_no, repeat)"
+                # The outcome is in both, so that only the trials of a filter's outcomes are looked up.
+                table = "grader_score CROSS JOIN trial USING (case_no, column_no, repeat, outcome)"
                 return table, SqlCondition("bit = ?", (graders.get(self.order.name, -1),))
             case SortOrder.TAG:
                 return "case_tag CROSS JOIN trial USING (case_no)", SqlCondition("field = ?", (self.order.name,))

@@ -23,7 +23,7 @@ from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 
 #: So many graders and columns have a bit of their own: those of a positive SQLite integer.
 MAX_BITS: Final = 62
@@ -65,7 +65,7 @@ CREATE TABLE case_state (
     case_no INTEGER PRIMARY KEY, any_0, any_1, any_2, any_3, reduced_0, reduced_1, reduced_2, reduced_3
 );
 CREATE TABLE grader_score (
-    bit INTEGER, value INTEGER, case_no INTEGER, column_no INTEGER, repeat INTEGER,
+    bit INTEGER, value INTEGER, case_no INTEGER, column_no INTEGER, repeat INTEGER, outcome INTEGER,
     PRIMARY KEY (bit, value, case_no, column_no, repeat)
 ) WITHOUT ROWID;
 CREATE VIRTUAL TABLE trial_text USING fts5(answer, question, reason, content='', columnsize=0);

@@ -61,7 +61,7 @@ _INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 17)})"
 #: Of the hash of what was asked and expected, 31 bits are kept: it is compared with that of the same case.
 _ASKED_SHIFT = 33
 
-_INSERT_SCORE = "INSERT OR REPLACE INTO grader_score VALUES (?, ?, ?, ?, ?)"
+_INSERT_SCORE = "INSERT OR REPLACE INTO grader_score VALUES (?, ?, ?, ?, ?, ?)"
 _DELETE_SCORE = "DELETE FROM grader_score WHERE bit = ? AND value = ? AND case_no = ? AND column_no = ? AND repeat = ?"
 _INSERT_TEXT = "INSERT INTO trial_text (rowid, question, answer, reason) VALUES (?, ?, ?, ?)"
 
@@ -248,7 +248,7 @@ class _IndexWriter:
         asked = key_hash(row.fingerprints.input, row.fingerprints.grading) >> _ASKED_SHIFT
         self._connection.execute(_INSERT_TRIAL, (*place, *trial, *tokens, *rest, offset, length, asked))
         for bit, value in scores.items():
-            self._connection.execute(_INSERT_SCORE, (bit, whole(value * SCORE_UNITS), *place))
+            self._connection.execute(_INSERT_SCORE, (bit, whole(value * SCORE_UNITS), *place, trial.outcome))
         # Where a case has more rows than numbers here, the index is made anew.
         size = 1 << self._text_bits
         text_row = case_no * size + self._texts[case_no] % size

@@ -268,7 +268,7 @@ def run_page(
         is_ended=run.ended_at is not None,
         tables=[*run_tables(report), *([bill_table(run.bill)] if run.bill else [])] if run.ended_at is not None else [],
         notes=[plain_line(line, max_length=1_000) for line in account_lines(run.totals, run.bill)],
-        wrong=[(visible(text), leads) for text, leads in _wrong(run, counts)],
+        wrong=[(visible(text), leads) for text, leads in _wrong(run, counts, is_whole=progress.is_complete)],
         histograms=histograms(counts),
         differences=difference_plot(report.analysis),
         matrix=page_matrix,
@@ -296,11 +296,17 @@ def run_page(
     )
 
 
-def _wrong(run: RunFile, counts: Mapping[str, ColumnCounts]) -> Iterator[tuple[str, TrialFilter | None]]:
+def _wrong(
+    run: RunFile, counts: Mapping[str, ColumnCounts], *, is_whole: bool
+) -> Iterator[tuple[str, TrialFilter | None]]:
     """What went wrong, each with the list that shows it, if there is one."""
     for state, words in ((TrialState.ERROR, "errors"), (TrialState.IN_DOUBT, "in_doubt"), (TrialState.STALE, "stale")):
         if count := sum(getattr(column, words) for column in counts.values()):
             yield f"{count:,} {words.replace('_', ' ')}", TrialFilter(states=(state,))
+    found = sum(one.passed + one.failed + one.errors + one.in_doubt for one in counts.values())
+    counted = run.totals.trials - run.totals.waiting
+    if run.ended_at is not None and is_whole and found < counted:
+        yield f"{counted - found:,} of the {counted:,} rows that the record counts are not in the results", None
     for name, parked in run.parked_targets.items():
         yield f"{name} was stopped: {parked.reason} ({parked.code}: {parked.error})", None
     for name, reason in run.unavailable_graders.items():

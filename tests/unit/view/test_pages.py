@@ -20,8 +20,11 @@ from quintain_runner.graders.judge_request import build_judge_request, request_h
 from quintain_runner.results.labels import Note, NoteKey, append_note, latest_notes, read_notes
 from quintain_runner.results.row import Answer, GraderRow, JudgeUsed, RowCase, RowError
 from quintain_runner.spec.judge_graders import JudgeGrader
-from quintain_view.case_page import CaseOrigin, case_page
+from quintain_view.case_page import MAX_ID_CHARACTERS, CaseOrigin, case_page
+from quintain_view.filters import TrialFilter
 from quintain_view.html_report import write_html_report
+from quintain_view.index_writer import update_index
+from quintain_view.reading import read_run_page
 from quintain_view.run_page import difference_plot
 from quintain_view.text import shown, shown_message, shown_messages, word_difference
 from quintain_view.timeline import AnswerTimeline
@@ -303,3 +306,17 @@ def test_who_judged_and_what_it_was_not_shown_is_beside_its_verdict(tmp_path: Pa
     write_results(tmp_path / "run", [row.with_fields(graders=graders)])
     write_html_report(tmp_path / "report.html", [tmp_path / "run"])
     assert "12,345 characters of output" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_whose_results_were_cut_says_how_many_rows_are_missing(tmp_path: Path) -> None:
+    write_results(tmp_path / "run", [graded_row(str(number), 1.0) for number in range(4)])
+    results = tmp_path / "run" / "results.jsonl"
+    whole = read_run_page(tmp_path / "run", TrialFilter(), update_index(tmp_path / "run"))
+    results.write_bytes(b"".join(results.read_bytes().splitlines(keepends=True)[:1]))
+    cut = read_run_page(tmp_path / "run", TrialFilter(), update_index(tmp_path / "run"))
+    assert whole.wrong == []
+    assert [text.split()[0] for text, _ in cut.wrong] == ["3"]
+
+
+def test_an_endless_id_leaves_room_for_its_case() -> None:
+    assert len(case_page("x" * 50_000, [graded_row("x", 1.0)], CaseOrigin()).case_id) == MAX_ID_CHARACTERS
