@@ -123,7 +123,6 @@ def trend_points(runs: Sequence[tuple[str, float, Interval | None]]) -> list[Tre
 class DifferenceLine:
     """The difference of the mean scores of two columns on the same cases, with its interval; places from 0 to 1."""
 
-    label: str
     value: float
     low: float
     high: float
@@ -159,7 +158,6 @@ def _difference_line(pair: TargetPair, bound: float, number: int) -> DifferenceL
     shown_interval = "no interval" if interval is None else f"95 % from {interval.low:+.2f} to {interval.high:+.2f}"
     word = "significant" if pair.score.significant else "not significant"
     return DifferenceLine(
-        label=label,
         value=_place(value, bound),
         low=_place(low, bound),
         high=_place(high, bound),
