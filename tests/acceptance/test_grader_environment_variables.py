@@ -126,4 +126,4 @@ def test_graders_in_a_sandbox_call_their_session_and_see_nothing_of_the_run(shel
 
 def test_the_first_lines_of_a_run_say_which_programs_have_the_users_rights(shell: CommandLine) -> None:
     write_files(shell.folder, cases=1, quintain_yaml=CONFIG, grader_py=GRADER, eval_yaml=EVALUATION)
-    assert "\nrights   grader looks " in shell.run("run", "eval.yaml", env=SECRETS).stderr
+    assert "\nrights   grader looks:" in shell.run("run", "eval.yaml", env=SECRETS).stderr
