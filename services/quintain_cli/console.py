@@ -30,12 +30,6 @@ from quintain.errors import BudgetExhausted, ConfigError, Fault, QuintainError, 
 from quintain.observe import logs
 from quintain.settings import environment, read_log_settings, read_trace_settings
 
-
-def format_count(number: int, noun: str) -> str:
-    """Format a number with its noun, in the singular or the plural: ``1 call``, ``1,200 calls``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 #: The seconds of each unit of a duration on the command line.
 UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 

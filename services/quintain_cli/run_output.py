@@ -13,6 +13,7 @@ import typer
 
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError, QuintainError
+from quintain.fleet.tables import format_count
 from quintain.runtime.process_memory import reduce_gc_frequency
 from quintain.settings import environment
 from quintain_cli.console import (
@@ -20,7 +21,6 @@ from quintain_cli.console import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     escape_for_terminal,
-    format_count,
     print_json,
     print_stderr,
     print_stdout,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from quintain.fleet.tables import format_count
 from quintain.runtime.process_memory import reduce_gc_frequency
 from quintain_cli.commands.run import InDoubtOption, InDoubtPolicy
 from quintain_cli.console import (
@@ -17,7 +18,6 @@ from quintain_cli.console import (
     EXIT_OK,
     AsJson,
     RunCostOption,
-    format_count,
     print_json,
     print_stderr,
     print_stdout,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from quintain.fleet.tables import format_count
 from quintain.settings import environment, read_settings
 from quintain_cli.console import (
     EXIT_ERRORS,
@@ -18,7 +19,6 @@ from quintain_cli.console import (
     AsJson,
     MaxCostOption,
     escape_for_terminal,
-    format_count,
     print_json,
     print_stdout,
     run_command,

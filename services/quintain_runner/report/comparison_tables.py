@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from quintain.fleet.tables import format_count
 from quintain_runner.report.comparison import CaseChange, Comparison, Flip, MeasureComparison, TargetComparison
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.statistics.analysis import (
@@ -50,24 +51,26 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     """What became of cases, the rows that were left out and why, and what is not the same in both runs."""
     for folder, count in ((comparison.before, comparison.stale_before), (comparison.after, comparison.stale_after)):
         if count:
-            yield f"{folder}: {count} rows are stale: what made them changed since"
+            yield f"{folder}: {format_count(count, 'stale row')}: what made them changed since"
     if comparison.changed_graders:
         yield f"not the same in both runs: grader {', '.join(comparison.changed_graders)}"
     if comparison.changed_cases:
-        yield f"{comparison.changed_cases} rows are left out: the other run has no case that asks and expects the same"
+        left_out = format_count(comparison.changed_cases, "row")
+        yield f"{left_out} left out: the other run has no case that asks and expects the same"
     for target in comparison.targets:
         if target.left_out:
-            yield f"{_target_label(target)}: {target.left_out} rows have no score in both runs, and are left out"
+            left_out = format_count(target.left_out, "row")
+            yield f"{_target_label(target)}: {left_out} without a score in both runs left out"
         if target.changes:
             yield f"{_target_label(target)}: {changes_text(target.changes, target.worse_by_chance)}"
 
 
 def changes_text(changes: Mapping[CaseChange, int], by_chance: float) -> str:
     """How many cases changed in each way, as one line."""
-    every, some, better, same = (f"{changes[change]:,}" for change in CaseChange)
+    every, some, better, same = (changes[change] for change in CaseChange)
     return (
-        f"{every} cases worse in every repeat (by chance alone about {by_chance:.1f}), {some} worse in some, "
-        f"{better} better, {same} with as many passes"
+        f"{format_count(every, 'case')} worse in every repeat (by chance alone about {by_chance:.1f}), "
+        f"{some:,} worse in some, {better:,} better, {same:,} with as many passes"
     )
 
 

@@ -47,6 +47,11 @@ def times(percentiles: Percentiles | None) -> str:
     return NOTHING if percentiles is None else f"{duration(percentiles.p50)} / {duration(percentiles.p95)}"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun, in the singular or the plural: ``1 call``, ``1,200 calls``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def amount(number: float | None) -> str:
     """A count, shortened from ten thousand on."""
     if number is None:

@@ -9,7 +9,13 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain_runner.report.comparison import CaseChange, Comparison, compare_runs, count_changes
-from quintain_runner.report.comparison_tables import comparison_lines, comparison_tables, conclusion, flip_lines
+from quintain_runner.report.comparison_tables import (
+    changes_text,
+    comparison_lines,
+    comparison_tables,
+    conclusion,
+    flip_lines,
+)
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints
 from support.results_folder import errored_row, graded_row, write_results
@@ -55,9 +61,14 @@ def test_only_cases_with_a_score_in_both_are_compared(tmp_path: Path) -> None:
     assert target.row.score is not None
     assert (target.row.score.estimate.cases, target.row.score.base) == (2, 1.0)
     assert target.left_out == 3
-    assert "3 rows have no score in both runs" in next(
+    assert "3 rows without a score in both runs" in next(
         comparison_lines(Comparison(before="a", after="b", targets=[target]))
     )
+
+
+def test_one_case_is_not_cases() -> None:
+    for count, words in ((1, "1 case worse"), (1200, "1,200 cases worse")):
+        assert changes_text(dict.fromkeys(CaseChange, count), 0.5).startswith(words)
 
 
 def test_repeats_are_matched_and_count_as_one_case(tmp_path: Path) -> None:

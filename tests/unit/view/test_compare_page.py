@@ -95,7 +95,7 @@ def test_what_only_one_run_has_is_shown_and_not_compared(tmp_path: Path) -> None
         "new": ("no score → 0 of 1 passed", True),
         "broken": ("no score → 0 of 1 passed", True),
     }
-    assert any("rows have no score in both runs" in line for line in page.notes)
+    assert any("without a score in both runs" in line for line in page.notes)
 
 
 def test_a_case_that_asks_something_else_is_left_out_as_the_command_does(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_case_that_asks_something_else_is_left_out_as_the_command_does(tmp_pat
     run_of(tmp_path / "b", rows(0.0, "asked", "changed"), dataset="e" * 64)
     page = page_of(tmp_path)
     assert [counts_of(page)[name] for name in ("worseInEveryRepeat", ONLY_HERE)] == [1, 1]
-    assert any("2 rows are left out" in line for line in page.notes)
+    assert any("2 rows left out" in line for line in page.notes)
     (case,) = page_of(tmp_path, ONLY_HERE).cases
     assert (case.case_id, len(case.asked), len(case.repeats)) == ("1", 2, 2)
     forced = page_of(tmp_path, force=True)
