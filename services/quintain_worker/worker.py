@@ -200,7 +200,7 @@ class Worker:
         ends_at = loop.time() + grace_seconds
         while waited_for := self._context.inflight.running():
             ages = [
-                f"{call.identity.key[1]} ({loop.time() - call.granted_at:.0f} s)"
+                f"{call.identity.target} {call.identity.key[1][:8]} ({loop.time() - call.granted_at:.0f} s)"
                 for call in waited_for[:MAX_TOLD_CALLS]
             ]
             more = f" and {len(waited_for) - MAX_TOLD_CALLS} more" if len(waited_for) > MAX_TOLD_CALLS else ""
