@@ -126,7 +126,7 @@ def _read_answers(run: RunSettings, labeled_run: Path) -> LabeledAnswers:
     with run.open_cases() as cases:
         if evaluation.spec.labels is None:
             return answers_of_run(labeled_run, cases, run.targets, evaluation.prompts)
-        path = evaluation.folder / evaluation.spec.labels
+        path = evaluation.path.parent / evaluation.spec.labels
         for judge in evaluation.spec.graders:
             if isinstance(judge, JudgeGrader) and not set(ACTIVITY_SECTIONS).isdisjoint(judge.show or ()):
                 raise ConfigError(

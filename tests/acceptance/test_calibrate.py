@@ -78,7 +78,7 @@ def judges(result: dict[str, Any], half: str) -> dict[str, tuple[int, float]]:
 def test_two_judges_are_compared_on_labels_of_a_file_and_no_target_is_called(shell: CommandLine) -> None:
     write_all(shell, labels=gold(), cases=30)
     result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json").json
-    assert result["exitCode"] == 0
+    assert (result["exitCode"], result["source"]) == (0, "gold.jsonl")
     assert calls(shell) == {"strict": 24, "lenient": 24}
     development, held_out = judges(result, "development"), judges(result, "held-out")
     assert development["strict"][1] == held_out["strict"][1] == 1.0
