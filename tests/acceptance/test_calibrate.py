@@ -113,7 +113,12 @@ def test_only_what_changed_or_failed_is_judged_again(shell: CommandLine) -> None
 
 def test_one_half_is_asked_about_by_itself_and_within_the_budget(shell: CommandLine) -> None:
     write_all(shell, labels=gold())
-    shell.run("calibrate", "eval.yaml", "--half", "development", "--max-calls", "4", code=4)
+    stopped = shell.run("calibrate", "eval.yaml", "--half", "development", "--max-calls", "4", code=4)
+    # Answers that nobody has judged are no errors, and nothing is judged again.
+    (plan,) = (line for line in stopped.stderr.splitlines() if line.startswith("plan"))
+    assert "labeled, to judge" in plan
+    assert "again" not in plan
+    assert "errors" not in stopped.stderr
     assert sum(calls(shell).values()) == 4
     finished: dict[str, Any] = shell.run(
         "calibrate", "eval.yaml", "--half", "development", "--max-calls", "100", "--json"

@@ -20,6 +20,7 @@ from quintain_runner.graders.base import GraderRunner, judge_place, judge_refere
 from quintain_runner.graders.factory import grader_fingerprints
 from quintain_runner.plan.changes import (
     NOT_IN_DATASET,
+    NOT_JUDGED,
     Action,
     Decision,
     PlanIdentity,
@@ -79,7 +80,7 @@ def target_references(run: RunSettings, targets: Sequence[str]) -> Iterator[tupl
 
 @dataclass(slots=True)
 class RerunPlan:
-    """How many trials are kept, graded again, asked again and asked for the first time, and why.
+    """How many trials are kept, graded again, asked again and asked, or judged as labeled, for the first time, and why.
 
     ``kept_without_score`` of the kept rows are errors or in doubt, ``recomputed`` of them have another score or
     other tags, because a weight or ``by`` changed, and ``stale`` of them are kept although something changed.
@@ -140,7 +141,7 @@ class RerunPlan:
         elif decision.action is Action.REFUSE:
             self.refused += 1
             self.refused_keys += [key] if len(self.refused_keys) < _NAMED_ROWS else []
-        elif row is None:
+        elif row is None or NOT_JUDGED in changes:
             self.new += 1
         elif decision.action is Action.KEEP:
             self.kept += 1
@@ -198,7 +199,7 @@ class RerunPlan:
             (self.stale, f"of them stale{_reasons(self.stale_reasons)}"),
             (self.graded_again, f"graded again{_reasons(self.grading_reasons)}"),
             (self.asked_again, f"asked again{_reasons(self.asking_reasons)}"),
-            (self.new, "new"),
+            (self.new, "labeled, to judge" if self.policy.given_answers else "new"),
             (self.left_out, f"left out ({NOT_IN_DATASET})"),
             (self.compared, "to compare"),
             (self.not_selected, waiting),

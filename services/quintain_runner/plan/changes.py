@@ -42,6 +42,9 @@ NOT_IN_DATASET = "the case is not in the dataset"
 #: The change of a row whose verdicts are of before the last `quintain rescore`.
 RESCORED = "rescored"
 
+#: The change of a row that holds a labeled answer on which no judge was asked.
+NOT_JUDGED = "not judged yet"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFingerprints:
@@ -151,7 +154,8 @@ def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerpri
         return _grade_again(row, grading)
     if is_kept:
         return Decision(Action.KEEP)
-    return Decision(Action.GRADE if row.is_gradable else Action.ASK)
+    changes = (NOT_JUDGED,) if policy.given_answers and not row.graders else ()
+    return Decision(Action.GRADE if row.is_gradable else Action.ASK, changes)
 
 
 def _asks_the_same(row: Row, case: Case) -> bool:
