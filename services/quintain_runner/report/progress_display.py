@@ -17,7 +17,7 @@ from rich.text import Text
 from quintain.contracts.session import Usage
 from quintain.fleet.tables import amount, duration
 from quintain_runner.report.progress import ProgressState, TargetProgress
-from quintain_runner.report.tables import LineUsage
+from quintain_runner.report.tables import LineUsage, column_usage
 from quintain_runner.results.bill import cost_text
 from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import column_name
@@ -113,8 +113,7 @@ def render_progress(
     ``elapsed_seconds`` is the time since the run started, ``clock_seconds`` what the clock says by which trials
     started, ``width`` the terminal's width in characters, and ``now`` the current local time.
     """
-    bill = progress_state.bill
-    billed = bill.targets if bill is not None and bill.is_priced else {}
+    billed = column_usage(progress_state.bill, progress_state.tallies)
     lines = {
         name: _TargetLine(
             tally, progress_state.pending[name], progress_state.target_gauges[name], elapsed_seconds, billed.get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.bill import Bill, cost_text
+from quintain_runner.results.row import split_column
 from quintain_runner.statistics.analysis import (
     MISSING,
     Analysis,
@@ -63,6 +64,20 @@ class LineUsage(NamedTuple):
     def of(cls, usage: Usage) -> LineUsage:
         """Those of a line of a bill."""
         return cls(usage.calls, usage.token_usage.input, usage.token_usage.output)
+
+
+def column_usage(bill: Bill | None, columns: Collection[str]) -> dict[str, Usage]:
+    """What the calls of the target of each column took, as the ledger counts them, by column.
+
+    Only columns that are the only one of their target are in it, and none where no cost is known.
+    """
+    targets = [split_column(column)[0] for column in columns]
+    billed = {} if bill is None or not bill.is_priced else bill.targets
+    return {
+        column: billed[target]
+        for column, target in zip(columns, targets, strict=True)
+        if target in billed and targets.count(target) == 1
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +149,11 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
     """The lines of the table of the targets.
 
     The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
-    counts them. The calls of targets that only graders ask have a line of their own. With prompts, or without a known
-    cost, the calls and tokens are those of the line's rows, graders included.
+    counts them. The calls of targets that only graders ask have a line of their own. With several prompts, or without a
+    known cost, the calls and tokens are those of the line's rows, graders included.
     """
     columns = report.summary.per_target
-    has_prompts = bool(report.run.configuration.prompts)
-    called = {} if report.bill is None or not report.bill.is_priced or has_prompts else report.bill.targets
+    called = column_usage(report.bill, columns)
     for name, counts in columns.items():
         in_rows = LineUsage(counts.calls, counts.token_usage.input, counts.token_usage.output)
         yield _ReportLine(
@@ -147,12 +161,14 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
             counts=counts,
             statistics=report.analysis.targets.get(name, TargetStatistics()),
             usage=LineUsage.of(called[name]) if name in called else in_rows,
-            cost=_cost_cell(report.bill, name),
+            cost=cost_text(called[name].cost) if name in called else MISSING,
         )
-    for name in called:
-        if name not in columns:
-            usage = LineUsage.of(called[name])
-            yield _ReportLine(name=f"{name} (graders)", usage=usage, cost=_cost_cell(report.bill, name))
+    asked = {split_column(name)[0] for name in columns}
+    if report.bill is None or not report.bill.is_priced or len(asked) < len(columns):
+        return
+    for name, usage in report.bill.targets.items():
+        if name not in asked:
+            yield _ReportLine(name=f"{name} (graders)", usage=LineUsage.of(usage), cost=cost_text(usage.cost))
 
 
 def _stale_note(count: int) -> str:
@@ -223,12 +239,6 @@ def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple
         format_score(counts.mean_score),
         format_score_interval(measured),
     )
-
-
-def _cost_cell(bill: Bill | None, name: str) -> str:
-    """The cost of a target's calls, or a dash."""
-    usage = None if bill is None else bill.targets.get(name)
-    return MISSING if usage is None else cost_text(usage.cost)
 
 
 def _graders_table(analysis: Analysis) -> TextTable:

@@ -212,6 +212,22 @@ def test_the_cost_stands_in_the_table_where_it_is_known(tmp_path: Path) -> None:
     assert sheet.rows[0][-1] == "$2.00"
 
 
+def test_the_cost_of_a_target_is_that_of_its_column_where_it_has_one(tmp_path: Path) -> None:
+    lines = (
+        UsageLine(target="bot", calls=1, tries=1, cost=CostUsage(spent_usd=2.0)),
+        UsageLine(target="judge", grader="j", calls=3, tries=3, cost=CostUsage(spent_usd=0.5)),
+    )
+    for prompts, costs in (
+        (["a"], [("bot · a", "$2.00"), ("judge (graders)", "$0.5000")]),
+        (["a", "b"], [("bot · a", "-"), ("bot · b", "-")]),
+    ):
+        columns = [f"bot · {prompt}" for prompt in prompts]
+        rows = [graded_row("1", 1.0).with_fields(prompt=prompt) for prompt in prompts]
+        (sheet, *_) = run_tables(write_results(tmp_path / columns[-1], rows, targets=columns, bill=Bill.of(lines)))
+        assert [(row[0], row[-1]) for row in sheet.rows] == costs
+        assert (sheet.total or ())[-1] == "$2.50"
+
+
 def test_names_in_a_table_steer_no_terminal() -> None:
     lines = shown(TextTable("[red]title\x1b[2J", ("a", "b"), [("[red]evil\x1b[2J", "1")], total=("all", "2")))
     assert any("[red]evil" in line for line in lines)
