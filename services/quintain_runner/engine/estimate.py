@@ -175,7 +175,7 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
 
 
 def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
-    """The tokens of a target's answers; their length comes from earlier calls, a probe or the expected answers."""
+    """The tokens of a target's answers; their length comes from earlier calls, a probe, others or expected ones."""
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     count = inputs.answers
     probed_usage = inputs.probed_usage.get(target)
@@ -185,6 +185,10 @@ def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
     if probed_usage is not None:
         output = probed_usage.output * count
         return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as in the probe"])
+    others = [tokens for name in inputs.targets if (tokens := inputs.earlier_output(name, count)) is not None]
+    if others:
+        basis = ["answers as long as those of other targets in earlier calls"]
+        return TokensEstimate(input=input_tokens, output=round(sum(others) / len(others)), basis=basis)
     expected_tokens = token_count(dataset.expected_characters * repeats)
     if not expected_tokens:
         return TokensEstimate(input=input_tokens, basis=["the length of its answers is unknown; a probe measures it"])

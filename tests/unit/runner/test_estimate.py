@@ -140,6 +140,8 @@ def test_answers_and_verdicts_of_earlier_calls_are_the_basis_of_the_cost_as_of_t
     assert found.usd_range is not None
     assert found.usd is not None
     assert found.usd_range.least_usd == pytest.approx(found.usd, rel=0.01)
+    # One that was not asked yet is taken to answer as long as the others.
+    assert estimate_for(EXACT, earlier_usage={"b": calls(7)}).tokens["a"].output == 700
 
 
 def test_calls_with_a_price_of_their_own_cost_as_much_at_least_as_at_most() -> None:
