@@ -240,6 +240,10 @@ def test_a_file_opens_without_a_network(browser: Browser, tmp_path: Path) -> Non
         file.go_back()
         assert [url for url in asked_for if not url.startswith(("file:", "data:"))] == []
         expect(file.locator(".matrix")).to_be_visible()
+        file.locator("#q").fill("no case has this")
+        expect(file.locator("#none")).to_be_visible()
+        file.locator("#q").fill("")
+        expect(file.locator("#none")).to_be_empty()
         assert ViewPage("", file).serious_faults() == []
 
 

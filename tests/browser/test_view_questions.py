@@ -146,6 +146,7 @@ def test_one_case_is_a_file_in_two_actions(visitor: ViewPage, tmp_path: Path) ->
     html = (tmp_path / "case.html").read_text()
     assert html.count("<h2><bdi>") == 1
     assert "needle 7" in html
+    assert "Is it a good plan?" in html
 
 
 def test_the_address_keeps_what_was_chosen_and_back_takes_it_back(visitor: ViewPage) -> None:

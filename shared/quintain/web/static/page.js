@@ -261,6 +261,7 @@
     if (!event.target.matches("[data-filter]")) return;
     const words = event.target.value.toLowerCase();
     for (const row of all(".matrix tbody tr")) row.hidden = !row.textContent.toLowerCase().includes(words);
+    one("#none").textContent = one(".matrix tbody tr:not([hidden])") ? "" : "No case has this. A shorter text finds more.";
     current = -1;
   }
 
