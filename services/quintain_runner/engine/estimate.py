@@ -116,16 +116,6 @@ class EstimateInput:
             return len(pairwise_instructions(prompt)) + MARKS_CHARACTERS
         return len(judge_instructions(grader, prompt)) + MARKS_CHARACTERS
 
-    def earlier_output(self, target: str, calls: int) -> int | None:
-        """The tokens of so many answers of a target that are as long as in earlier calls; None if none are known."""
-        usage = self.earlier_usage.get(target)
-        return round(usage.token_usage.output / usage.counted * calls) if usage is not None and usage.counted else None
-
-    def verdict_tokens(self, judge: str, calls: int) -> int:
-        """The tokens of so many verdicts of a judge."""
-        earlier = self.earlier_output(judge, calls)
-        return _VERDICT_TOKENS * calls if earlier is None else earlier
-
     @property
     def answers(self) -> int:
         """The number of answers of each target: one in each turn."""
@@ -167,7 +157,7 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
         for grader in inputs.evaluation.spec.graders:
             if isinstance(grader, JudgeGrader):
                 for judge in judges_of(grader, target, inputs.judge_targets):
-                    _add_tokens(totals, judge, _estimate_judgements(inputs, grader, judge, answers.output))
+                    _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
             elif isinstance(grader, SimilarGrader | PairwiseGrader):
                 (judge,) = judges_of(grader, target, inputs.judge_targets)
                 _add_tokens(totals, judge, _estimate_asking(inputs, grader, answers.output))
@@ -175,38 +165,29 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
 
 
 def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
-    """The tokens of a target's answers; their length comes from earlier calls, a probe, others or expected ones."""
+    """The tokens of a target's answers; their length comes from the probe, else from the expected answers."""
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     count = inputs.answers
     probed_usage = inputs.probed_usage.get(target)
     input_tokens = token_count(dataset.input_characters * repeats)
-    if (earlier := inputs.earlier_output(target, count)) is not None:
-        return TokensEstimate(input=input_tokens, output=earlier, basis=["answers as long as in earlier calls"])
     if probed_usage is not None:
         output = probed_usage.output * count
         return TokensEstimate(input=input_tokens, output=output, basis=["answers as long as in the probe"])
-    others = [tokens for name in inputs.targets if (tokens := inputs.earlier_output(name, count)) is not None]
-    if others:
-        basis = ["answers as long as those of other targets in earlier calls"]
-        return TokensEstimate(input=input_tokens, output=round(sum(others) / len(others)), basis=basis)
     expected_tokens = token_count(dataset.expected_characters * repeats)
     if not expected_tokens:
         return TokensEstimate(input=input_tokens, basis=["the length of its answers is unknown; a probe measures it"])
     return TokensEstimate(input=input_tokens, output=expected_tokens, basis=["answers as long as the expected ones"])
 
 
-def _estimate_judgements(
-    inputs: EstimateInput, grader: JudgeGrader, judge: str, answer_tokens: int | None
-) -> TokensEstimate:
+def _estimate_judgements(inputs: EstimateInput, grader: JudgeGrader, answer_tokens: int | None) -> TokensEstimate:
     """The tokens of a judge for all answers of one target."""
     dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     count = inputs.count
     shown = token_count((dataset.input_characters + dataset.expected_characters) * repeats) + (answer_tokens or 0)
     shown = min(shown, token_count(grader.max_show_characters * count))
     prompt_tokens = token_count(inputs.judge_characters(grader))
-    basis = [f"verdicts of {inputs.verdict_tokens(judge, 1)} tokens"]
-    output = inputs.verdict_tokens(judge, count)
-    return TokensEstimate(input=shown + prompt_tokens * count, output=output, basis=basis)
+    basis = [f"verdicts of {_VERDICT_TOKENS} tokens"]
+    return TokensEstimate(input=shown + prompt_tokens * count, output=_VERDICT_TOKENS * count, basis=basis)
 
 
 def _estimate_asking(
@@ -221,8 +202,8 @@ def _estimate_asking(
     prompt_tokens = token_count(inputs.judge_characters(grader))
     return TokensEstimate(
         input=calls * (shown + prompt_tokens * inputs.count),
-        output=inputs.verdict_tokens(grader.judge_target, calls * inputs.count),
-        basis=[f"verdicts of {inputs.verdict_tokens(grader.judge_target, 1)} tokens"],
+        output=calls * _VERDICT_TOKENS * inputs.count,
+        basis=[f"verdicts of {_VERDICT_TOKENS} tokens"],
     )
 
 
@@ -279,10 +260,10 @@ def _estimate_range(inputs: EstimateInput) -> CostRange | None:
     """The least and the most that the run costs by the targets whose price is known."""
     ranges, basis = _token_ranges(inputs), ["4 characters to 1 a token of input"]
     for name, tokens in ranges.items():
-        limit = inputs.max_tokens.get(name)
-        if (earlier := inputs.earlier_output(name, tokens.calls)) is not None:
-            tokens.least_output = tokens.most_output = earlier
-            basis.append(f"answers of {name} as in {inputs.earlier_usage[name].counted:,} earlier calls")
+        usage, limit = inputs.earlier_usage.get(name), inputs.max_tokens.get(name)
+        if usage is not None and usage.counted:
+            tokens.least_output = tokens.most_output = round(usage.token_usage.output / usage.counted * tokens.calls)
+            basis.append(f"answers of {name} as in {usage.counted:,} earlier calls")
         elif name not in inputs.probed_usage and name in inputs.prices:
             basis.append(f"answers of {name} up to {'any length' if limit is None else f'its max_tokens of {limit:,}'}")
     priced = [(tokens, inputs.prices[name]) for name, tokens in ranges.items() if name in inputs.prices]
@@ -308,9 +289,7 @@ def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
     for target in inputs.targets:
         probed, limit = inputs.probed_usage.get(target), inputs.max_tokens.get(target)
         answers = (token_count(expected), None if limit is None else limit * answered)
-        if (earlier := inputs.earlier_output(target, answered)) is not None:
-            answers = (earlier, earlier)
-        elif probed is not None:
+        if probed is not None:
             answers = (probed.output * answered, probed.output * answered)
         shown = (0, 0 if not shown_answers else None if limit is None else limit * shown_answers)
         ranges[target].add(answered, asked, shown, answers)

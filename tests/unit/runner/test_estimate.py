@@ -5,8 +5,6 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
-import pytest
-
 from quintain.config.prices import Price
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import Usage
@@ -125,23 +123,6 @@ def test_the_range_is_from_four_characters_a_token_to_the_limits_of_the_answers(
     assert known is not None
     assert known.most_usd == (2 * 8000 + 10 * 100 * (50 + 3)) / 10**6
     assert estimate_for(EXACT, max_tokens={"a": 50}).usd_range is None
-
-
-def test_answers_and_verdicts_of_earlier_calls_are_the_basis_of_the_cost_as_of_the_range() -> None:
-    def calls(output: int) -> Usage:
-        return Usage(calls=9, counted=8, token_usage=TokenUsage(output=8 * output))
-
-    judged: dict[str, object] = {"judge_targets": {"a": "sage", "b": "sage"}, "prices": {"a": PRICE, "sage": PRICE}}
-    earlier = {"a": calls(30), "b": calls(7), "sage": calls(20)}
-    found = estimate_for(JUDGE, earlier_usage=earlier, probed_usage={"a": TokenUsage(output=1)}, **judged)  # type: ignore[arg-type]
-    assert {name: tokens.output for name, tokens in found.tokens.items()} == {"a": 3000, "b": 700, "sage": 4000}
-    # The judge reads these answers.
-    assert found.tokens["sage"].input == 2 * (2000 + 200 + 100 * token_count(INSTRUCTED)) + 3000 + 700
-    assert found.usd_range is not None
-    assert found.usd is not None
-    assert found.usd_range.least_usd == pytest.approx(found.usd, rel=0.01)
-    # One that was not asked yet is taken to answer as long as the others.
-    assert estimate_for(EXACT, earlier_usage={"b": calls(7)}).tokens["a"].output == 700
 
 
 def test_calls_with_a_price_of_their_own_cost_as_much_at_least_as_at_most() -> None:
