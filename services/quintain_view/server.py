@@ -176,7 +176,7 @@ class _Pages:
         form = await read_form(request)
         back = problem = ""
         try:
-            if form.keys() & {"to", "delete"}:
+            if request.method == "POST" and form.keys() & {"to", "delete"}:
                 moved = await asyncio.to_thread(self._folders.move, folder, form.get("to"))
                 back = shlex.join(["mv", str(moved), str(folder.absolute())])
         except ConfigError as error:

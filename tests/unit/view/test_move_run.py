@@ -102,6 +102,8 @@ async def test_a_name_that_is_none_is_refused(client: httpx2.AsyncClient, runs: 
 
 async def test_only_a_form_of_these_pages_moves_a_run(client: httpx2.AsyncClient, runs: Path) -> None:
     assert (await post(client, "one")).status_code == 200
+    asked = await client.request("GET", "/run/one/move", content="delete=yes")
+    assert (asked.status_code, names_in(runs)) == (200, ["one"])
     client.headers["origin"] = "http://evil.example"
     assert (await post(client, "one", delete="yes")).status_code == 403
     assert names_in(runs) == ["one"]
