@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # waiting. A file's tests stay together, and files start in this order: the folders with the longest tests come first. If
 # the environment names a server, one process runs all tests.
 parallel := $(if $(QUINTAIN_TEST_BROKER_URL)$(QUINTAIN_TEST_POSTGRES_URL),,-n 4 --dist loadfile --no-loadscope-reorder)
-folders := $(addprefix tests/,faults acceptance integration superred browser conformance clients unit test_house.py)
+folders := $(addprefix tests/,faults acceptance integration superred browser conformance clients outside unit test_house.py)
 
 help:
 	@echo "make WORD, where WORD is one of:"
