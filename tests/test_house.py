@@ -12,17 +12,15 @@ from pathlib import Path
 import typer.main
 
 import quintain
+from generate.checkout import REPOSITORY, tracked
 from quintain_cli.__main__ import LazyCommand, app
 from support.client_tools import TOOLS
 from support.command_line import clean_environment
 
-REPOSITORY = Path(__file__).parents[1]
-MODULES = sorted(path for folder in ("shared", "services") for path in (REPOSITORY / folder).rglob("*.py"))
-PAGES = sorted(
-    page
-    for pattern in ("*.md", "docs/*.md", "docs/protocol/*.md", "examples/*.md")
-    for page in REPOSITORY.glob(pattern)
-)
+MODULES = tracked("shared/**/*.py", "services/**/*.py")
+PAGES = tracked("*.md", "docs/*.md", "docs/protocol/*.md", "examples/*.md")
+TEST_MODULES = [path for path in tracked("tests/**/*.py") if "inputs" not in path.parts]
+SOURCES = [*MODULES, *TEST_MODULES, *tracked("benchmarks/*.py")]
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -163,14 +161,13 @@ def test_modules_have_docstrings_and_modules_and_functions_are_short() -> None:
 
 
 def test_no_module_or_class_has_a_retired_name() -> None:
-    sources = [*MODULES, *(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
     classes = {
         node.name
-        for source in sources
+        for source in SOURCES
         for node in ast.walk(ast.parse(source.read_text()))
         if isinstance(node, ast.ClassDef)
     }
-    assert {source.stem for source in sources} & RETIRED_MODULES == set()
+    assert {source.stem for source in SOURCES} & RETIRED_MODULES == set()
     assert {name.lstrip("_") for name in classes} & RETIRED_CLASSES == set()
 
 
@@ -287,17 +284,14 @@ def test_the_map_of_the_contributors_names_every_package_and_only_paths_that_exi
     rows = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
     in_table = {path.rstrip("/") for row in rows for path in re.findall(r"`([^`]+/)`", row)}
     packages = {named(module.parent) for module in MODULES if module.name == "__init__.py"}
-    others = {
-        named(path) for path in [*REPOSITORY.iterdir(), *(REPOSITORY / "tests").iterdir()] if any(path.glob("*.py"))
-    }
+    others = {named(path.parent) for path in tracked("*/*.py", "tests/*/*.py")}
     assert (packages | others) - in_table == set()
     paths = re.findall(r"`(\.?[\w.-]+/[\w./-]*)`", page)
     assert [path for path in paths if path != ".venv/superred" and not (REPOSITORY / path).exists()] == []
 
 
 def test_the_documents_that_sources_name_exist() -> None:
-    sources = [*MODULES, *(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
-    documents = {name for source in sources for name in re.findall(r"\bdocs/[\w/-]+\.md\b", source.read_text())}
+    documents = {name for source in SOURCES for name in re.findall(r"\bdocs/[\w/-]+\.md\b", source.read_text())}
     assert "docs/protocol.md" in documents
     assert [name for name in sorted(documents) if not (REPOSITORY / name).is_file()] == []
 
@@ -309,12 +303,12 @@ def test_the_pages_of_the_tools_name_the_versions_that_are_run() -> None:
 
 def test_no_two_test_files_share_a_name() -> None:
     """The folders are no packages: with two files of one name the whole suite is not even collected."""
-    names = [path.name for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    names = [path.name for path in TEST_MODULES if path.name.startswith("test_")]
     assert sorted(name for name in set(names) if names.count(name) > 1) == []
 
 
 def test_each_decision_has_a_number_of_its_own() -> None:
-    pages = sorted((REPOSITORY / "docs" / "decisions").glob("*.md"))
+    pages = tracked("docs/decisions/*.md")
     numbers = [page.name[:4] for page in pages]
     assert sorted(set(numbers)) == numbers
     for number, page in zip(numbers, pages, strict=True):

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from generate import commands, environment, errors, files, lifecycle, metrics
+from generate.checkout import REPOSITORY, tracked
 
-REPOSITORY = Path(__file__).parents[2]
 SITE = REPOSITORY / "site"
 
 #: What is made from the code, by its path in the site.
@@ -48,8 +48,7 @@ def place_of(path: str) -> str:
 def repository_pages() -> list[str]:
     """The Markdown files of the site, by their paths in the repository."""
     patterns = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/protocol/*.md", "docs/decisions/*.md")
-    found = [path for pattern in (*patterns, "examples/**/README.md") for path in REPOSITORY.glob(pattern)]
-    return sorted(str(path.relative_to(REPOSITORY)) for path in found)
+    return [str(path.relative_to(REPOSITORY)) for path in tracked(*patterns, "examples/**/README.md")]
 
 
 def collect(pages: Path) -> None:
@@ -58,7 +57,7 @@ def collect(pages: Path) -> None:
         _write(pages, place_of(path), _with_links_of_site(path, pages))
     for path, make in GENERATED.items():
         _write(pages, path, make())
-    decisions = sorted((REPOSITORY / "docs" / "decisions").glob("*.md"))
+    decisions = tracked("docs/decisions/*.md")
     titles = [(path.name, path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")) for path in decisions]
     entries = "".join(f"- [{title}]({name})\n" for name, title in titles)
     _write(

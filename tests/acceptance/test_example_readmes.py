@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from generate.checkout import copy_tracked, tracked
 from support.command_line import CommandLine, command_line
 from support.page_shell import PageShell
 from support.pages import SHELL_BLOCK, shell_blocks
@@ -31,7 +31,7 @@ class Example(PageShell):
     """A copy of an example's folder, and a shell in it that runs the lines of its README."""
 
     def __init__(self, name: str, shell: CommandLine) -> None:
-        shutil.copytree(EXAMPLES / name, shell.folder, dirs_exist_ok=True)
+        copy_tracked(EXAMPLES / name, shell.folder)
         super().__init__(shell)
         self.blocks = shell_blocks(EXAMPLES / name / "README.md")
 
@@ -47,7 +47,7 @@ def fleet_shell(broker_url: str, tmp_path: Path) -> Iterator[CommandLine]:
 
 
 def test_each_folder_has_a_short_readme_that_the_list_names() -> None:
-    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
+    folders = {path.relative_to(EXAMPLES).parts[0] for path in tracked("examples/*/**/*")}
     linked = set(re.findall(r"\]\(([\w-]+)/\)", (EXAMPLES / "README.md").read_text()))
     assert folders == linked
     for folder in folders:
@@ -135,7 +135,7 @@ def test_two_machines(fleet_shell: CommandLine) -> None:
 
 def test_real_model_is_checked_without_a_call(shell: CommandLine) -> None:
     """tests/unit/runner/test_examples.py has the rest; the model providers have tests of their own."""
-    shutil.copytree(EXAMPLES / "capitals", shell.folder / "capitals")
+    copy_tracked(EXAMPLES / "capitals", shell.folder / "capitals")
     (shell.folder / "real-model").mkdir()
     example = Example("real-model", CommandLine(shell.folder / "real-model", shell.env))
     for line in example.blocks[0]:

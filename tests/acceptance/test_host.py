@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import quintain
+from generate.checkout import copy_tracked
 from support.command_line import CommandLine, RunningCommand, command_line, run_python
 from support.waiting import block_until
 
@@ -22,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
 @pytest.fixture
 def shell(broker_url: str, tmp_path: Path) -> Iterator[CommandLine]:
     """A shell in a folder with the examples, before a broker that nobody else uses the names of."""
-    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    copy_tracked(EXAMPLES, tmp_path)
     with command_line(tmp_path, {"QUINTAIN_BROKER_URL": broker_url}) as shell:
         yield shell
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from generate.checkout import REPOSITORY, tracked
 from support.command_line import run_python
 from support.evaluations import write_files
 from support.pages import python_blocks
 from support.running_gateway import RunningGateway
-
-REPOSITORY = Path(__file__).parents[2]
 
 #: What a program needs around it that its page says in words: the imports, and a loop for what awaits.
 IN_A_LOOP = """
@@ -85,10 +84,9 @@ PANDAS = "class DataFrame:\n    def __init__(self, rows, columns):\n        self
 
 
 def test_every_program_of_every_page_is_run() -> None:
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
     shown = {
         f"{page.relative_to(REPOSITORY)} {number}"
-        for page in pages
+        for page in tracked("README.md", "docs/*.md")
         for number in range(1, len(python_blocks(page)) + 1)
     }
     assert shown == {*PROGRAMS, *WITH_SUPERRED, *WITH_BROKER, "docs/tutorial.md 1"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from clients.tool_session import ToolSession
+from generate.checkout import copy_tracked
 from quintain import connect
 from quintain.agents.recognition import SENDS_NOTHING
 from quintain.config.loader import load_config
@@ -54,7 +54,7 @@ def quintain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def run_example(session: ToolSession, tool: ClientTool, quintain: Path, words: str) -> list[dict[str, Any]]:
     """Run the examples' evaluation with these words, and return its rows."""
     session.provider.response_for = answer_tides
-    shutil.copytree(EXAMPLES, session.folder, dirs_exist_ok=True)
+    copy_tracked(EXAMPLES, session.folder)
     python = TOOLS[tool.name].programs(cache_folder(environment())) / "python"
     ended = await session.run(
         f"{python} -m quintain_cli run eval.yaml {words}",
@@ -124,7 +124,7 @@ async def speak(
 async def test_an_example_remembers_the_turns_of_its_conversation_only(
     session: ToolSession, tool: ClientTool, quintain_folder: Path, name: str
 ) -> None:
-    shutil.copytree(EXAMPLES, session.folder, dirs_exist_ok=True)
+    copy_tracked(EXAMPLES, session.folder)
     ostend, dover = "When is high tide in Ostend?", "When is high tide in Dover?"
     lines = [turn_line(1, ostend), turn_line(2, ostend, "12:40", dover), '{"type": "end"}', turn_line(1, dover)]
     agent = load_config(EXAMPLES / "quintain.yaml").targets[name]
@@ -210,7 +210,7 @@ async def test_a_hosted_example_calls_its_model_within_its_lease(
         provider.response_for = answer_tides
         config = HOSTED.format(url=provider.url)
         with process_fleet(broker_url, config, targets=["model", "clerk", "thrifty"]) as fleet:
-            shutil.copytree(EXAMPLES, fleet.folder, dirs_exist_ok=True)
+            copy_tracked(EXAMPLES, fleet.folder)
             (fleet.folder / "quintain.yaml").write_text(config)
             await asyncio.to_thread(fleet.start_services, "metadata", "worker")
             gateway = fleet.start("serve", "gateway", "--port", "0", "--json")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conformance.hosts.checked_host import TAGS, broker_proxy
+from generate.checkout import copy_tracked
 from quintain.errors import HostLost
 from quintain.remote.factory import RemoteFactory
 from quintain.settings import environment
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.tool("amqplib"), pytest.mark.timeout(300)]
 @pytest.fixture
 def folder(tool: ClientTool, tmp_path: Path) -> Path:
     """The example, as `npm install` leaves it."""
-    folder = shutil.copytree(EXAMPLES / "hosts" / "node", tmp_path / "node")
+    folder = copy_tracked(EXAMPLES / "hosts" / "node", tmp_path / "node")
     (folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
     return folder
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from generate.checkout import copy_tracked
 from support.command_line import command_line
 from support.superred_environment import SuperredEnvironment
 
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
 def test_the_examples_sweep_runs_over_two_hosts_and_leaves_superreds_tree(
     superred_environment: SuperredEnvironment, broker_url: str, tmp_path: Path
 ) -> None:
-    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    copy_tracked(EXAMPLES, tmp_path)
     env = {"QUINTAIN_BROKER_URL": broker_url, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with command_line(tmp_path, env) as shell:
         hosts = [shell.start("serve", "host", "desk:Desk", "--name", "desk", "--slots", "2") for _ in range(2)]

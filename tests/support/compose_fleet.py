@@ -95,7 +95,9 @@ def compose_fleet() -> Iterator[ComposeFleet]:
     """The fleet, up from nothing with one command; at the end nothing of it is left but the images."""
     ports = {f"QUINTAIN_{name}_PORT": str(free_port()) for name in ("AMQP", "MANAGEMENT", "GATEWAY")}
     project = f"quintain-test-{secrets.token_hex(3)}"
-    env = {**builder_environment(), **ports, "COMPOSE_PROJECT_NAME": project}
+    # Neither an .env nor a docker-compose.override.yml that somebody keeps in this checkout changes the fleet.
+    ours = {"COMPOSE_PROJECT_NAME": project, "COMPOSE_FILE": "docker-compose.yml", "COMPOSE_DISABLE_ENV_FILE": "1"}
+    env = {**builder_environment(), **ports, **ours}
     fleet = ComposeFleet(project, env)
     try:
         build_images(fleet)

@@ -7,16 +7,15 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from generate.checkout import REPOSITORY, tracked
 from quintain_cli.__main__ import COMMANDS
 
-REPOSITORY = Path(__file__).parents[2]
-OWN = {"quintain", *(path.name for path in (REPOSITORY / "services").glob("quintain_*"))}
+OWN = {"quintain", *(path.parent.name for path in tracked("services/*/__init__.py"))}
 
 #: What is imported without an extra: the module of every command, and what these import when they are used.
 MODULES = [

@@ -18,15 +18,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from generate.checkout import REPOSITORY, tracked
 from quintain.config.loader import load_config
 from quintain_runner.spec.evaluation import load_evaluation
 
-REPOSITORY = Path(__file__).parents[2]
-PAGES = [
-    REPOSITORY / "README.md",
-    *sorted((REPOSITORY / "docs").glob("*.md")),
-    *sorted((REPOSITORY / "docs" / "protocol").glob("*.md")),
-]
+PAGES = tracked("README.md", "docs/*.md", "docs/protocol/*.md")
 
 _BLOCK = re.compile(
     r"(?:^ *<!-- not checked: (?P<reason>[^\n]+?) -->\n\n?)?"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from generate import environment, lifecycle, site
+from generate import checkout, environment, lifecycle, site
+from generate.checkout import REPOSITORY, tracked
 from quintain.settings import environment as environment_variables
 from quintain_metadata.ledger.lifecycle import CallState
 from support.snapshots import RECORD_VARIABLE
 
-REPOSITORY = Path(__file__).parents[2]
 RECORDED = REPOSITORY / "tests" / "unit" / "snapshots" / "recorded"
 
 
@@ -129,6 +130,23 @@ def test_the_page_of_concepts_shows_that_picture() -> None:
     assert "](pictures/call.svg)" in (REPOSITORY / "docs" / "concepts.md").read_text()
 
 
+@pytest.mark.parametrize("has_git", [True, False], ids=["with git", "in an archive"])
+def test_what_commands_leave_in_a_checkout_is_no_file_of_it(
+    has_git: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkout, "REPOSITORY", tmp_path)
+    for name in ("ours/a.py", "quintain-demo/bot.py", "ours/runs/eval/b.py", ".gitignore"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("runs/\nquintain-demo/\n")
+    if has_git:
+        for words in (["init", "-q"], ["add", "."]):
+            subprocess.run(["git", *words], cwd=tmp_path, check=True)
+        (tmp_path / "notes.py").touch()
+    assert checkout.tracked("**/*.py") == [tmp_path / "ours" / "a.py"]
+    copied = checkout.copy_tracked(tmp_path / "ours", tmp_path / "copy")
+    assert [path.name for path in copied.rglob("*")] == ["a.py"]
+
+
 def navigation(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
         for value in entry.values():
@@ -141,8 +159,7 @@ def test_every_guide_and_every_generated_page_is_in_the_navigation(pages: Path) 
     assert len(named) == len(set(named))
     assert [path for path in named if not (pages / path).is_file()] == []
     generated = {path for path in site.GENERATED if path.endswith(".md")}
-    docs = REPOSITORY / "docs"
-    guides = {str(path.relative_to(docs)) for path in (*docs.glob("*.md"), *docs.glob("protocol/*.md"))}
+    guides = {str(path.relative_to(REPOSITORY / "docs")) for path in tracked("docs/*.md", "docs/protocol/*.md")}
     assert guides | generated <= set(named)
 
 

@@ -10,6 +10,7 @@ import pytest
 import typer.main
 import yaml
 
+from generate.checkout import tracked
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.topology import target_topology
 from quintain_cli.__main__ import app
@@ -17,7 +18,6 @@ from support.kubernetes_manifests import (
     BROKER_PODS,
     EXAMPLE,
     EXTERNAL_CLIENTS,
-    KUBERNETES,
     REPOSITORY,
     Workload,
     generated_secrets,
@@ -221,7 +221,7 @@ def test_the_command_line_is_one_that_quintain_takes(workload: Workload) -> None
 
 def test_no_secret_is_in_the_folder() -> None:
     assert objects_of_kind("Secret") == []
-    written = "".join(path.read_text() for path in KUBERNETES.rglob("*") if path.suffix in {".yaml", ".py"})
+    written = "".join(path.read_text() for path in tracked("deploy/kubernetes/**/*"))
     assert re.findall(r"[a-z]+://[^/\s{}]+:[^/\s{}]+@", written) == []
     for each in WORKLOADS:
         told = {name for name in each.environment if re.search("PASSWORD|TOKEN|KEY|SECRET|_URL", name)}

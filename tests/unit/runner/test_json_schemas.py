@@ -9,11 +9,11 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from generate.checkout import REPOSITORY, tracked
 from quintain.config.loader import config_schema, load_config
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import evaluation_schema, load_evaluation
 
-REPOSITORY = Path(__file__).parents[3]
 EVALUATION = jsonschema_rs.validator_for(evaluation_schema())
 CONFIG = jsonschema_rs.validator_for(config_schema())
 GRADERS = "graders: [{name: same, builtin: exact}]\n"
@@ -35,10 +35,10 @@ def test_they_are_schemas() -> None:
         assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
-@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("examples/*/eval.yaml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", tracked("examples/*/eval.yaml"), ids=lambda path: path.parent.name)
 def test_every_example_is_what_the_schema_allows(path: Path) -> None:
     assert allows(EVALUATION, path.read_text())
-    configurations = [file for file in path.parent.glob("*.yaml") if file != path]
+    configurations = [file for file in tracked(f"{path.parent.relative_to(REPOSITORY)}/*.yaml") if file != path]
     assert configurations
     assert all(allows(CONFIG, file.read_text()) for file in configurations)
 

@@ -8,6 +8,7 @@ from urllib.parse import quote_plus, unquote_plus
 
 import pytest
 
+from generate.checkout import tracked
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.report.run_file import read_run
 from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowStatus
@@ -292,7 +293,7 @@ def test_a_row_with_an_impossible_number_is_listed(tmp_path: Path, odd: dict[str
 
 def test_the_index_is_at_most_three_fifths_of_the_results(tmp_path: Path) -> None:
     source = random.Random(7)
-    words = " ".join(path.read_text() for path in sorted((Path(__file__).parents[3] / "docs").glob("*.md"))).split()
+    words = " ".join(path.read_text() for path in tracked("docs/*.md")).split()
 
     def text(count: int) -> str:
         begin = source.randrange(len(words) - count)
