@@ -136,7 +136,7 @@ def answered_rows(record: Path, dataset: Path, count: int) -> Iterator[bytes]:
     fingerprints = json.loads(record.read_bytes())["fingerprints"]
     target, grader = fingerprints["targets"]["bench"], fingerprints["graders"]["bench"]["same"]
     with dataset.open("rb") as file:
-        for case in map(parse_case, itertools.islice(file, count)):
+        for case in map(parse_case, map(json.loads, itertools.islice(file, count))):
             usage = TokenUsage(input=11, output=11)
             row = Row(
                 case_id=case.id,

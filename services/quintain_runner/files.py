@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -15,21 +15,12 @@ from typing import BinaryIO, NoReturn
 from pydantic import JsonValue
 
 from quintain.errors import ConfigError, QuintainError
+from quintain.runtime.text_files import InvalidLine, read_text, text_lines
 
 
 def read_text_file(folder: Path, path: str) -> str:
-    """The content of the UTF-8 text file at ``path``, relative to ``folder``; a byte order mark is removed.
-
-    Raises `ConfigError` if the file cannot be read or is not UTF-8.
-    """
-    try:
-        return (folder / path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(
-            f"{folder / path}: cannot be read ({error.strerror}); its path is relative to the evaluation file"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{folder / path}: not UTF-8 text; save it as UTF-8") from None
+    """The content of the text file at ``path``, relative to the evaluation file's ``folder``. Raises as `read_text`."""
+    return read_text(folder / path, advice="; its path is relative to the evaluation file")
 
 
 _FENCE = re.compile(r"^```[a-zA-Z0-9_-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -55,6 +46,41 @@ def read_json(text: str) -> JsonValue:
     except (ValueError, RecursionError) as error:
         raise InvalidJson(str(error)) from None
     return value
+
+
+def read_exact_json(text: str) -> JsonValue:
+    """Parse JSON of a file. Raises as `read_json`, and also for half of a surrogate pair, which no UTF-8 can hold."""
+    value = read_json(text)
+    try:
+        # Only an escape can stand for one.
+        if "\\" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise InvalidJson(f"{half} is half of a surrogate pair, and no character; write both halves") from None
+    return value
+
+
+def json_lines(lines: Iterable[bytes], example: str) -> Iterator[tuple[int, JsonValue | InvalidLine]]:
+    """Read JSON lines; returns each value, or the error in its place, with its line number. Blank lines are no values.
+
+    ``lines`` is a file that is open for reading bytes, and ``example`` a valid line, for error messages.
+
+    Example::
+
+        with Path("labels.jsonl").open("rb") as file:
+            for number, value in json_lines(file, '{"id": 1}'):
+                print(number, value)
+    """
+    try:
+        for number, line in text_lines(lines):
+            if line.strip():
+                try:
+                    yield number, read_exact_json(line)
+                except InvalidJson as error:
+                    yield number, InvalidLine(f"it is not JSON ({error}); each line is one object: {example}")
+    except InvalidLine as invalid_line:
+        yield invalid_line.line, invalid_line
 
 
 def extract_fenced_json(text: str) -> str:

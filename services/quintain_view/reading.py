@@ -161,7 +161,7 @@ def _lines_by_call(folder: Path) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = {}
     with contextlib.suppress(OSError):
         if path.stat().st_size <= _MAX_SEARCHED_CALLS_BYTES:
-            for line in path.read_bytes().splitlines():
+            for line in path.read_bytes().split(b"\n"):
                 for match in _CALL_IDS.finditer(line):
                     found.setdefault(match[1].decode(errors="replace"), []).append(line)
     return found

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from quintain.errors import ConfigError
+from quintain.runtime.text_files import text_lines
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
 _SUFFIX = "_FILE"
@@ -37,7 +38,8 @@ def read_secret(env: Mapping[str, str], name: str) -> str | None:
     if value is not None:
         raise ConfigError(f"{name} and {name}{_SUFFIX} are both set: leave one of them out")
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        with Path(file).open("rb") as opened:
+            text = "".join(line for _, line in text_lines(opened))
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is no text"
         raise ConfigError(

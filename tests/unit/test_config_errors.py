@@ -252,7 +252,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"quintain\.yaml: cannot be read: No such file"):
         load_config(file)
     file.write_bytes(b"targets: \xff")
-    with pytest.raises(ConfigError, match=r"quintain\.yaml: not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"quintain\.yaml: line 1: it is not UTF-8 text"):
         load_config(file)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from pydantic import JsonValue, ValidationError
 
 from quintain.config.file_errors import suggestion, validation_messages
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
 from quintain.graders import Case, SimulatedUser
-from quintain_runner.files import InvalidJson, read_json
+from quintain.runtime.text_files import InvalidLine, csv_rows
+from quintain_runner.files import json_lines
+
+T = TypeVar("T")
 
 _TOOL_CALL_FIELDS = ("tool_calls", "toolCalls", "tool_call_id", "toolCallId")
 
@@ -122,64 +125,40 @@ _QUESTION_OR_MESSAGES = "give one of question (text) and messages (a list of {ro
 
 _ASKS_NOTHING = f"{_QUESTION_OR_MESSAGES}, or turns (a list of texts), or user (an object with target and goal)"
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 #: A line number, from 1, and the case of that line, or the error that makes it invalid.
-ParsedRow = tuple[int, "Case | InvalidLine"]
-
-
-class InvalidLine(ValueError):
-    """A row is not a valid case; the message says what is wrong and how to fix it."""
+ParsedRow = tuple[int, Case | InvalidLine]
 
 
 def parse_jsonl(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
-    """Parse JSON lines, one case per line; empty lines are skipped, and errors are returned in place of cases."""
-    for number, line in enumerate(lines, start=1):
-        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-        if content.strip():
-            try:
-                yield number, parse_case(content)
-            except InvalidLine as invalid_line:
-                yield number, invalid_line
+    """Parse JSON lines, one case per line; blank lines are skipped, and errors are returned in place of cases."""
+    for number, value in json_lines(lines, EXAMPLE_LINE):
+        yield number, _case_or_error(parse_case, value)
 
 
 def parse_csv(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
     """Parse CSV with a header row, one case per row. An empty cell is an absent field; errors are returned in place of
     cases.
     """
-    reader = csv.reader(_decode_lines(lines), strict=True)
-    header: list[str] | None = None
-    while True:
-        try:
-            cells = next(reader, None)
-            if cells is None:
-                return
-            if not cells:
-                continue
-            if header is None:
-                header = _parse_header(cells)
-                continue
-            yield reader.line_num, _case_from_cells(header, cells)
-        except InvalidLine as invalid_line:
-            yield max(reader.line_num, 1), invalid_line
-            if header is None:
-                return
-        except csv.Error as error:
-            yield reader.line_num, InvalidLine(f"it is not CSV ({error}); quote such a cell, or use JSON lines")
-            return
+    for number, row in csv_rows(lines, required="id"):
+        yield number, _case_or_error(_case_from_cells, row)
 
 
-def parse_case(line: bytes) -> Case:
-    """Parse one line of JSON as a case. Raises `InvalidLine`."""
+def _case_or_error(parse: Callable[[T], Case], value: T | InvalidLine) -> Case | InvalidLine:
     try:
-        row = read_json(line.decode())
-    except UnicodeDecodeError:
-        raise InvalidLine("it is not UTF-8; save the file in that encoding") from None
-    except InvalidJson as json_error:
-        raise InvalidLine(f"it is not JSON ({json_error}); each line is one object: {EXAMPLE_LINE}") from None
-    if not isinstance(row, dict):
+        return value if isinstance(value, InvalidLine) else parse(value)
+    except InvalidLine as invalid_line:
+        return invalid_line
+
+
+def parse_case(value: JsonValue) -> Case:
+    """Make a case of the JSON of one line. Raises `InvalidLine`."""
+    if not isinstance(value, dict):
         raise InvalidLine(f"it is JSON, but not an object; write {EXAMPLE_LINE}")
-    return case_from_fields({**row})
+    return case_from_fields({**value})
+
+
+def _case_from_cells(row: dict[str, str]) -> Case:
+    return case_from_fields({name: cell for name, cell in row.items() if cell})
 
 
 def case_from_fields(row: dict[str, object]) -> Case:
@@ -210,37 +189,6 @@ def case_from_fields(row: dict[str, object]) -> Case:
 def _is_simulated(user: object) -> bool:
     """Whether a field of this name is a simulated user; any other is data."""
     return isinstance(user, Mapping) and not _USER_FIELDS.isdisjoint(user)
-
-
-def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
-    """Decode the lines as UTF-8, without a byte order mark. Raises `InvalidLine`."""
-    for number, line in enumerate(lines, start=1):
-        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-        try:
-            yield content.decode()
-        except UnicodeDecodeError:
-            raise InvalidLine("it is not UTF-8; save the file in that encoding") from None
-
-
-def _parse_header(cells: list[str]) -> list[str]:
-    """The column names of the header row. Raises `InvalidLine` if ``id`` is missing or a name is repeated."""
-    names = [cell.strip() for cell in cells]
-    if "id" not in names:
-        fix = "separate the cells by commas" if ";" in names[0] else "name the columns: id,question,expected"
-        raise InvalidLine(f"the header row names no id; {fix}")
-    duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise InvalidLine(f"the header row names {', '.join(map(repr, duplicates))} twice; rename one")
-    return names
-
-
-def _case_from_cells(header: list[str], cells: list[str]) -> Case:
-    """Build a case from the cells of a row. Raises `InvalidLine`."""
-    if len(cells) != len(header):
-        raise InvalidLine(
-            f"it has {len(cells)} cells, and the header row names {len(header)}; quote a cell with commas"
-        )
-    return case_from_fields({name: cell for name, cell in zip(header, cells, strict=True) if cell and name})
 
 
 def require_question(row: Case | InvalidLine) -> Case | InvalidLine:

@@ -23,10 +23,10 @@ from quintain.graders import Case
 from quintain.programs.processes import run_to_file
 from quintain.programs.program import CannotStart, Program, check_rights, program_environment, start_problem
 from quintain.programs.sandbox import Confinement
+from quintain.runtime.text_files import InvalidLine
 from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write
 from quintain_runner.plan.cases import (
     EXAMPLE_LINE,
-    InvalidLine,
     ParsedRow,
     expected_text,
     input_length,

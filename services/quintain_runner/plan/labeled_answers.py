@@ -16,7 +16,8 @@ from quintain.contracts.message import Message
 from quintain.contracts.values import TargetName
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.files import InvalidJson, read_json
+from quintain.runtime.text_files import InvalidLine
+from quintain_runner.files import json_lines
 from quintain_runner.plan.changes import grading_fingerprint, input_fingerprint
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.labels import NoteKey, answer_sha256, blind_labels, latest_notes, read_notes
@@ -100,7 +101,8 @@ def read_label_file(path: Path) -> list[LabelLine]:
     """The lines of a file of labels. Raises `ConfigError` with a line for each error, also where two labels are of the
     same answer."""
     try:
-        lines = path.read_bytes().splitlines()
+        with path.open("rb") as file:
+            lines = list(json_lines(file, _EXAMPLE))
     except OSError as error:
         raise ConfigError(
             f"{path}: the labels cannot be read ({error.strerror}); the path is relative to the evaluation file"
@@ -108,14 +110,12 @@ def read_label_file(path: Path) -> list[LabelLine]:
     labels: list[LabelLine] = []
     errors: list[str] = []
     seen: dict[tuple[str, str | None, str], int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    for number, value in lines:
+        if isinstance(value, InvalidLine):
+            errors.append(f"line {number}: {value}")
             continue
         try:
-            label = LabelLine.model_validate(read_json(line.decode()))
-        except (UnicodeDecodeError, InvalidJson) as error:
-            errors.append(f"line {number}: it is not JSON ({error}); each line is one label: {_EXAMPLE}")
-            continue
+            label = LabelLine.model_validate(value)
         except ValidationError as error:
             errors += (f"line {number}: {text}" for text in validation_messages(error, {(): LabelLine}))
             continue

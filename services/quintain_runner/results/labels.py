@@ -96,7 +96,7 @@ def answer_sha256(row: Row) -> str | None:
 def read_notes(folder: Path) -> list[Note]:
     """All notes of a folder in their order; lines that are no notes are passed over."""
     try:
-        lines = (folder / FILE_NAME).read_bytes().splitlines()
+        lines = (folder / FILE_NAME).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -17,6 +17,7 @@ from quintain.contracts.money import MaxCostUsd, WarnAt
 from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
+from quintain.runtime.text_files import read_text
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
 from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of
 from quintain_runner.spec.judge_graders import JudgeGrader
@@ -242,9 +243,7 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
     if judges_only:
         spec = _with_judges_only(path, spec)
     prompts = load_prompts(spec.prompts or (), path.absolute().parent)
-    return Evaluation(
-        path=path, text=path.read_text(encoding="utf-8"), spec=spec, prompts=prompts, judges_only=judges_only
-    )
+    return Evaluation(path=path, text=read_text(path), spec=spec, prompts=prompts, judges_only=judges_only)
 
 
 def _with_judges_only(path: Path, spec: EvaluationSpec) -> EvaluationSpec:

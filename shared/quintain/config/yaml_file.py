@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from quintain.errors import ConfigError
+from quintain.runtime.text_files import read_text
 
 #: The most values that a file may contain, keys included; an alias counts as all values that it stands for.
 MAX_NODES = 100_000
@@ -48,12 +49,7 @@ class YamlDocument:
 
 def read_yaml_document(path: Path) -> YamlDocument:
     """Read a YAML file as `read_yaml` does, with the lines of its values."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text; save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    text = read_text(path)
     try:
         return _parse(text)
     except _TooLarge as error:

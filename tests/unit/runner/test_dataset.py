@@ -42,7 +42,7 @@ def dataset_errors(path: Path, **choice: object) -> list[str]:
 
 
 def test_a_row_has_its_own_fields_and_the_others_are_metadata() -> None:
-    case = parse_case(b'{"id": "1", "question": "q", "system_prompt": "s", "expected": ["a"], "level": {"n": 3}}')
+    case = parse_case({"id": "1", "question": "q", "system_prompt": "s", "expected": ["a"], "level": {"n": 3}})
     assert case == Case(id="1", question="q", system_prompt="s", expected=["a"], metadata={"level": {"n": 3}})
 
 
@@ -52,13 +52,13 @@ def test_a_row_may_hold_a_conversation() -> None:
         {"role": "assistant", "content": "answer"},
         {"role": "user", "content": [{"type": "text", "text": "last"}]},
     ]
-    case = parse_case(json.dumps({"id": "1", "messages": messages}).encode())
+    case = parse_case({"id": "1", "messages": messages})
     assert [message.role for message in case.messages or []] == ["user", "assistant", "user"]
     assert case.question_text == "last"
 
 
 def test_a_number_is_an_id() -> None:
-    assert parse_case(b'{"id": 7, "question": "q"}').id == "7"
+    assert parse_case({"id": 7, "question": "q"}).id == "7"
 
 
 def test_cases_are_streamed_in_order_and_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
@@ -98,6 +98,7 @@ def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         (b'{"id": "1", "question": "q", "expected": 1e999}', "1e999 is too large"),
         (b'{"id": "1", "question": "\xff"}', "not UTF-8"),
         (b'{"id": "1", "question": "\\ud800"}', "question"),
+        (b'{"id": "1", "question": "q", "level": ["\\ud83d"]}', "ud83d is half of a surrogate pair"),
         (b"[" * 100_000, "not JSON"),
     ],
 )
@@ -241,7 +242,7 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
         ("id,question\n,q\n", "line 2: it has no id"),
         ("id,question\n1,\n", "line 2: give one of question"),
         ("id,question\n1,q\n1,r\n", "line 3: the id '1' is used before"),
-        ('id,question\n1,"q\n', "line 2: it is not CSV (unexpected end of data)"),
+        ('id,question\n1,"q\n', "line 2: it is not CSV (unexpected end of data"),
         ('id,question\n1,"q"x\n', "line 2: it is not CSV"),
         ("id,question\n", "the dataset has no cases"),
         ("", "the dataset has no cases"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage, Result, ToolCall
 from quintain.graders import Case
+from quintain.runtime.text_files import InvalidLine
 from quintain_runner.graders.input import build_grader_input
-from quintain_runner.plan.cases import InvalidLine, parse_case
+from quintain_runner.plan.cases import parse_case
 from support.grading_context import SavedFiles
 
 CALL = ToolCall(id="c1", name="weather", arguments='{"city": "Genève"}')
@@ -20,7 +20,7 @@ OF_AGENTV = {"tool": "weather", "input": {"city": "Genève"}, "output": "rain"}
 
 def read(*turns: dict[str, Any]) -> list[ChatMessage]:
     first = {"role": "user", "content": "q"}
-    return (parse_case(json.dumps({"id": "1", "messages": [first, *turns]}).encode()).messages or [])[1:]
+    return (parse_case({"id": "1", "messages": [first, *turns]}).messages or [])[1:]
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "toolCalls"])

@@ -23,6 +23,8 @@ def file(tmp_path: Path) -> Path:
         ("s3cret", "s3cret"),
         ("s3cret\n", "s3cret"),
         ("s3cret\r\n", "s3cret"),
+        ("\ufeffs3cret\r\n", "s3cret"),
+        ("s3\rcret", "s3\rcret"),
         ("s3cret\n\n", "s3cret\n"),
         (" s3cret ", " s3cret "),
     ],
