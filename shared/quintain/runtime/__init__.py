@@ -1,1 +1,1 @@
-"""Process-wide helpers: batches and time limits, the HTTP client, start of HTTP servers, text files and tables, garbage collection."""
+"""Process-wide helpers: batches, time limits, the HTTP client and servers, text files, garbage collection."""
