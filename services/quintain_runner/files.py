@@ -7,11 +7,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+import pyromark
 from pydantic import JsonValue
 
 from quintain.errors import ConfigError, QuintainError
@@ -19,14 +21,8 @@ from quintain.runtime.text_files import InvalidLine, read_text, text_lines
 
 
 def read_text_file(folder: Path, path: str) -> str:
-    """The content of the text file at ``path``, relative to the evaluation file's ``folder``, with its line ends.
-
-    Raises as `read_text`.
-    """
-    return read_text(folder / path, advice="; its path is relative to the evaluation file", keep_line_ends=True)
-
-
-_FENCE = re.compile(r"^```[a-zA-Z0-9_-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+    """The content of the text file at ``path``, relative to the evaluation file's ``folder``. Raises as `read_text`."""
+    return read_text(folder / path, advice="; its path is relative to the evaluation file")
 
 
 class InvalidJson(ValueError):
@@ -36,13 +32,12 @@ class InvalidJson(ValueError):
 def read_json(text: str) -> JsonValue:
     """Parse a text that consists of one JSON value. Raises `InvalidJson`, also for NaN, infinite numbers and keys that
     an object has twice."""
+    return _read(text, _decoder(_parse_number))
+
+
+def _read(text: str, decoder: json.JSONDecoder) -> JsonValue:
     try:
-        value: JsonValue = json.loads(
-            text.strip(),
-            parse_constant=_reject_constant,
-            parse_float=_parse_finite,
-            object_pairs_hook=unique_keys,
-        )
+        value: JsonValue = decoder.decode(text.strip())
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise InvalidJson(f"{error.msg}, {line}column {error.colno}") from None
@@ -52,8 +47,9 @@ def read_json(text: str) -> JsonValue:
 
 
 def read_exact_json(text: str) -> JsonValue:
-    """Parse JSON of a file. Raises as `read_json`, and also for half of a surrogate pair, which no UTF-8 can hold."""
-    value = read_json(text)
+    """Parse JSON of a file. Raises as `read_json`, also for half of a surrogate pair, which no UTF-8 can hold, and for
+    numbers whose digits cannot all be kept."""
+    value = _read(text, _decoder(_parse_exact_number))
     try:
         # Only an escape can stand for one.
         if "\\" in text:
@@ -87,14 +83,56 @@ def json_lines(lines: Iterable[bytes], example: str) -> Iterator[tuple[int, Json
 
 
 def extract_fenced_json(text: str) -> str:
-    """The content of the only fenced code block of a text, or the whole text if it has none.
+    """The content of the only fenced code block of a text (CommonMark 0.31, 4.5), or the whole text if it has none.
 
     Raises `InvalidJson` if there are several blocks.
     """
-    blocks = _FENCE.findall(text)
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    # Models write tags around blocks, and CommonMark finds none in HTML: without its brackets nothing is HTML.
+    bracket = next(one for one in map(chr, range(0xE000, 0xF8FF)) if one not in lines)
+    blocks: list[str] = []
+    is_inside = False
+    for event in pyromark.events(lines.replace("<", bracket)):
+        match event:
+            case {"Start": {"CodeBlock": {"Fenced": _}}}:
+                blocks.append("")
+                is_inside = True
+            case {"End": "CodeBlock"}:
+                is_inside = False
+            case {"Text": str(content)} if is_inside:
+                blocks[-1] += content.replace(bracket, "<")
     if len(blocks) > 1:
         raise InvalidJson(f"it has {len(blocks)} fenced blocks; only one is allowed")
-    return str(blocks[0]) if blocks else text
+    return blocks[0] if blocks else text
+
+
+#: So many characters that only begin like JSON are read, one after the other beginning.
+_MAX_TRIED_CHARACTERS = 20_000_000
+
+
+def json_values_in(text: str) -> Iterator[JsonValue]:
+    """Iterate over the JSON objects and lists in a text, without those inside of others. Raises `InvalidJson` if too
+    much of it only begins like JSON."""
+    decoder, begin, tried = _decoder(_parse_number), 0, 0
+    while (match := _JSON_BEGIN.search(text, begin)) is not None:
+        try:
+            value, begin = decoder.raw_decode(text, match.start())
+            yield value
+        except (ValueError, RecursionError) as error:
+            begin = match.start() + 1
+            tried += error.pos - match.start() if isinstance(error, json.JSONDecodeError) else _UNKNOWN_CHARACTERS
+            if tried > _MAX_TRIED_CHARACTERS:
+                raise InvalidJson("too much of it begins like JSON, and is none") from None
+
+
+_JSON_BEGIN = re.compile(r"[{\[]")
+
+#: What an attempt counts that ended without a place.
+_UNKNOWN_CHARACTERS = 10_000
+
+
+def _decoder(parse_float: Callable[[str], float | int]) -> json.JSONDecoder:
+    return json.JSONDecoder(parse_constant=_reject_constant, parse_float=parse_float, object_pairs_hook=unique_keys)
 
 
 def unique_keys(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
@@ -112,11 +150,26 @@ def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _parse_finite(digits: str) -> float:
-    """Parse a number with a fraction or exponent; raises `ValueError` if it overflows to infinity."""
+def _parse_number(digits: str) -> float | int:
+    """Parse a number with a fraction or exponent; one that is whole keeps all its digits. Raises `ValueError` if it is
+    too large."""
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"{digits[:40]} is too large a number")
+    if number.is_integer() and (whole := int(Decimal(digits))) != number and Decimal(whole) == Decimal(digits):
+        return whole
+    return number
+
+
+#: A number of so many significant digits is one that another program made of a number as this one holds it.
+_SURE_DIGITS = 17
+
+
+def _parse_exact_number(digits: str) -> float | int:
+    """Parse a number of a file. Raises `ValueError` as `_parse_number`, and if it has more digits than can be held."""
+    number, exact = _parse_number(digits), Decimal(digits)
+    if Decimal(repr(number)) != exact and len(exact.normalize().as_tuple().digits) > _SURE_DIGITS:
+        raise ValueError(f"{digits[:60]} has more digits than a number keeps here; write it in quotes")
     return number
 
 

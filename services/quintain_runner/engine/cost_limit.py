@@ -13,14 +13,16 @@ from quintain.contracts.message import Message
 from quintain.contracts.money import NO_LIMIT, CostTerms, dollars_text, picodollars, to_dollars
 from quintain.contracts.session import OpenSession
 from quintain_runner.engine.cost_gate import longest_answer
-from quintain_runner.engine.judges import agents_of, judge_prompts, judge_targets_of
+from quintain_runner.engine.estimate import judge_prompts
+from quintain_runner.engine.judges import agents_of, judge_targets_of
 from quintain_runner.engine.run_settings import Inspection
-from quintain_runner.graders.base import PlannedCalls, judge_target_of, judges_of, max_shown_bytes
+from quintain_runner.graders.base import PlannedCalls, max_shown_bytes
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.trials import calling_graders
 from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import judge_target_of, judges_of
 from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_worker.cost_bound import CostRule
 

@@ -1,7 +1,8 @@
-"""Estimates the calls, tokens and cost of a run before it makes a call. No I/O."""
+"""Estimates the calls, tokens and cost of a run before it makes a call. No I/O but the judges' prompts."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from quintain.config.prices import Price, source_text
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import Usage
-from quintain_runner.graders.base import judges_of
+from quintain.errors import ConfigError
+from quintain_runner.files import read_text_file
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.graders.pairwise import pairwise_instructions
@@ -23,7 +25,20 @@ from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import judges_of
 from quintain_runner.spec.judge_graders import JudgeGrader
+
+
+def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
+    """The instructions of the judges by grader name."""
+    prompts: dict[str, str] = {}
+    for grader in evaluation.spec.graders:
+        if isinstance(grader, JudgeGrader | PairwiseGrader) and grader.prompt is not None:
+            # A prompt that cannot be read is already among the problems.
+            with contextlib.suppress(ConfigError):
+                prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)
+    return prompts
+
 
 #: Approximate tokens of a judge's verdict.
 _VERDICT_TOKENS = 60

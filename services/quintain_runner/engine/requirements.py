@@ -13,24 +13,17 @@ from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.errors import BadRequest, ConfigError
 from quintain.graders import Case
 from quintain_runner.graders.activity import is_tool_call_list
-from quintain_runner.graders.builtin import parse_number
 from quintain_runner.graders.judge_sections import section_text
-from quintain_runner.plan.cases import expected_text, input_length, token_count
+from quintain_runner.plan.cases import input_length, token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import check_targets_available, request_of
 from quintain_runner.spec.activity_graders import ToolCallsGrader
-from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.spec.graders import (
-    ContainsGrader,
-    ExactGrader,
-    GraderSpec,
-    NumericGrader,
-    grader_kind,
-)
+from quintain_runner.spec.graders import GraderSpec, grader_kind, single_graders
 from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, OWN_SECTIONS, JudgeGrader
-from quintain_runner.spec.prompts import Prompt
+from quintain_runner.spec.prompts import Prompt, case_field
+from quintain_runner.spec.text_graders import ComparingGrader
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).
 _MAX_BYTES_PER_CHARACTER = 6
@@ -77,9 +70,11 @@ def check_turns(dataset: DatasetStats, targets: Iterable[str], one_question: Col
         )
 
 
-def check_local_turns(dataset: DatasetStats, targets: Iterable[str], configured: Mapping[str, TargetConfig]) -> None:
-    """Raise `ConfigError` for the users of a dataset that are not configured, and as `check_turns` does."""
-    check_targets_available(dataset.user_references, list(configured))
+def check_local_turns(dataset: DatasetStats, targets: Collection[str], configured: Mapping[str, TargetConfig]) -> None:
+    """Raise `ConfigError` for the users of a dataset, and for judges of its cases, that are not configured, and as
+    `check_turns` does."""
+    judge_targets = {name: target.judge_target for name, target in configured.items()}
+    check_targets_available(dataset.references(targets, judge_targets), list(configured))
     one_question = [name for name, target in configured.items() if not target.keeps_conversation]
     check_turns(dataset, targets, one_question)
 
@@ -101,7 +96,15 @@ def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
 
 
 def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
-    comparing = [grader for grader in spec.graders if _needs_expected(grader)]
+    """The case has a grader with a weight, and what its graders compare with is there, and can be compared with."""
+    if not any(grader.weight for grader in spec.graders):
+        yield CaseRequirement(
+            is_met=lambda case: any(grader.weight for grader in case.graders),
+            problem="no grader with a weight",
+            reason="no row of them has a score",
+            fix="write graders in the evaluation file, or in each case",
+        )
+    comparing = [grader for grader in single_graders(spec.graders) if _needs_expected(grader)]
     if comparing:
         yield CaseRequirement(
             is_met=lambda case: case.expected is not None,
@@ -109,14 +112,19 @@ def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
             reason=f"needed by {_grader_names(comparing)}",
             fix="add it to them, leave them out with where, or take another grader",
         )
-    numeric = [grader for grader in spec.graders if isinstance(grader, NumericGrader)]
-    if numeric:
-        yield CaseRequirement(
-            is_met=lambda case: case.expected is None or parse_number(expected_text(case) or "") is not None,
-            problem="an expected that is not a number",
-            reason=f"needed by {_grader_names(numeric)}",
-            fix="write a number, leave them out with where, or take another grader",
-        )
+    for grader in comparing:
+        if isinstance(grader, ComparingGrader):
+            yield CaseRequirement(
+                is_met=lambda case, grader=grader: _expected_problem(grader, case) is None,  # type: ignore[misc]
+                detail=lambda case, grader=grader: _expected_problem(grader, case),  # type: ignore[misc]
+                problem=f"an expected that is not {grader.takes}",
+                reason=f"needed by {_grader_names([grader])}",
+                fix="mend it, leave them out with where, or take another grader",
+            )
+
+
+def _expected_problem(grader: ComparingGrader, case: Case) -> str | None:
+    return None if case.expected is None else grader.problem_of(case.expected)
 
 
 def _tool_call_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
@@ -166,7 +174,7 @@ def _needs_expected(grader: GraderSpec) -> bool:
     """Whether a grader fails without ``expected``. A judge does only if the file lists it in ``show``."""
     if isinstance(grader, JudgeGrader):
         return grader.show is not None and "expected" in grader.show
-    return isinstance(grader, ExactGrader | ContainsGrader | NumericGrader | SimilarGrader)
+    return isinstance(grader, ComparingGrader) and not grader.has_value
 
 
 def _grader_names(graders: Iterable[GraderSpec]) -> str:
@@ -181,12 +189,25 @@ def _prompt_requirements(prompt: Prompt) -> Iterator[CaseRequirement]:
             reason=f"the prompt {prompt.name} takes the place of what the case says first, and not of its turns",
             fix="give the prompt only system, or leave them out with where",
         )
+    for name in prompt.fields:
         yield CaseRequirement(
-            is_met=lambda case: bool(prompt.apply(case).question_text.strip()),
+            is_met=lambda case, name=name: case_field(case, name) is not None,  # type: ignore[misc]
+            problem=f"no field {name!r}",
+            reason=f"the prompt {prompt.name} names it as {{{{ {name} }}}}",
+            fix="add it to them, leave them out with where, or change the prompt",
+        )
+    if not prompt.asks_the_case:
+        yield CaseRequirement(
+            is_met=lambda case: bool(prompt.apply(case).question_text.strip()) or _lacks_field(prompt, case),
             problem="an empty message",
             reason=f"the prompt {prompt.name} is nothing but white space with them",
             fix="fill in their fields, leave them out with where, or change the prompt",
         )
+
+
+def _lacks_field(prompt: Prompt, case: Case) -> bool:
+    """Whether the case has no value for a field of the prompt, which is an error of its own."""
+    return any(case_field(case, field) is None for field in prompt.fields)
 
 
 def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseRequirement:

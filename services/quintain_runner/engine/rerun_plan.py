@@ -61,6 +61,7 @@ async def run_fingerprints(
         graders=await grader_fingerprints(run.evaluation, graders, run.judge_targets, known, env),
         unavailable_graders=frozenset(run.evaluation.unavailable_graders),
         pairwise_graders=frozenset(grader.name for grader in pairwise_graders(run.evaluation)),
+        judge_targets=run.judge_targets,
         models={**record.fingerprints.models, **models},
         generation=record.generation + run.options.regrades,
     )
@@ -73,7 +74,7 @@ def target_references(run: RunSettings, targets: Sequence[str]) -> Iterator[tupl
     if not run.options.rerun_policy.given_answers:
         for target in targets:
             yield f"{path}: targets", target
-        yield from run.dataset.user_references
+        yield from run.dataset.references(targets, run.judge_targets)
     for index, judge in judge_references(run.evaluation, targets, run.judge_targets):
         yield judge_place(run.evaluation, index), judge
 
@@ -239,7 +240,7 @@ class Planner:
             unknown=unknown,
             unavailable_graders=unavailable,
             policy=self.run.options.rerun_policy,
-            calls_left=CallsLeft(grader_limits(self.run.evaluation)),
+            calls_left=CallsLeft(grader_limits(self.run.evaluation, self.run.dataset.own_graders.limits)),
         )
         identity = PlanIdentityBuilder()
         replacements = self._replacements(plan, identity)
@@ -258,7 +259,9 @@ class Planner:
         if plan.refused:
             names = ", ".join(f"{key.case_id} · {key.target}" for key in plan.refused_keys)
             more = f" and {plan.refused - len(plan.refused_keys)} more" if plan.refused > len(plan.refused_keys) else ""
-            most = plan.refused * (1 + sum(grader_limits(self.run.evaluation).values()))
+            most = plan.refused * (
+                1 + sum(grader_limits(self.run.evaluation, self.run.dataset.own_graders.limits).values())
+            )
             calls = f"{plan.refused} to {most}" if most > plan.refused else str(most)
             raise ConfigError(
                 f"{self.results.path}: {plan.refused} rows have to be graded again and do not hold their answers "

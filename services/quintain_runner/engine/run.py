@@ -32,7 +32,7 @@ from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
 from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
-from quintain_runner.graders.factory import open_graders
+from quintain_runner.graders.factory import build_own, open_graders
 from quintain_runner.graders.judge import recorded_judges
 from quintain_runner.plan.trials import Scoring, check_targets_available
 from quintain_runner.report.progress import ProgressState
@@ -228,6 +228,7 @@ class _Execution:
                     target,
                     *run.dataset.user_targets,
                     *(judge for _, judge in judge_references(run.evaluation, [target], run.judge_targets)),
+                    *run.dataset.own_graders.judges_of(target, run.judge_targets),
                 )
             )
             for target in run.targets
@@ -275,6 +276,7 @@ class _Execution:
             waits=quotas,
             agents=agents_of(run.config),
             settings=settings_of(None if run.is_on_fleet else run.config, run.env),
+            build_own=build_own,
         )
         return TrialBudget(
             context,

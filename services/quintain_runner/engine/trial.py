@@ -11,7 +11,7 @@ from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain_runner.engine.conversation import MayGoOn, always, hold_conversation
 from quintain_runner.engine.trial_budget import TrialBudget
-from quintain_runner.graders.base import GradingContext, is_in_doubt
+from quintain_runner.graders.base import GradingContext, final_verdict, is_in_doubt
 from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
@@ -190,7 +190,8 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
     """
     rows: dict[str, GraderRow] = {}
     usage, calls = NO_TOKENS, 0
-    fingerprints, generation = context.fingerprints.graders_of(trial.target), context.fingerprints.generation
+    fingerprints = context.fingerprints.graders_of(trial.target, trial.case)
+    generation = context.fingerprints.generation
     for grader in context.graders_of(trial):
         kept = context.reusable(trial, grader.name)
         if kept is not None:
@@ -202,7 +203,9 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
             return _GraderResults(
                 rows, usage, calls, RowError(code=fault.code, error=f"grader {grader.name}: {fault.message}")
             )
-        rows[grader.name] = grading.row.with_fields(fingerprint=fingerprints.get(grader.name), generation=generation)
+        rows[grader.name] = final_verdict(grader.spec, grading.row).with_fields(
+            fingerprint=fingerprints.get(grader.name), generation=generation
+        )
         usage += grading.token_usage
         calls += grading.calls
         if grading.row.error is not None:

@@ -32,7 +32,7 @@ from quintain_runner.plan.trials import Scoring, Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
 from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import CallingGrader
+from quintain_runner.spec.graders import GraderSpec, judges_of
 from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: Charged faults whose outcome is known: the provider answered, and the answer is of no use.
@@ -201,7 +201,7 @@ class GradingContext:
     ``scoring`` makes rows of verdicts. ``waits`` is how calls wait for quotas. ``sessions`` are those that were opened
     for this trial's graders before it began, by the grader's name. ``timeouts`` are the time limits of the targets that
     have one, in seconds. ``costs`` are what calls of the targets can cost at most, and ``max_cost_usd`` is the run's
-    limit, which no grader's limit exceeds; None where it has none.
+    limit, which no grader's limit exceeds; None where it has none. ``build_own`` makes a case's own grader ready.
     """
 
     run_name: str
@@ -223,18 +223,25 @@ class GradingContext:
     max_cost_usd: float | None = None
     agents: frozenset[str] = frozenset()
     settings: Mapping[str, JsonObject] = field(default_factory=dict)
+    build_own: Callable[[GraderSpec], GraderRunner] | None = None
 
     def graders_of(self, trial: Trial) -> tuple[GraderRunner, ...]:
-        """The graders that grade a trial: pairwise ones with opponents, or else all that are not pairwise."""
+        """The graders that grade a trial: pairwise ones with opponents, or else all that are not pairwise, and those of
+        its case."""
         if trial.opponents:
             return tuple(grader for grader in self.graders if grader.name in trial.opponents)
-        return tuple(grader for grader in self.graders if grader.name not in self.fingerprints.pairwise_graders)
+        shared = (grader for grader in self.graders if grader.name not in self.fingerprints.pairwise_graders)
+        return (*shared, *(() if self.build_own is None else map(self.build_own, trial.case.graders)))
+
+    def fingerprint_of(self, trial: Trial, grader: str) -> str | None:
+        """The fingerprint of one of the trial's graders; None where it is not known."""
+        return self.fingerprints.graders_of(trial.target, trial.case).get(grader)
 
     def reusable(self, trial: Trial, name: str) -> GraderRow | None:
         """The verdict that a grader need not give again; a comparison that is made now lacks something of its own."""
         if trial.opponents:
             return None
-        return reusable_grader_row(trial.kept, name, trial.fingerprints, self.fingerprints)
+        return reusable_grader_row(trial.kept, name, trial.fingerprints, self.fingerprints, trial.case)
 
     def deadline_seconds(self, target: str) -> float:
         """How long a call of this target may take from now, its time in queues included: a limit of less than the
@@ -284,6 +291,10 @@ class GraderRunner(Protocol):
     """A grader of an evaluation that is ready to grade answers."""
 
     @property
+    def spec(self) -> GraderSpec:
+        """Its specification."""
+
+    @property
     def name(self) -> str:
         """The name of the grader in the results."""
 
@@ -300,6 +311,19 @@ class GraderRunner(Protocol):
         """
 
 
+def final_verdict(spec: GraderSpec, row: GraderRow) -> GraderRow:
+    """The verdict of a grader with the options that every grader has: its threshold, then whether it is turned around.
+    An error stays one."""
+    if row.error is not None or (score := row.score) is None:
+        return row
+    if spec.threshold is not None and not isinstance(spec, SimilarGrader):
+        row = row.with_fields(passed=score >= spec.threshold)
+    if not spec.negate:
+        return row
+    reason = row.reason or ("it is so, and must not be" if row.passed else None)
+    return row.with_fields(score=1 - score, passed=not row.passed, reason=reason)
+
+
 #: How many bytes of a judge's request a character of what it is shown takes: JSON escapes some, and others have more.
 BYTES_PER_CHARACTER = 2
 
@@ -307,21 +331,6 @@ BYTES_PER_CHARACTER = 2
 def max_shown_bytes(judge: JudgeGrader) -> int:
     """How many bytes of a judge's request its sections take at most, about."""
     return judge.max_show_characters * BYTES_PER_CHARACTER
-
-
-def judge_target_of(grader: CallingGrader, target: str, judge_targets: Mapping[str, str | None]) -> str:
-    """The default target of a grader: its own ``judge_target``, else the one configured for ``target``, else
-    ``target``.
-    """
-    if isinstance(grader, SimilarGrader):
-        return grader.embedding_target
-    return grader.judge_target or judge_targets.get(target) or target
-
-
-def judges_of(grader: CallingGrader, target: str, judge_targets: Mapping[str, str | None]) -> tuple[str, ...]:
-    """The targets that a grader calls by default for answers of ``target``: those of its jury, or one."""
-    jury = grader.judge_targets if isinstance(grader, JudgeGrader) else None
-    return tuple(jury or [judge_target_of(grader, target, judge_targets)])
 
 
 def judge_place(evaluation: Evaluation, index: int) -> str:
@@ -340,6 +349,5 @@ def judge_references(
     for index, grader in enumerate(evaluation.spec.graders):
         if grader.name in evaluation.graders_without_session:
             continue
-        if isinstance(grader, CallingGrader):
-            for judge in dict.fromkeys(one for target in targets for one in judges_of(grader, target, judge_targets)):
-                yield index, judge
+        for judge in dict.fromkeys(one for target in targets for one in judges_of(grader, target, judge_targets)):
+            yield index, judge

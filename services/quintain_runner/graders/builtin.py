@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from typing import Final
 
 import jsonschema_rs
 from jsonschema_rs import FancyRegexOptions, ValidationError, ValidationErrorKind, Validator
 from pydantic import JsonValue
+from rapidfuzz.distance import Levenshtein
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.files import InvalidJson, extract_fenced_json, read_json, read_text_file
+from quintain_runner.files import InvalidJson, extract_fenced_json, json_values_in, read_json, read_text_file
 from quintain_runner.graders.activity import check_cost, check_latency, check_tokens, check_tool_calls
 from quintain_runner.graders.base import GradingContext, GradingResult
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.plan.cases import expected_text
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Check, GraderRow
 from quintain_runner.spec.activity_graders import CostGrader, LatencyGrader, TokensGrader, ToolCallsGrader
-from quintain_runner.spec.graders import (
-    BuiltinGrader,
+from quintain_runner.spec.graders import BuiltinGrader
+from quintain_runner.spec.right_answers import EXACT, answer_text, numbers_in, same_json, unreadable_number
+from quintain_runner.spec.text_graders import (
+    ComparingGrader,
     ContainsGrader,
+    ContainsJsonGrader,
+    EditDistanceGrader,
+    EndsWithGrader,
     ExactGrader,
     JsonSchemaGrader,
     NumericGrader,
     RegexGrader,
+    StartsWithGrader,
+    TextGrader,
 )
 from quintain_runner.untrusted import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern, pattern_problem
-
-#: A number as people and models write it: 1,234.5 or .5 or -2e3. Digits next to letters or further points (versions,
-#: 42nd) are not numbers.
-_NUMBER = re.compile(
-    r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\d)", re.ASCII
-)
-
-
-def numbers_in(text: str) -> Iterator[float]:
-    """Iterate over the finite numbers in a text, in their order."""
-    for match in _NUMBER.finditer(text):
-        number = parse_number(match[0])
-        if number is not None:
-            yield number
-
-
-def parse_number(text: str) -> float | None:
-    """The finite number that a whole text represents, with or without commas between thousands; else None."""
-    try:
-        number = float(text.strip().replace(",", "").replace("\u2212", "-").replace("_", " "))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Validator:
@@ -95,16 +79,22 @@ CompareText = Callable[[Case, str], GraderRow]
 #: Compares an answer with the case; its target has this price, if it is known. Raises `GraderError` as `CompareText`.
 Compare = Callable[[Case, Result, Price | None], GraderRow]
 
-#: The most schema violations that a verdict lists.
+#: The most schema violations that a verdict lists, and the most digits of a number that its reason shows.
 _MAX_SHOWN_VIOLATIONS = 5
+_MAX_SHOWN_DIGITS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltinGraderRunner:
     """A built-in grader that is ready to grade answers."""
 
-    name: str
+    spec: BuiltinGrader
     compare: Compare
+
+    @property
+    def name(self) -> str:
+        """The name of the grader in the results."""
+        return self.spec.name
 
     def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> tuple[()]:
         """Implements `GraderRunner.planned_calls`: it makes none."""
@@ -138,43 +128,80 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
             return lambda case, result, _: compare_text(case, result.raw_text)
 
 
-def _text_comparison(
-    spec: ExactGrader | ContainsGrader | RegexGrader | NumericGrader | JsonSchemaGrader, folder: Path
-) -> CompareText:
+def _text_comparison(spec: TextGrader, folder: Path) -> CompareText:
     match spec:
-        case ExactGrader():
-            return _compare_texts(spec.ignore_case, "exact", lambda answer, expected: answer == expected)
-        case ContainsGrader():
-            return _compare_texts(spec.ignore_case, "contains", lambda answer, expected: expected in answer)
         case RegexGrader():
-            return _compare_pattern(spec)
-        case NumericGrader():
-            return lambda case, answer: _compare_number(spec, case, answer)
+            return _compare_patterns(spec)
         case JsonSchemaGrader():
             validator = build_validator(spec.json_schema, folder)
             return lambda _, answer: _validate_json(validator, answer, fenced=spec.fenced)
+        case ContainsJsonGrader():
+            schema = None if spec.json_schema is None else build_validator(spec.json_schema, folder)
+            return lambda _, answer: _find_json(schema, answer)
+        case _:
+            return lambda case, answer: _compare(spec, _right(spec, case), answer)
 
 
-def _compare_texts(ignore_case: bool, name: str, matches: Callable[[str, str], bool]) -> CompareText:  # noqa: FBT001 -- an option
-    """The comparison of texts by ``matches``, without surrounding white space and optionally ignoring case."""
-
-    def compare(case: Case, answer: str) -> GraderRow:
-        expected = _require_expected_text(case, name).strip()
-        answer = answer.strip()
-        if ignore_case:
-            answer, expected = answer.casefold(), expected.casefold()
-        return _verdict(matches(answer, expected))
-
-    return compare
+#: Whether an answer has the text that a grader looks for.
+_HAS: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    "contains": str.__contains__,
+    "starts-with": str.startswith,
+    "ends-with": str.endswith,
+}
 
 
-def _compare_pattern(spec: RegexGrader) -> CompareText:
+def _compare(
+    spec: ExactGrader | ContainsGrader | StartsWithGrader | EndsWithGrader | NumericGrader | EditDistanceGrader,
+    right: Sequence[JsonValue],
+    answer: str,
+) -> GraderRow:
+    """The comparison of an answer with the right ones."""
+    match spec:
+        case NumericGrader():
+            return _compare_number(spec, right, answer)
+        case EditDistanceGrader():
+            return _compare_distance(spec, right, answer)
+        case ExactGrader():
+            return _verdict(any(_is_exactly(spec, answer, one) for one in right))
+        case _:
+            cased = _cased(answer, ignore_case=spec.ignore_case)
+            texts = (_cased(answer_text(one), ignore_case=spec.ignore_case) for one in right)
+            return _verdict(any(_HAS[spec.builtin](cased, text) for text in texts))
+
+
+def _right(spec: ComparingGrader, case: Case) -> list[JsonValue]:
+    """The right answers to a case. Raises `GraderError` if there is none, or one that cannot be compared with."""
+    expected = spec.value if spec.has_value else case.expected
+    if not spec.has_value and expected is None:
+        raise GraderError(f"The row has no expected, which {spec.name} needs; add the field to the dataset")
+    if (problem := spec.problem_of(expected)) is not None:
+        raise GraderError(f"The row's expected is not {spec.takes}: {problem}")
+    return spec.answers(case.expected)
+
+
+def _cased(text: str, *, ignore_case: bool) -> str:
+    return text.casefold() if ignore_case else text
+
+
+def _is_exactly(spec: ExactGrader, answer: str, right: JsonValue) -> bool:
+    """Whether the answer is a right one: the same text, or of an object or a list the same JSON."""
+    if isinstance(right, dict | list):
+        try:
+            return same_json(read_json(answer), right)
+        except InvalidJson:
+            return False
+    texts = (_cased(text, ignore_case=spec.ignore_case) for text in (answer, answer_text(right)))
+    first, second = (text.strip() if spec.strip else text for text in texts)
+    return first == second
+
+
+def _compare_patterns(spec: RegexGrader) -> CompareText:
     """The comparison of the regex grader."""
-    matches = compile_pattern(spec.pattern, ignore_case=spec.ignore_case)
+    patterns = [compile_pattern(pattern, ignore_case=spec.ignore_case) for pattern in spec.patterns]
 
     def compare(_: Case, answer: str) -> GraderRow:
         try:
-            return _verdict(matches(answer))
+            return _verdict(any(matches(answer) for matches in patterns))
         except BacktrackLimitExceeded:
             raise GraderError(
                 "Its pattern needs too much backtracking on this answer; write it without nested repeats"
@@ -183,23 +210,52 @@ def _compare_pattern(spec: RegexGrader) -> CompareText:
     return compare
 
 
-def _compare_number(spec: NumericGrader, case: Case, answer: str) -> GraderRow:
-    """The comparison of the numeric grader."""
-    text = _require_expected_text(case, "numeric")
-    expected = parse_number(text)
-    if expected is None:
-        raise GraderError(f"The row's expected is not a number ({text[:40]!r}); the numeric grader needs one")
-    numbers = list(numbers_in(answer))
+def _compare_number(spec: NumericGrader, right: Sequence[JsonValue], answer: str) -> GraderRow:
+    """The comparison of the numeric grader: exact, whatever the size of the numbers."""
+    numbers = list(numbers_in(answer, spec.decimal))
     if not numbers:
         return _verdict(passed=False, reason="there is no number in the answer")
     if spec.take == "only" and len(numbers) > 1:
         return _verdict(passed=False, reason=f"there are {len(numbers)} numbers in the answer")
-    number = numbers[0] if spec.take == "first" else numbers[-1]
-    tolerance = max(spec.tolerance, spec.relative_tolerance * abs(expected))
-    difference = abs(number - expected)
-    return _verdict(
-        difference <= tolerance, reason=f"{number:.15g} is {difference:.6g} off {expected:.15g}" if difference else None
+    read = numbers[0] if spec.take == "first" else numbers[-1]
+    if (number := read.value) is None:
+        return _verdict(passed=False, reason=unreadable_number(read.text, spec.decimal))
+    wanted = [one for one in map(spec.number_of, right) if one is not None]
+    off = [EXACT.abs(EXACT.subtract(number, one)) for one in wanted]
+    absolute, relative = Decimal(repr(spec.tolerance)), Decimal(repr(spec.relative_tolerance))
+    passed = any(
+        distance <= max(absolute, EXACT.multiply(relative, EXACT.abs(one)))
+        for distance, one in zip(off, wanted, strict=True)
     )
+    distance, nearest = min(zip(off, wanted, strict=True))
+    shown = [
+        one if len(one) <= _MAX_SHOWN_DIGITS else f"{one[:_MAX_SHOWN_DIGITS]}…" for one in (read.text, str(nearest))
+    ]
+    return _verdict(passed, reason=f"{shown[0]} is {distance:.6g} off {shown[1]}" if distance else None)
+
+
+def _compare_distance(spec: EditDistanceGrader, right: Sequence[JsonValue], answer: str) -> GraderRow:
+    """The comparison of the edit-distance grader: with the nearest of the right answers."""
+    cased = _cased(answer, ignore_case=spec.ignore_case)
+    texts = [_cased(answer_text(one), ignore_case=spec.ignore_case) for one in right]
+    distances = [Levenshtein.distance(cased, text) for text in texts]
+    similarities = [
+        1 - distance / max(len(cased), len(text), 1) for distance, text in zip(distances, texts, strict=True)
+    ]
+    distance, similarity = min(distances), max(similarities)
+    passed = distance <= spec.max if spec.max is not None else similarity >= (spec.threshold or 0)
+    reason = None if not distance else f"{distance} characters are to be inserted, deleted or replaced"
+    return GraderRow(score=similarity, passed=passed, reason=reason)
+
+
+def _find_json(schema: Validator | None, answer: str) -> GraderRow:
+    """The comparison of the contains-json grader."""
+    found = [value for value in json_values_in(answer) if schema is not None or isinstance(value, dict)]
+    if not found:
+        return _verdict(passed=False, reason="there is no JSON in the answer")
+    if schema is None or any(map(schema.is_valid, found)):
+        return _verdict(passed=True)
+    return _validated(schema, found[-1])
 
 
 def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> GraderRow:
@@ -208,6 +264,11 @@ def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> Grader
         value = read_json(extract_fenced_json(answer) if fenced else answer)
     except InvalidJson as json_error:
         return _verdict(passed=False, reason=f"the answer is not JSON: {json_error}")
+    return _validated(validator, value)
+
+
+def _validated(validator: Validator, value: JsonValue) -> GraderRow:
+    """Whether a schema allows a value; each violation is a check."""
     violations = [
         violation for violation, _ in zip(validator.iter_errors(value), range(_MAX_SHOWN_VIOLATIONS), strict=False)
     ]
@@ -221,14 +282,6 @@ def _violation_text(violation: ValidationError) -> str:
     """A schema violation as a sentence with its place in the answer."""
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in violation.instance_path)
     return f"{where.removeprefix('.') or 'the answer'}: {violation.message}"
-
-
-def _require_expected_text(case: Case, name: str) -> str:
-    """The expected answer of a case as text. Raises `GraderError` if it has none."""
-    expected = expected_text(case)
-    if expected is None:
-        raise GraderError(f"The row has no expected, which the {name} grader needs; add the field to the dataset")
-    return expected
 
 
 def _verdict(passed: bool, reason: str | None = None) -> GraderRow:  # noqa: FBT001 -- the verdict itself

@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quintain.config.file_errors import config_error
 from quintain.config.fingerprint import (
     command_digests,
     dependency_digests,
@@ -31,8 +30,9 @@ from quintain.errors import ConfigError
 from quintain.programs.program import check_rights, program_environment, start_problem
 from quintain.programs.sandbox import Confinement, gateway_address
 from quintain_runner.files import read_text_file
-from quintain_runner.graders.base import GraderRunner, judges_of
+from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
+from quintain_runner.graders.combined import CombinedGraderRunner, part_specs
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.graders.pairwise import PairwiseGraderRunner
@@ -42,39 +42,21 @@ from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPoo
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.grader_options import KEYS_WITHOUT_EFFECT
 from quintain_runner.spec.graders import (
+    AllGrader,
+    AnyGrader,
     BuiltinGrader,
-    CallingGrader,
     CommandGrader,
     FunctionGrader,
     GraderSpec,
     InvalidGrader,
-    JsonSchemaGrader,
+    judges_of,
     max_calls_of,
+    parts_of,
 )
 from quintain_runner.spec.judge_graders import JudgeGrader
-from quintain_runner.spec.templates import parse_template
-
-#: The keys of a specification that change no verdict, and those that are replaced by what they name.
-_KEYS_LEFT_OUT = frozenset(
-    {
-        "target",
-        "timeout_seconds",
-        "judge_target",
-        "judge_targets",
-        "min_votes",
-        "embedding_target",
-        "against",
-        "depends_on",
-        "command",
-        "function",
-        "prompt",
-        "weight",
-        "reduce",
-        "run_as",
-        "sandbox",
-    }
-)
+from quintain_runner.spec.text_graders import ContainsJsonGrader, JsonSchemaGrader
 
 
 async def grader_fingerprints(
@@ -126,8 +108,7 @@ def _for_target(
     for spec, own in graders:
         fingerprint = own
         has_judge = own is not None and spec.name not in sessionless
-        if isinstance(spec, CallingGrader) and has_judge:
-            judges = judges_of(spec, target, judge_targets)
+        if has_judge and (judges := judges_of(spec, target, judge_targets)):
             known = [fingerprints.get(judge) if max_calls_of(spec) else "none" for judge in judges]
             jury = [spec.min_votes] if isinstance(spec, JudgeGrader) and spec.judge_targets else []
             fingerprint = None if None in known else fingerprint_of([own, *known, *jury])
@@ -135,8 +116,10 @@ def _for_target(
 
 
 def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> str:
-    values: dict[str, object] = spec.model_dump(mode="json", by_alias=True, exclude=set(_KEYS_LEFT_OUT))
+    values: dict[str, object] = spec.model_dump(mode="json", by_alias=True, exclude=set(KEYS_WITHOUT_EFFECT))
     values["depends_on"] = dependency_digests(spec.depends_on, folder)
+    if parts := parts_of(spec):
+        values["parts"] = [_own_fingerprint(part, folder, env) for part in parts]
     match spec:
         case CommandGrader():
             cwd = folder / (spec.cwd or ".")
@@ -148,7 +131,7 @@ def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> 
             values["function"] = [spec.function.partition(":")[2], digest, *import_digests(imports.files)]
         case JudgeGrader(prompt=str() as path) | PairwiseGrader(prompt=str() as path):
             values["prompt"] = file_digest(folder / path)
-        case JsonSchemaGrader(json_schema=str() as path):
+        case JsonSchemaGrader(json_schema=str() as path) | ContainsJsonGrader(json_schema=str() as path):
             values["schema"] = file_digest(folder / path)
     return fingerprint_of(values)
 
@@ -189,6 +172,21 @@ async def open_graders(
         yield tuple(result for result in results if not isinstance(result, BaseException))
 
 
+def build_own(spec: GraderSpec, folder: Path = Path()) -> GraderRunner:
+    """Build a case's own grader, or another that needs no file but a schema in ``folder``. Raises `ConfigError`."""
+    match spec:
+        case JudgeGrader():
+            return JudgeGraderRunner(spec, "", spec.fingerprint)
+        case SimilarGrader():
+            return SimilarGraderRunner(spec)
+        case AllGrader() | AnyGrader():
+            return CombinedGraderRunner(spec, tuple(map(build_own, part_specs(spec))))
+        case _ if isinstance(spec, BuiltinGrader):
+            return BuiltinGraderRunner(spec, build_comparison(spec, folder))
+        case _:
+            raise ConfigError(f"{spec.name}: it is of no kind that can be built here")
+
+
 @dataclass(frozen=True, slots=True)
 class _GraderFactory:
     """Builds graders; the processes of pools end when ``stack`` is closed."""
@@ -212,12 +210,10 @@ class _GraderFactory:
                 return JudgeGraderRunner(spec, prompt, _own_fingerprint(spec, self.folder, self.env))
             case PairwiseGrader():
                 return PairwiseGraderRunner(spec, self._read_prompt(spec))
-            case SimilarGrader():
-                return SimilarGraderRunner(spec)
-            case InvalidGrader():
-                raise ConfigError("it has no valid kind")
+            case AllGrader() | AnyGrader():
+                return CombinedGraderRunner(spec, tuple([await self.build(part) for part in part_specs(spec)]))
             case _:
-                return BuiltinGraderRunner(spec.name, build_comparison(spec, self.folder))
+                return build_own(spec, self.folder)
 
     async def _build_program(self, spec: CommandGrader) -> ProgramGraderRunner:
         """Build a command grader, after checking that its command can be started."""
@@ -280,10 +276,6 @@ class _GraderFactory:
         prompt = read_text_file(self.folder, spec.prompt)
         if not prompt.strip():
             raise ConfigError(f"{self.folder / spec.prompt}: it is empty; write instructions for the judge")
-        try:
-            parse_template(prompt)
-        except ValueError as error:
-            raise config_error(self.folder / spec.prompt, [str(error)]) from None
         return prompt
 
 
@@ -292,6 +284,6 @@ def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
     return frozenset(
         grader.name
         for grader in graders
-        if isinstance(grader, BuiltinGraderRunner)
+        if (not isinstance(grader, ProgramGraderRunner) and not max_calls_of(grader.spec))
         or (isinstance(grader, ProgramGraderRunner) and not grader.needs_session)
     )

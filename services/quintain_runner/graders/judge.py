@@ -22,16 +22,16 @@ from quintain_runner.graders.base import (
     GradingContext,
     GradingResult,
     PlannedCalls,
-    judges_of,
     max_shown_bytes,
 )
 from quintain_runner.graders.calls import call_target
-from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash
+from quintain_runner.graders.judge_request import build_judge_request, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.jury import jury_result
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow, JudgeUsed
+from quintain_runner.spec.graders import judges_of
 from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: A row keeps so many characters of a judge's reply.
@@ -95,21 +95,21 @@ class JudgeGraderRunner:
             is_same_case = trial.kept.fingerprints.grading == trial.fingerprints.grading
         for judge in judges_of(self.spec, trial.target, context.judge_targets):
             earlier = None if kept is None else kept.votes.get(judge) if self.spec.judge_targets else kept
-            fingerprint = self._fingerprint(judge, trial.target, context)
+            fingerprint = self._fingerprint(judge, trial, context)
             if earlier is None or earlier.fingerprint != fingerprint:
                 yield _Vote(judge, fingerprint)
             else:
                 yield _Vote(judge, fingerprint, earlier, is_same_case and earlier.error is None)
 
-    def _fingerprint(self, judge: str, target: str, context: GradingContext) -> str | None:
+    def _fingerprint(self, judge: str, trial: Trial, context: GradingContext) -> str | None:
         """The fingerprint of a vote, which does not depend on the other judges; None where the judge's is not known."""
         if not self.spec.judge_targets:
-            return context.fingerprints.graders_of(target).get(self.name)
+            return context.fingerprint_of(trial, self.name)
         known = context.fingerprints.targets.get(judge)
         return None if known is None else fingerprint_of([self.specification, known])
 
     def _request(self, trial: Trial, result: Result | None, judge: str) -> InvokeRequest:
-        return build_judge_request(*filled(self.spec, self.prompt, trial.case), trial.graded_case, result, target=judge)
+        return build_judge_request(self.spec, self.prompt, trial.graded_case, result, target=judge)
 
     def _request_id(self, trial: Trial, vote: _Vote, context: GradingContext, number: int) -> str:
         """The request id of a judge's call: the same after a crash, so that the call is charged once.
@@ -169,7 +169,7 @@ class JudgeGraderRunner:
             )
         reply, text = call.result, call.result.raw_text
         try:
-            said = parse_judgement(text, filled(self.spec, "", trial.case)[0].rubric, self.spec.vote_type)
+            said = parse_judgement(text, self.spec.rubric, self.spec.vote_type)
         except GraderError as error:
             said = GraderRow(error=error.message)
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)

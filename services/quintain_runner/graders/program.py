@@ -23,7 +23,6 @@ from quintain_runner.graders.base import (
     PlannedCalls,
     ReservedSession,
     call_with_retry,
-    judge_target_of,
 )
 from quintain_runner.graders.function_worker import FunctionRequest, SessionConnection
 from quintain_runner.graders.input import JsonObject, build_grader_input, temporary_grader_files
@@ -33,7 +32,7 @@ from quintain_runner.plan.trials import Trial
 from quintain_runner.results.agent_steps import steps_of
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import CommandGrader, FunctionGrader, ProgramGrader
+from quintain_runner.spec.graders import CommandGrader, FunctionGrader, ProgramGrader, judge_target_of
 
 #: How much longer a grader's session lives than its timeout, in seconds, so that its last call is still counted.
 SESSION_GRACE_SECONDS = 60.0

@@ -46,7 +46,7 @@ class SimilarGraderRunner:
             answer = hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
         elif trial.conversation is not None and trial.conversation.attempt > 1:
             answer += f"/{trial.conversation.attempt}"
-        version = context.fingerprints.graders_of(trial.target).get(self.name), context.fingerprints.generation
+        version = context.fingerprint_of(trial, self.name), context.fingerprints.generation
         expected = expected_text(trial.case)
         name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, expected, answer, *version])
         return f"embed-{hashlib.sha256(name.encode()).hexdigest()}"

@@ -115,7 +115,7 @@ def expected_text(case: Case) -> str | None:
 #: An example of a valid line, for error messages.
 EXAMPLE_LINE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
 
-_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected", "settings", "turns"})
+_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected", "settings", "turns", "graders"})
 
 _USER_FIELDS = frozenset(SimulatedUser.model_fields)
 

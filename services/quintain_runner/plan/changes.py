@@ -18,6 +18,7 @@ from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.counts import NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
 from quintain_runner.results.store import key_hash
+from quintain_runner.spec.graders import GraderSpec, judges_of
 
 
 def input_fingerprint(case: Case) -> str:
@@ -51,6 +52,7 @@ class RunFingerprints:
     """The fingerprints of a run's targets, and of its graders by target; None where one is not known.
 
     ``unavailable_graders`` cannot be run now: no row can be made. ``pairwise_graders`` compare rows that are made.
+    ``judge_targets`` is the configured ``judge_target`` of each target.
     ``models`` are the models of targets by their fingerprints, of earlier commands too. ``generation`` counts the times
     that the run was graded again on purpose.
     """
@@ -59,12 +61,18 @@ class RunFingerprints:
     graders: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     unavailable_graders: Collection[str] = ()
     pairwise_graders: Collection[str] = ()
+    judge_targets: Mapping[str, str | None] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     generation: int = 0
 
-    def graders_of(self, target: str) -> Mapping[str, str | None]:
-        """The graders' fingerprints by name, for answers of this target."""
-        return self.graders.get(target, {})
+    def graders_of(self, target: str, case: Case | None = None) -> Mapping[str, str | None]:
+        """The graders' fingerprints by name, for answers of this target; with those of the case's own graders."""
+        own = {} if case is None else {grader.name: self._own(grader, target) for grader in case.graders}
+        return {**self.graders.get(target, {}), **own}
+
+    def _own(self, grader: GraderSpec, target: str) -> str | None:
+        judges = [self.targets.get(judge) for judge in judges_of(grader, target, self.judge_targets)]
+        return None if None in judges else fingerprint_of([grader.fingerprint, *judges])
 
     def row_fingerprints(self, case: Case, target: str) -> RowFingerprints:
         """What a row of this case and target is made of now."""
@@ -172,37 +180,37 @@ def needed_calls(
     action: Action, row: Row | None, case: Case, target: str, fingerprints: RunFingerprints
 ) -> NeededCalls:
     """What a trial needs of which this becomes; ``row`` is the one that it left, if any."""
-    graders = tuple(name for name in fingerprints.graders_of(target) if name not in fingerprints.pairwise_graders)
+    graders = tuple(name for name in fingerprints.graders_of(target, case) if name not in fingerprints.pairwise_graders)
     if action is Action.ASK:
         return NeededCalls(asks=most_asks(case), graders=graders)
     if action is not Action.GRADE:
         return NeededCalls()
     now = fingerprints.row_fingerprints(case, target)
-    unfinished = [name for name in graders if reusable_grader_row(row, name, now, fingerprints) is None]
+    unfinished = [name for name in graders if reusable_grader_row(row, name, now, fingerprints, case) is None]
     # Of a jury that is the same only the missing votes are asked for.
     missing = {
         name: len(verdict.missing_votes)
         for name in unfinished
-        if (verdict := unchanged_grader_row(row, name, now, fingerprints)) is not None and verdict.missing_votes
+        if (verdict := unchanged_grader_row(row, name, now, fingerprints, case)) is not None and verdict.missing_votes
     }
     return NeededCalls(votes=sum(missing.values()), graders=tuple(name for name in unfinished if name not in missing))
 
 
 def unchanged_grader_row(
-    row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints
+    row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints, case: Case | None = None
 ) -> GraderRow | None:
     """The result of a grader in a row; None where something of it changed since, or there is none."""
     if row is None or row.fingerprints.grading != current.grading or (verdict := row.graders.get(name)) is None:
         return None
-    grader = fingerprints.graders_of(row.target).get(name)
+    grader = fingerprints.graders_of(row.target, case).get(name)
     return verdict if (verdict.fingerprint, verdict.generation) == (grader, fingerprints.generation) else None
 
 
 def reusable_grader_row(
-    row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints
+    row: Row | None, name: str, current: RowFingerprints, fingerprints: RunFingerprints, case: Case | None = None
 ) -> GraderRow | None:
     """The verdict of a row that need not be given again; None where something of it changed or is missing."""
-    verdict = unchanged_grader_row(row, name, current, fingerprints)
+    verdict = unchanged_grader_row(row, name, current, fingerprints, case)
     return None if verdict is None or verdict.error is not None or verdict.missing_votes else verdict
 
 
@@ -223,7 +231,7 @@ def _changes(
         # There is no answer that anything could be graded of.
         return tuple(asking), ()
     grading = [*rescored] if was.grading == now.grading else [*rescored, "expected changed"]
-    graders = fingerprints.graders_of(target)
+    graders = fingerprints.graders_of(target, case)
     for name, fingerprint in graders.items():
         verdict = row.graders.get(name)
         if name in fingerprints.unavailable_graders:
@@ -279,7 +287,8 @@ class PlanIdentityBuilder:
         """Add a case as it is asked under a prompt."""
         if case.user is not None:
             self._users.add(case.user.target)
-        self._sum += key_hash(case.id, prompt or "", input_fingerprint(case), grading_fingerprint(case))
+        own = (grader.fingerprint for grader in case.graders)
+        self._sum += key_hash(case.id, prompt or "", input_fingerprint(case), grading_fingerprint(case), *own)
 
     def build(self, targets: Sequence[str], repeats: int, fingerprints: RunFingerprints) -> PlanIdentity:
         """The identity of everything that was added, for these targets. Those without a place in ``fingerprints`` are

@@ -10,8 +10,8 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -25,6 +25,7 @@ from quintain.programs.program import CannotStart, Program, check_rights, progra
 from quintain.programs.sandbox import Confinement
 from quintain.runtime.text_files import InvalidLine
 from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write
+from quintain_runner.plan.case_graders import OwnGraderStats, with_own_graders
 from quintain_runner.plan.cases import (
     EXAMPLE_LINE,
     ParsedRow,
@@ -46,7 +47,6 @@ from quintain_runner.plan.selection import (
 from quintain_runner.results.store import KeyHashSet, key_hash
 from quintain_runner.spec.evaluation import DatasetSpec, Evaluation
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
-from quintain_runner.spec.templates import TemplateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,14 @@ class CaseSource:
     """A file of cases, its format, and the selection of its rows.
 
     ``prompts`` are what is asked about each case; where they ask the case itself, it needs a question or messages.
+    ``grader_names`` are those of the evaluation's graders, which no case's own grader has; None where cases are read
+    without their own graders.
     """
 
     path: Path
     is_csv: bool = False
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
+    grader_names: frozenset[str] | None = frozenset()
     selection: CaseSelection = ALL_CASES
 
 
@@ -70,7 +73,8 @@ class DatasetStats:
     ``input_characters`` and ``expected_characters`` are the total lengths of inputs and expected answers of the
     selected cases, under each prompt; extrapolated if only some of the matching rows are selected. ``warnings`` are
     about fields that some of them lack; ``feature_fields`` counts the rows with a field of `FEATURE_NAMES`.
-    ``conversations`` is what their conversations take; None where every case is asked once.
+    ``conversations`` is what their conversations take; None where every case is asked once. ``own_graders`` is what the
+    cases' own graders take.
     """
 
     source: CaseSource
@@ -81,22 +85,32 @@ class DatasetStats:
     warnings: tuple[str, ...] = ()
     feature_fields: Mapping[str, int] = field(default_factory=dict)
     conversations: ConversationStats | None = None
+    own_graders: OwnGraderStats = field(default_factory=OwnGraderStats)
 
     @property
     def user_targets(self) -> tuple[str, ...]:
         """The targets that speak as users."""
         return () if self.conversations is None else tuple(sorted(self.conversations.user_targets))
 
-    @property
-    def user_references(self) -> list[tuple[str, str]]:
-        """The place that names a target which speaks as a user, and the target, of each of them."""
-        return [(f"{self.source.path}: user.target", name) for name in self.user_targets]
+    def references(
+        self, targets: Collection[str], judge_targets: Mapping[str, str | None]
+    ) -> Iterator[tuple[str, str]]:
+        """The place that names a target, and the target, of each user, and of each target that the cases' own graders
+        call for answers of these ``targets``."""
+        yield from ((f"{self.source.path}: user.target", name) for name in self.user_targets)
+        judges = (judge for target in targets for judge in self.own_graders.judges_of(target, judge_targets))
+        yield from ((f"{self.source.path}: graders", judge) for judge in dict.fromkeys(judges))
 
     def asks_of(self, cases: int, prompts: int) -> int:
         """How many calls so many cases under so many prompts take at most without their graders, of one target."""
         if (stats := self.conversations) is None:
             return cases * prompts
         return stats.asks if cases == self.cases and stats.is_exact else cases * prompts * stats.most_asks
+
+    def grader_calls_of(self, cases: int) -> int:
+        """How many calls the own graders of so many cases take at most, for one answer to each."""
+        own = self.own_graders
+        return own.calls if cases == self.cases == own.counted else cases * own.most_calls_of_case
 
 
 @dataclass(slots=True)
@@ -144,18 +158,19 @@ def check_dataset(
     path: Path,
     requirements: Sequence[CaseRequirement] = (),
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,),
+    grader_names: frozenset[str] | None = frozenset(),
 ) -> DatasetStats:
     """Read every row once, up to the last one that can be selected, and draw the sample.
 
     ``path`` is the dataset file, or the stored output of the dataset command, and ``prompts`` are what is asked about
-    each case. Raises `ConfigError` with one line for
+    each case; ``grader_names`` are as in `CaseSource`. Raises `ConfigError` with one line for
     each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
     """
-    source = CaseSource(path=path, is_csv=spec.is_csv, prompts=prompts)
+    source = CaseSource(path=path, is_csv=spec.is_csv, prompts=prompts, grader_names=grader_names)
     sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
-    feature_fields, conversations = Counter[str](), ConversationStats()
+    feature_fields, conversations, own_graders = Counter[str](), ConversationStats(), OwnGraderStats()
     for number, row in _parsed_rows(source, digest.update):
         rows += 1
         error = _row_error(row, ids)
@@ -165,13 +180,12 @@ def check_dataset(
                 errors.append(f"line {number}: {error}")
         elif isinstance(row, Case) and sampler.offer(row):
             unmet.add(row)
+            own_graders.add(row)
             feature_fields.update(row.metadata.keys() & FEATURE_NAMES.keys())
-            # A case that does not fill them was counted above.
-            with suppress(TemplateError):
-                for prompt in prompts:
-                    asked = prompt.apply(row)
-                    input_characters += input_length(asked)
-                    conversations.add(asked)
+            for prompt in prompts:
+                asked = prompt.apply(row)
+                input_characters += input_length(asked)
+                conversations.add(asked)
             expected_characters += len(prompts) * len(expected_text(row) or "")
             if sampler.is_complete:
                 break
@@ -191,6 +205,7 @@ def check_dataset(
         warnings=warnings,
         feature_fields=feature_fields,
         conversations=conversations if conversations.has_conversations else None,
+        own_graders=own_graders,
     )
 
 
@@ -247,11 +262,18 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
             rows = parse_csv(lines) if source.is_csv else parse_jsonl(lines)
             if any(prompt.asks_the_case for prompt in source.prompts):
                 rows = ((number, require_question(row)) for number, row in rows)
-            yield from rows
+            names = source.grader_names
+            yield from ((number, _with_graders(row, names)) for number, row in rows)
     except OSError as error:
         raise ConfigError(
             f"{source.path}: the dataset cannot be read ({error.strerror}); its path is relative to the evaluation file"
         ) from None
+
+
+def _with_graders(row: Case | InvalidLine, names: frozenset[str] | None) -> Case | InvalidLine:
+    if names is None and isinstance(row, Case):
+        return row.model_copy(update={"graders": []})
+    return with_own_graders(row, names or frozenset())
 
 
 def _observed_lines(lines: Iterable[bytes], on_line: Callable[[bytes], object]) -> Iterator[bytes]:
@@ -278,13 +300,14 @@ def open_dataset(
     removed. Raises `ConfigError` with all errors of the dataset, or if the command fails.
     """
     spec = evaluation.spec.dataset
+    names = None if evaluation.judges_only else frozenset(evaluation.spec.column_names)
     if spec.command is None:
-        return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements, evaluation.prompts)
+        return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements, evaluation.prompts, names)
     argv = json.dumps([spec.command, spec.is_csv])
     name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{'csv' if spec.is_csv else 'jsonl'}"
     path = results_folder / name
     if path.exists():
-        return check_dataset(spec, path, requirements, evaluation.prompts)
+        return check_dataset(spec, path, requirements, evaluation.prompts, names)
     try:
         results_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -303,7 +326,7 @@ def open_dataset(
         raise ConfigError(f"{evaluation.path}: dataset: {error.message}") from None
     _run_command_into(path, program)
     try:
-        return check_dataset(spec, path, requirements, evaluation.prompts)
+        return check_dataset(spec, path, requirements, evaluation.prompts, names)
     except ConfigError:
         # Invalid output is not kept, so that the command runs again once it is fixed.
         path.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import heapq
 import json
@@ -16,7 +15,6 @@ from quintain.config.file_errors import suggestion
 from quintain.graders import Case
 from quintain_runner.spec.evaluation import DatasetSpec, Scalar
 from quintain_runner.spec.prompts import case_field
-from quintain_runner.spec.templates import TemplateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ FEATURE_NAMES = {
     **dict.fromkeys(("tools", "tool_choice", "temperature", "max_tokens", "top_p", "seed", "stop"), _SETTINGS),
     **dict.fromkeys(("response_format", "reasoning_effort", "model_settings"), _SETTINGS),
     **dict.fromkeys(("image", "images", "files", "attachments"), _PARTS),
-    **dict.fromkeys(("graders", "assert", "repeats", "threshold", "timeout_seconds", "max_calls"), _FILE),
+    **dict.fromkeys(("assert", "repeats", "threshold", "timeout_seconds", "max_calls"), _FILE),
     **dict.fromkeys(("system", "system_message", "instructions"), "the system prompt is system_prompt"),
     **dict.fromkeys(("expected_output", "ideal"), "what graders compare with is expected"),
 }
@@ -149,6 +147,7 @@ class CaseRequirement:
 
     ``field`` is the name of a field that only some cases need to have: if none has it, that is an error, which names
     the nearest of ``own_fields`` and of the cases' other fields; else the number of the others is a warning.
+    ``detail`` says more of one case.
     """
 
     is_met: Callable[[Case], bool]
@@ -157,6 +156,7 @@ class CaseRequirement:
     fix: str
     field: str | None = None
     own_fields: Sequence[str] = ()
+    detail: Callable[[Case], str | None] = lambda _: None
 
 
 def feature_warnings(counts: Mapping[str, int], used: Collection[str]) -> Iterator[str]:
@@ -172,52 +172,27 @@ def feature_warnings(counts: Mapping[str, int], used: Collection[str]) -> Iterat
             )
 
 
-#: The requirement on a case whose templates cannot be rendered; the error is the problem.
-FILLS_TEMPLATES = CaseRequirement(
-    is_met=bool,
-    problem="",
-    reason="every case fills each template",
-    fix="add what is missing to them, leave them out with where, or write in the template what stands for it, as in "
-    "{{ field | default('none') }}",
-)
-
-
-@dataclass(slots=True)
-class _Cases:
-    """Counts cases, each once, and keeps the first ids."""
-
-    count: int = 0
-    first_ids: list[str] = dataclasses.field(default_factory=list)
-    last_id: str | None = None
-
-    def add(self, case_id: str) -> None:
-        if case_id == self.last_id:
-            return
-        self.count, self.last_id = self.count + 1, case_id
-        if self.count <= MAX_NAMED_IDS:
-            self.first_ids.append(case_id)
-
-
 class UnmetRequirements:
     """Counts the cases that do not meet each requirement, and keeps their first ids."""
 
     def __init__(self, requirements: Sequence[CaseRequirement]) -> None:
         self._requirements = requirements
-        self._unmet = {requirement: _Cases() for requirement in requirements}
+        self._counts = [0] * len(requirements)
+        self._first_ids: list[list[str]] = [[] for _ in requirements]
+        self._details: list[str | None] = [None] * len(requirements)
         self._needs_fields = any(requirement.field is not None for requirement in requirements)
         self._metadata_fields: dict[str, None] = {}
 
     def add(self, case: Case) -> None:
-        """Check one case against every requirement, and whether it fills the templates that these render."""
+        """Check one case against every requirement."""
         if self._needs_fields and len(self._metadata_fields) < _MAX_KNOWN_FIELDS:
             self._metadata_fields |= dict.fromkeys(case.metadata)
-        for requirement in self._requirements:
-            try:
-                unmet = None if requirement.is_met(case) else requirement
-            except TemplateError as error:
-                unmet = replace(FILLS_TEMPLATES, problem=error.message)
-            if unmet is not None:
-                self._unmet.setdefault(unmet, _Cases()).add(case.id)
+        for index, requirement in enumerate(self._requirements):
+            if not requirement.is_met(case):
+                self._counts[index] += 1
+                self._details[index] = self._details[index] or requirement.detail(case)
+                if len(self._first_ids[index]) < MAX_NAMED_IDS:
+                    self._first_ids[index].append(case.id)
 
     def recounted(self, cases: Iterable[Case]) -> UnmetRequirements:
         """Count again from zero, over these cases."""
@@ -227,14 +202,13 @@ class UnmetRequirements:
         return unmet
 
     def __bool__(self) -> bool:
-        return any(cases.count for cases in self._unmet.values())
+        return any(self._counts)
 
     def messages(self, case_count: int, *, warnings: bool = False) -> Iterator[str]:
         """Yield an error message, or a warning, for each requirement that some case does not meet; ``case_count`` is
         the number of all cases."""
-        # Templates that are not filled come first: they hide what else a case does not meet.
-        for requirement, cases in sorted(self._unmet.items(), key=lambda unmet: unmet[0] in self._requirements):
-            count, ids = cases.count, cases.first_ids
+        found = zip(self._requirements, self._counts, self._first_ids, self._details, strict=True)
+        for requirement, count, ids, detail in found:
             if not count or warnings is not (requirement.field is not None and count < case_count):
                 continue
             more = f" and {count - len(ids):,} more" if count > len(ids) else ""
@@ -245,7 +219,7 @@ class UnmetRequirements:
                     name for name in (*requirement.own_fields, *self._metadata_fields) if name != requirement.field
                 ]
                 fix = suggestion(requirement.field, known)
-            yield f"{requirement.problem} {where}: {requirement.reason}{fix}"
+            yield f"{requirement.problem} {where}: {requirement.reason}{fix}{f' ({detail})' if detail else ''}"
 
 
 def _shortened(case_id: str) -> str:

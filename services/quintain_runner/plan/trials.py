@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import JsonValue
@@ -294,14 +295,16 @@ class CallsEstimate(Message):
     typical: int | None = None
 
 
-def estimate_calls(evaluation: Evaluation, *, trials: int, asks: int | None = None, targets: int = 1) -> CallsEstimate:
+def estimate_calls(
+    evaluation: Evaluation, *, trials: int, asks: int | None = None, targets: int = 1, own_calls: int = 0
+) -> CallsEstimate:
     """The calls of this many trials: the estimate that `quintain check` and `quintain run` show, and the default
     budget of a run. ``asks`` are those of the targets and of simulated users, by default one for each trial. The trials
-    are of so many ``targets``, whose answers are compared."""
+    are of so many ``targets``, whose answers are compared. ``own_calls`` are those of the cases' own graders."""
     asks = trials if asks is None else asks
     pairwise = [grader for grader in evaluation.spec.graders if isinstance(grader, PairwiseGrader)]
     each = sum(grader_limits(evaluation).values()) - len(pairwise)
-    most = asks + trials * each + trials // targets * sum(grader.most_calls(targets) for grader in pairwise)
+    most = asks + own_calls + trials * each + trials // targets * sum(grader.most_calls(targets) for grader in pairwise)
     # A grader that may call once is assumed to do so; a higher limit does not say how often it calls.
     is_known = all(grader.target.max_calls <= 1 for grader in calling_graders(evaluation))
     return CallsEstimate(answers=asks, most=most, typical=most if is_known else None)
@@ -311,12 +314,13 @@ def estimate_dataset(evaluation: Evaluation, dataset: DatasetStats, *, cases: in
     """The calls of so many cases of a dataset, by all these targets."""
     asks = dataset.asks_of(cases, len(evaluation.prompts)) * evaluation.spec.repeats * targets
     trials = evaluation.trials_of(cases, targets=targets)
-    return estimate_calls(evaluation, trials=trials, asks=asks, targets=targets)
+    own_calls = dataset.grader_calls_of(cases) * evaluation.trials_of(1, targets=targets)
+    return estimate_calls(evaluation, trials=trials, asks=asks, targets=targets, own_calls=own_calls)
 
 
-def grader_limits(evaluation: Evaluation) -> dict[str, int]:
-    """The most calls that one execution of each grader can make."""
-    return {grader.name: max_grader_calls(evaluation, grader) for grader in evaluation.spec.graders}
+def grader_limits(evaluation: Evaluation, own: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """The most calls that one execution of each grader can make; ``own`` are those of the cases' own graders."""
+    return {**own, **{grader.name: max_grader_calls(evaluation, grader) for grader in evaluation.spec.graders}}
 
 
 def max_grader_calls(evaluation: Evaluation, grader: GraderSpec) -> int:
@@ -369,12 +373,13 @@ class Scoring:
         them already."""
         tags = {name: tags_of(case_field(case, name)) for name in self.by} or None
         has_score = row.score is not None or row.status is not RowStatus.GRADED
-        has_weights = all(grader.weight == self.weights.get(name, 1.0) for name, grader in row.graders.items())
+        weights = {**self.weights, **{grader.name: grader.weight for grader in case.graders}}
+        has_weights = all(grader.weight == weights.get(name, 1.0) for name, grader in row.graders.items())
         if has_score and has_weights and tags == row.tags:
             return row
         graders = row.graders
         if not has_weights:
-            graders = {name: one.with_fields(weight=self.weights.get(name, 1.0)) for name, one in graders.items()}
+            graders = {name: one.with_fields(weight=weights.get(name, 1.0)) for name, one in graders.items()}
         score = _weighted_mean(graders.values()) if row.status is RowStatus.GRADED else row.score
         return row.with_fields(graders=graders, score=score, tags=tags)
 

@@ -168,7 +168,7 @@ class GraderRow(Message):
     ``left_out`` are the characters that a judge was not shown, by the section that was too long.
     ``in_doubt``: a judge's call may have been charged without an answer. ``votes`` are those of a jury, by judge; a
     vote with an error is missing. ``tied``: as many votes pass the answer as fail it, and none is missing.
-    ``comparisons`` are those of a pairwise grader.
+    ``comparisons`` are those of a pairwise grader. ``parts`` are the verdicts of the graders of a list that made calls.
     """
 
     score: float | None = None
@@ -188,6 +188,7 @@ class GraderRow(Message):
     in_doubt: bool = Field(default=False, exclude_if=is_zero)
     tied: bool = Field(default=False, exclude_if=is_zero)
     votes: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
+    parts: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
 
     comparisons: list[PairwiseRow] | None = Field(default=None, exclude_if=is_none)
 
@@ -198,11 +199,13 @@ class GraderRow(Message):
 
     def without_content(self) -> GraderRow:
         """The verdict without what it says of the answer."""
-        votes = {judge: vote.without_content() for judge, vote in self.votes.items()}
+        votes, parts = (
+            {name: row.without_content() for name, row in rows.items()} for rows in (self.votes, self.parts)
+        )
         bare: dict[str, object] = {"reason": None, "evidence": None}
         checks = [check.model_copy(update=bare) for check in self.criteria.values()]
         judge = self.judge and self.judge.with_fields(request=None, reply=None, reply_cut=0)
-        return self.with_fields(reason=None, checks=checks, details=None, votes=votes, judge=judge)
+        return self.with_fields(reason=None, checks=checks, details=None, votes=votes, parts=parts, judge=judge)
 
     @property
     def criteria(self) -> dict[str, Check]:

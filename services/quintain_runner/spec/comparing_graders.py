@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, TargetName
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Weight
 from quintain_runner.spec.judge_graders import DEFAULT_SHOW_CHARACTERS, JUDGE_TIMEOUT_SECONDS
+from quintain_runner.spec.text_graders import ComparingGrader
 
 _Timeout = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)]
 
 
-class SimilarGrader(GraderOptions):
+class SimilarGrader(ComparingGrader):
     """Passes if the answer means what is expected, by the cosine similarity of their embeddings: one call."""
 
     builtin: Literal["similar"]
@@ -26,6 +27,9 @@ class SimilarGrader(GraderOptions):
     """The timeout of the call, in seconds, including its time in the queue. If absent, 600, or that of its target where
     it is more.
     """
+
+    def _problem_of_one(self, answer: JsonValue) -> str | None:
+        return "there is no embedding of an empty text" if answer == "" else super()._problem_of_one(answer)
 
 
 class PairwiseGrader(GraderOptions):
@@ -42,8 +46,8 @@ class PairwiseGrader(GraderOptions):
     orders: Literal["both"] = "both"
     """both: each pair is asked in both orders, and what is not chosen in both is a tie."""
     prompt: NonEmptyString | None = None
-    """The path of the file with the judge's instructions, a template, relative to the evaluation file's folder. If
-    absent, it is asked which answer is better.
+    """The path of the file with the judge's instructions, relative to the evaluation file's folder. If absent, it is
+    asked which answer is better.
     """
     judge_target: TargetName
     """The target that judges."""

@@ -19,7 +19,7 @@ from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain.runtime.text_files import read_text
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
-from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of
+from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of, named_graders
 from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
 
@@ -125,8 +125,12 @@ class EvaluationSpec(SpecModel):
     """How many times each target answers each case, under each prompt."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """The lowest mean score that counts as success, from 0 to 1; a run below it ends with exit code 3."""
-    graders: Annotated[list[GraderSpec], Field(min_length=1)]
-    """The graders of every answer; the score of a row is the mean of their scores, by their weights."""
+    graders: Annotated[list[GraderSpec], Field(min_length=1), BeforeValidator(named_graders)] = Field(
+        default_factory=list
+    )
+    """The graders of every answer; the score of a row is the mean of their scores and of those of the case's own
+    graders, by their weights. Without any each case has graders of its own.
+    """
     reduce: Reducer | None = None
     """How the repeats of a case become one value: mean, median, majority, pass@k (one of k answers passes) or pass^k
     (all of k pass). It is shown beside the mean score.
@@ -144,7 +148,7 @@ class EvaluationSpec(SpecModel):
         for what, names in (
             ("targets", self.targets or []),
             ("prompts", [prompt.named(number) for number, prompt in enumerate(self.prompts or [], start=1)]),
-            ("graders", [name for grader in self.graders for name in column_names_of(grader)]),
+            ("graders", self.column_names),
         ):
             duplicates = sorted({name for name in names if names.count(name) > 1})
             if duplicates:
@@ -153,13 +157,16 @@ class EvaluationSpec(SpecModel):
 
     @model_validator(mode="after")
     def _can_be_scored(self) -> Self:
-        """Check that some grader has a weight, and that no reducer needs more repeats than there are."""
-        if not any(grader.weight for grader in self.graders):
-            raise ValueError("graders: every weight is 0, so that no row has a score; give one of them a weight")
+        """Check that no reducer needs more repeats than there are."""
         for reducer in (self.reduce, *(grader.reduce for grader in self.graders)):
             if reducer is not None and required_repeats(reducer) > self.repeats:
                 raise ValueError(f"reduce: {reducer} needs {required_repeats(reducer)} repeats, not {self.repeats}")
         return self
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns that its graders have in every table."""
+        return [name for grader in self.graders for name in column_names_of(grader)]
 
     @property
     def reducers(self) -> Reducers:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from quintain.config.fingerprint import fingerprint_of
 from quintain.contracts.message import Message
 from quintain.contracts.session import AGENTS
 from quintain_runner.results.bill import SIMULATED_USER
@@ -42,7 +44,11 @@ class SpecModel(BaseModel):
     """Base class of the models of a file written by a person: frozen, strict, and unknown keys are errors."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
 
@@ -52,11 +58,37 @@ def _check_is_free(name: str) -> str:
     return name
 
 
+#: The keys of a grader that change no verdict, and those that are replaced by what they name.
+KEYS_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "target",
+        "timeout_seconds",
+        "judge_target",
+        "judge_targets",
+        "min_votes",
+        "embedding_target",
+        "against",
+        "depends_on",
+        "command",
+        "function",
+        "prompt",
+        "weight",
+        "reduce",
+        "run_as",
+        "sandbox",
+    }
+)
+
+
 class GraderOptions(SpecModel):
     """The options that every grader has."""
 
-    name: Annotated[GraderName, AfterValidator(_check_is_free)]
-    """The name of the grader in the results."""
+    name: Annotated[GraderName, AfterValidator(_check_is_free)] = ""
+    """The name of the grader in the results. If absent, its kind, with a number where others have that name."""
+    negate: bool = Field(default=False, alias="not")
+    """Whether to turn the verdict around: what would pass fails, and the score is 1 without it. An error stays one."""
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The lowest score that passes, before not turns it around. If absent, the grader says itself what passes."""
     depends_on: list[NonEmptyString] = Field(default_factory=list)
     """Files, from the evaluation file's folder, whose bytes are part of the grader's fingerprint."""
     weight: Weight = 1.0
@@ -65,3 +97,8 @@ class GraderOptions(SpecModel):
     """How the repeats of a case become one value: mean, median, majority, pass@k or pass^k. If absent, as the
     evaluation says.
     """
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of what it says itself, without the files and the targets that it names."""
+        return fingerprint_of(self.model_dump(mode="json", by_alias=True, exclude=set(KEYS_WITHOUT_EFFECT)))

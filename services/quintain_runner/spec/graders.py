@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import count
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -30,9 +32,20 @@ from quintain_runner.spec.activity_graders import (
     ToolCallsGrader,
 )
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
-from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Seconds, SpecModel, Tolerance
+from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Seconds, SpecModel
 from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
-from quintain_runner.untrusted import compile_pattern
+from quintain_runner.spec.text_graders import (
+    ContainsGrader,
+    ContainsJsonGrader,
+    EditDistanceGrader,
+    EndsWithGrader,
+    ExactGrader,
+    JsonSchemaGrader,
+    NumericGrader,
+    RegexGrader,
+    StartsWithGrader,
+    TextGrader,
+)
 
 #: Default timeout of one execution of a command or function grader, in seconds; the same as AgentV's.
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -116,73 +129,62 @@ class FunctionGrader(_ProgramSpec):
         return name
 
 
-class ExactGrader(GraderOptions):
-    """Passes if the answer equals the expected text; white space around either is ignored."""
-
-    builtin: Literal["exact"]
-    ignore_case: bool = False
-    """Whether to ignore the case of letters."""
-
-
-class ContainsGrader(GraderOptions):
-    """Passes if the answer contains the expected text."""
-
-    builtin: Literal["contains"]
-    ignore_case: bool = False
-    """Whether to ignore the case of letters."""
-
-
-class RegexGrader(GraderOptions):
-    """Passes if the pattern matches somewhere in the answer."""
-
-    builtin: Literal["regex"]
-    pattern: NonEmptyString
-    """A regular expression as in JSON Schema (ECMA 262); ^ and $ match the start and end of the answer."""
-    ignore_case: bool = False
-    """Whether to ignore the case of letters."""
-
-    @model_validator(mode="after")
-    def _validate_pattern(self) -> Self:
-        """Check that the pattern compiles."""
-        compile_pattern(self.pattern, ignore_case=self.ignore_case)
-        return self
-
-
-class NumericGrader(GraderOptions):
-    """Passes if a number in the answer equals the expected number within a tolerance."""
-
-    builtin: Literal["numeric"]
-    tolerance: Tolerance = 0.0
-    """The largest absolute difference that passes."""
-    relative_tolerance: Tolerance = 0.0
-    """The largest difference that passes, as a fraction of the expected number; the wider of the two tolerances
-    applies.
+def named_graders(graders: object, taken: Collection[str] = ()) -> object:
+    """A list of graders as it was read, in which each has a name: its own, or its kind with a number that makes it one
+    that neither another of the list nor ``taken`` has. What is no such list is left to its validation.
     """
-    take: Literal["first", "last", "only"] = "last"
-    """Which number of the answer to compare; only: the answer must contain exactly one number."""
+    if not isinstance(graders, list):
+        return graders
+    used = {*taken, *(grader["name"] for grader in graders if isinstance(grader, dict) and _has_name(grader))}
+    named = []
+    for grader in graders:
+        if isinstance(grader, dict) and "name" not in grader:
+            kind = f"{'not-' if grader.get('not') is True else ''}{_kind_of_input(grader)}"
+            names = (f"{kind}-{number}" for number in count(2))
+            name = kind if kind not in used else next(name for name in names if name not in used)
+            used.add(name)
+            named.append({"name": name, **grader})
+        else:
+            named.append(grader)
+    return named
 
 
-class JsonSchemaGrader(GraderOptions):
-    """Passes if the answer is JSON that is valid under the schema."""
-
-    builtin: Literal["json-schema"]
-    json_schema: Annotated[NonEmptyString | dict[str, JsonValue], Field(alias="schema")]
-    """The schema, or the path of its file, relative to the evaluation file's folder."""
-    fenced: bool = False
-    """Whether the JSON may stand in a fenced code block, if the answer has only one."""
+def _has_name(grader: dict[str, object]) -> bool:
+    return isinstance(grader.get("name"), str)
 
 
-BuiltinGrader = (
-    ExactGrader
-    | ContainsGrader
-    | RegexGrader
-    | NumericGrader
-    | JsonSchemaGrader
-    | ToolCallsGrader
-    | LatencyGrader
-    | CostGrader
-    | TokensGrader
-)
+def _check_parts(parts: list[GraderSpec]) -> list[GraderSpec]:
+    """Check that the graders of a list grade one answer, and run no programs."""
+    if others := [part.name for part in parts if isinstance(part, ProgramGrader | PairwiseGrader)]:
+        raise ValueError(f"{others[0]}: a list has built-in graders of single answers")
+    return parts
+
+
+#: The graders of a list.
+_Parts = Annotated[
+    "list[GraderSpec]", Field(min_length=1), BeforeValidator(named_graders), AfterValidator(_check_parts)
+]
+
+
+class AllGrader(GraderOptions):
+    """Passes if all graders of a list pass the answer; its score is the mean of theirs, by their weights."""
+
+    all: _Parts
+    """The graders: built-in ones, or lists of them again. One of weight 0 is shown, and cannot fail the others."""
+
+
+class AnyGrader(GraderOptions):
+    """Passes if one grader of a list passes the answer; its score is the highest of theirs."""
+
+    any: _Parts
+    """The graders: built-in ones, or lists of them again. One of weight 0 is shown, and does not count."""
+
+
+#: Graders that combine others.
+CombiningGrader = AllGrader | AnyGrader
+
+#: Built-in graders that make no calls.
+BuiltinGrader = TextGrader | ToolCallsGrader | LatencyGrader | CostGrader | TokensGrader
 
 #: Built-in graders that ask a target.
 AskingGrader = SimilarGrader | JudgeGrader | PairwiseGrader
@@ -196,11 +198,17 @@ CallingGrader = ProgramGrader | AskingGrader
 GRADER_KINDS: Final[Mapping[str, type[GraderOptions]]] = {
     "command": CommandGrader,
     "function": FunctionGrader,
+    "all": AllGrader,
+    "any": AnyGrader,
     "exact": ExactGrader,
     "contains": ContainsGrader,
+    "starts-with": StartsWithGrader,
+    "ends-with": EndsWithGrader,
     "regex": RegexGrader,
     "numeric": NumericGrader,
+    "edit-distance": EditDistanceGrader,
     "json-schema": JsonSchemaGrader,
+    "contains-json": ContainsJsonGrader,
     "tool-calls": ToolCallsGrader,
     "latency": LatencyGrader,
     "cost": CostGrader,
@@ -216,13 +224,19 @@ class InvalidGrader(_ProgramSpec):
 
     command: JsonValue = None
     function: JsonValue = None
+    all: JsonValue = None
+    any: JsonValue = None
     builtin: (
         Literal[
             "exact",
             "contains",
+            "starts-with",
+            "ends-with",
             "regex",
             "numeric",
+            "edit-distance",
             "json-schema",
+            "contains-json",
             "tool-calls",
             "latency",
             "cost",
@@ -238,12 +252,15 @@ class InvalidGrader(_ProgramSpec):
     def _reject(self) -> Self:
         """Reject every value with the message about the kinds."""
         raise ValueError(
-            'give one of command (such as ["python", "judge.py"]), function (such as judges:polite) and builtin '
-            "(such as exact)"
+            'give one of command (such as ["python", "judge.py"]), function (such as judges:polite), builtin '
+            "(such as exact), and all or any (a list of graders)"
         )
 
 
 _INVALID_KIND: Final = "undecided"
+
+#: The keys that say the kind of a grader, of which it has one.
+_KIND_KEYS: Final = ("command", "function", "all", "any", "builtin")
 
 
 def _kind_of_input(grader: object) -> str:
@@ -252,7 +269,7 @@ def _kind_of_input(grader: object) -> str:
         return next((name for name, kind in GRADER_KINDS.items() if type(grader) is kind), _INVALID_KIND)
     if not isinstance(grader, dict):
         return _INVALID_KIND
-    present_keys = [key for key in ("command", "function", "builtin") if grader.get(key) is not None]
+    present_keys = [key for key in _KIND_KEYS if grader.get(key) is not None]
     if len(present_keys) != 1:
         return _INVALID_KIND
     kind = present_keys[0] if present_keys[0] != "builtin" else grader["builtin"]
@@ -262,11 +279,17 @@ def _kind_of_input(grader: object) -> str:
 GraderSpec = Annotated[
     Annotated[CommandGrader, Tag(kind_tag("command"))]
     | Annotated[FunctionGrader, Tag(kind_tag("function"))]
+    | Annotated[AllGrader, Tag(kind_tag("all"))]
+    | Annotated[AnyGrader, Tag(kind_tag("any"))]
     | Annotated[ExactGrader, Tag(kind_tag("exact"))]
     | Annotated[ContainsGrader, Tag(kind_tag("contains"))]
+    | Annotated[StartsWithGrader, Tag(kind_tag("starts-with"))]
+    | Annotated[EndsWithGrader, Tag(kind_tag("ends-with"))]
     | Annotated[RegexGrader, Tag(kind_tag("regex"))]
     | Annotated[NumericGrader, Tag(kind_tag("numeric"))]
+    | Annotated[EditDistanceGrader, Tag(kind_tag("edit-distance"))]
     | Annotated[JsonSchemaGrader, Tag(kind_tag("json-schema"))]
+    | Annotated[ContainsJsonGrader, Tag(kind_tag("contains-json"))]
     | Annotated[ToolCallsGrader, Tag(kind_tag("tool-calls"))]
     | Annotated[LatencyGrader, Tag(kind_tag("latency"))]
     | Annotated[CostGrader, Tag(kind_tag("cost"))]
@@ -290,16 +313,50 @@ def column_names_of(grader: GraderSpec) -> list[str]:
     return [grader.name, *(criterion_name(grader.name, criterion.id) for criterion in rubric)]
 
 
+def parts_of(grader: GraderSpec) -> list[GraderSpec]:
+    """The graders of a list; none of a grader that is no list."""
+    return grader.all if isinstance(grader, AllGrader) else grader.any if isinstance(grader, AnyGrader) else []
+
+
+def single_graders(graders: Iterable[GraderSpec]) -> Iterator[GraderSpec]:
+    """Iterate over the graders, with those of a list, and of lists in it, in place of the list."""
+    for grader in graders:
+        yield from single_graders(parts) if (parts := parts_of(grader)) else (grader,)
+
+
 def max_calls_of(grader: GraderSpec) -> int:
     """The most calls that one execution of this grader can make: its limit for programs, 1 for each target it asks.
 
-    An execution of a pairwise grader is one order of one pair.
+    An execution of a pairwise grader is one order of one pair, and one of a list runs each of its graders once.
     """
+    if isinstance(grader, CombiningGrader):
+        return sum(max_calls_of(one) for one in parts_of(grader))
     if isinstance(grader, CommandGrader | FunctionGrader):
         return grader.target.max_calls
     if isinstance(grader, JudgeGrader):
         return len(grader.judge_targets or [grader])
     return int(isinstance(grader, AskingGrader))
+
+
+def judge_target_of(grader: CallingGrader, target: str, judge_targets: Mapping[str, str | None]) -> str:
+    """The default target of a grader: its own ``judge_target``, else the one configured for ``target``, else
+    ``target``.
+    """
+    if isinstance(grader, SimilarGrader):
+        return grader.embedding_target
+    return grader.judge_target or judge_targets.get(target) or target
+
+
+def judges_of(grader: GraderSpec, target: str, judge_targets: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The targets that a grader calls by default for answers of ``target``: those of its jury, or one; those of all
+    graders of a list, and none of one that makes no calls.
+    """
+    if isinstance(grader, CombiningGrader):
+        every = (judge for part in parts_of(grader) for judge in judges_of(part, target, judge_targets))
+        return tuple(dict.fromkeys(every))
+    if isinstance(grader, JudgeGrader) and grader.judge_targets is not None:
+        return tuple(grader.judge_targets)
+    return (judge_target_of(grader, target, judge_targets),) if isinstance(grader, CallingGrader) else ()
 
 
 #: The model at each place of a list of graders, used to suggest known keys in error messages.

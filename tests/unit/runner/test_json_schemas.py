@@ -66,6 +66,8 @@ def test_what_a_page_shows_is_what_the_schema_allows(page: str) -> None:
         "dataset: c\ngraders: [{name: a, builtin: numeric, tolerance: 0.5, take: only}]",
         "dataset: c\ngraders: [{name: a, builtin: json-schema, schema: {type: object}, fenced: true}]",
         "dataset: c\ngraders: [{name: a, builtin: json-schema, schema: answer.json}]",
+        "dataset: c",
+        "dataset: c\ngraders: [{builtin: contains, value: [a, 1], not: true}, {any: [{all: [{builtin: exact}]}]}]",
         "dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p.md, show: [output], structured: true}]",
     ],
 )
@@ -80,7 +82,6 @@ def test_an_evaluation_that_is_read_is_allowed(tmp_path: Path, text: str) -> Non
     "text",
     [
         GRADERS,
-        "dataset: c",
         "dataset: c\ngraders: []",
         "dataset: c\nrepeat: 2\n" + GRADERS,
         "dataset: {limit: 3}\n" + GRADERS,
@@ -93,7 +94,7 @@ def test_an_evaluation_that_is_read_is_allowed(tmp_path: Path, text: str) -> Non
         "dataset: c\ngraders: [{name: a, builtin: regex}]",
         "dataset: c\ngraders: [{name: a, builtin: exact, command: [x]}]",
         "dataset: c\ngraders: [{name: a, command: python judge.py}]",
-        "dataset: c\ngraders: [{builtin: exact}]",
+        "dataset: c\ngraders: [{builtin: contains-json, any: []}]",
     ],
 )
 def test_an_evaluation_that_is_refused_is_not_allowed(tmp_path: Path, text: str) -> None:

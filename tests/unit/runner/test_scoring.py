@@ -134,7 +134,6 @@ async def test_reduced_repeats_are_in_every_table_with_the_reducers_name(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "place"),
     [
-        ({"graders": [{**SAME, "weight": 0}]}, "graders"),
         ({"graders": [{**SAME, "weight": -1}]}, "graders[0].weight"),
         ({"reduce": "pass@3"}, "reduce"),
         ({"reduce": "best"}, "reduce"),

@@ -34,18 +34,18 @@ from quintain_runner.engine.trial import run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders import base as retry
 from quintain_runner.graders.base import GraderRunner, GradingContext
-from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
+from quintain_runner.graders.factory import build_own
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.results.row import RowStatus
-from quintain_runner.spec.graders import ExactGrader
 from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.text_graders import ExactGrader
 from support.fake_client import Answer, FakeClient
 from support.grading_context import grading_context as bench_of
 from support.grading_context import script_grader, trial_of
 
 TRIAL = trial_of(Case(id="c1", question="Paris", expected="Paris"))
-SAME = BuiltinGraderRunner("same", build_comparison(ExactGrader(name="same", builtin="exact"), Path()))
+SAME = build_own(ExactGrader(name="same", builtin="exact"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,205 @@
+"""The models of built-in graders that compare the text of an answer, with what they can be compared with. No I/O."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AliasChoices, Field, JsonValue, model_validator
+
+from quintain.contracts.values import Count
+from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Tolerance
+from quintain_runner.spec.right_answers import (
+    DecimalMark,
+    answer_text,
+    parse_number,
+    right_answers,
+    unreadable_number,
+)
+from quintain_runner.untrusted import compile_pattern
+
+
+class ComparingGrader(GraderOptions):
+    """A grader that compares the answer with what is right. ``takes`` says what that is."""
+
+    takes: ClassVar[str] = "comparable"
+
+    value: JsonValue = None
+    """What is right, in place of the case's expected. Of a list any is right."""
+
+    @model_validator(mode="after")
+    def _validate_value(self) -> Self:
+        """Check that it can be compared with."""
+        if self.has_value and (problem := self.problem_of(self.value)) is not None:
+            raise ValueError(f"value: {problem}")
+        return self
+
+    def answers(self, expected: JsonValue) -> list[JsonValue]:
+        """The right answers to a case with this ``expected``."""
+        return right_answers(self.value if self.has_value else expected)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether it says itself what is right."""
+        return "value" in self.model_fields_set
+
+    def problem_of(self, expected: JsonValue) -> str | None:
+        """Why an answer cannot be compared with this; None if it can."""
+        answers = right_answers(expected)
+        if not answers:
+            return "nothing is right: " + ("the list is empty" if isinstance(expected, list) else "it is null")
+        return next((problem for one in answers if (problem := self._problem_of_one(one)) is not None), None)
+
+    def _problem_of_one(self, answer: JsonValue) -> str | None:
+        """Why an answer cannot be compared with one right answer."""
+        if isinstance(answer, str | int | float):
+            return None
+        return f"{answer_text(answer)[:40]} is no text; write it in quotes, or take a grader of JSON"
+
+
+class _SearchingGrader(ComparingGrader):
+    """A grader that looks for a text."""
+
+    ignore_case: bool = False
+    """Whether to ignore the case of letters."""
+
+    def _problem_of_one(self, answer: JsonValue) -> str | None:
+        return "an empty text is in every answer" if answer == "" else super()._problem_of_one(answer)
+
+
+class ExactGrader(ComparingGrader):
+    """Passes if the answer equals what is right; an object is compared with the answer's JSON."""
+
+    builtin: Literal["exact"]
+    ignore_case: bool = False
+    """Whether to ignore the case of letters."""
+    strip: bool = True
+    """Whether to ignore white space around the answer and around what is right."""
+
+    def _problem_of_one(self, answer: JsonValue) -> str | None:
+        return None if isinstance(answer, dict | list) else super()._problem_of_one(answer)
+
+
+class ContainsGrader(_SearchingGrader):
+    """Passes if the answer contains what is right."""
+
+    builtin: Literal["contains"]
+
+
+class StartsWithGrader(_SearchingGrader):
+    """Passes if the answer begins with what is right."""
+
+    builtin: Literal["starts-with"]
+
+
+class EndsWithGrader(_SearchingGrader):
+    """Passes if the answer ends with what is right."""
+
+    builtin: Literal["ends-with"]
+
+
+class RegexGrader(GraderOptions):
+    """Passes if the pattern matches somewhere in the answer."""
+
+    builtin: Literal["regex"]
+    pattern: Annotated[
+        NonEmptyString | list[NonEmptyString],
+        Field(min_length=1, validation_alias=AliasChoices("pattern", "value")),
+    ]
+    """A regular expression as in JSON Schema (ECMA 262); ^ and $ match the start and end of the answer. Of a list any
+    may match. It may also be given as value.
+    """
+    ignore_case: bool = False
+    """Whether to ignore the case of letters."""
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns, of which any may match."""
+        return [self.pattern] if isinstance(self.pattern, str) else self.pattern
+
+    @model_validator(mode="after")
+    def _validate_pattern(self) -> Self:
+        """Check that the patterns compile."""
+        for pattern in self.patterns:
+            compile_pattern(pattern, ignore_case=self.ignore_case)
+        return self
+
+
+class NumericGrader(ComparingGrader):
+    """Passes if a number in the answer equals the right number within a tolerance; both are exact decimal numbers."""
+
+    takes: ClassVar[str] = "a number"
+
+    builtin: Literal["numeric"]
+    tolerance: Tolerance = 0.0
+    """The largest absolute difference that passes."""
+    relative_tolerance: Tolerance = 0.0
+    """The largest difference that passes, as a fraction of the right number; the wider of the two tolerances
+    applies.
+    """
+    take: Literal["first", "last", "only"] = "last"
+    """Which number of the answer to compare; only: the answer must contain exactly one number."""
+    decimal: DecimalMark = "."
+    """The character before the fraction of a number; the other one of point and comma groups its digits by three."""
+
+    def _problem_of_one(self, answer: JsonValue) -> str | None:
+        if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+            return f"{answer_text(answer)[:40]} is not a number"
+        return None if self.number_of(answer) is not None else unreadable_number(str(answer), self.decimal)
+
+    def number_of(self, answer: JsonValue) -> Decimal | None:
+        """The exact value of a right answer; None where it cannot be read as a number."""
+        if isinstance(answer, str):
+            return parse_number(answer, self.decimal)
+        return Decimal(repr(answer)) if isinstance(answer, int | float) else None
+
+
+class EditDistanceGrader(ComparingGrader):
+    """Passes if few characters must be inserted, deleted or replaced to make what is right of the answer; its score is
+    the similarity of the two, 1 without the distance as a part of the longer one's length.
+    """
+
+    builtin: Literal["edit-distance"]
+    max: Count | None = None
+    """The largest distance that passes. If absent, threshold says what passes."""
+    ignore_case: bool = False
+    """Whether to ignore the case of letters."""
+
+    @model_validator(mode="after")
+    def _validate_limit(self) -> Self:
+        """Check that something says what passes."""
+        if (self.max is None) == (self.threshold is None):
+            raise ValueError("give one of max, a number of characters, and threshold, a similarity from 0 to 1")
+        return self
+
+
+class JsonSchemaGrader(GraderOptions):
+    """Passes if the answer is JSON that is valid under the schema."""
+
+    builtin: Literal["json-schema"]
+    json_schema: Annotated[NonEmptyString | dict[str, JsonValue], Field(alias="schema")]
+    """The schema, or the path of its file, relative to the evaluation file's folder."""
+    fenced: bool = False
+    """Whether the JSON may stand in a fenced code block, if the answer has only one."""
+
+
+class ContainsJsonGrader(GraderOptions):
+    """Passes if a JSON object stands somewhere in the answer; with a schema, an object or a list that it allows."""
+
+    builtin: Literal["contains-json"]
+    json_schema: Annotated[NonEmptyString | dict[str, JsonValue] | None, Field(alias="schema")] = None
+    """The schema, or the path of its file, relative to the evaluation file's folder."""
+
+
+#: Graders that compare the text of an answer, without a call.
+TextGrader = (
+    ExactGrader
+    | ContainsGrader
+    | StartsWithGrader
+    | EndsWithGrader
+    | RegexGrader
+    | NumericGrader
+    | EditDistanceGrader
+    | JsonSchemaGrader
+    | ContainsJsonGrader
+)
