@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.statistics.analysis import MISSING, Analysis, format_p, format_score
-from quintain_runner.statistics.inference import SIGNIFICANCE_LEVEL, Interval, MeanEstimate
+from quintain_runner.statistics.inference import Interval, MeanEstimate
 from quintain_runner.statistics.label_agreement import LabelAgreement, Rate
 from quintain_runner.statistics.pairwise import ComparedPair, PairwiseStatistics, PositionBias
+from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL
 
 #: The most pairs shown; ``run.json`` has all of them.
 MAX_SHOWN_PAIRS = 20

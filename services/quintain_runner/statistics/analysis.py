@@ -26,20 +26,24 @@ from quintain_runner.statistics.frame import (
 )
 from quintain_runner.statistics.inference import (
     CONFIDENCE,
-    SIGNIFICANCE_LEVEL,
     Clusters,
     MeanEstimate,
-    SignificanceTest,
-    holm,
     mean_estimate,
     mean_interval,
     share_interval,
-    sign_flip_test,
 )
 from quintain_runner.statistics.jury_agreement import JuryStatistics, VoteFrame
 from quintain_runner.statistics.length_correlation import RankCorrelation, rank_correlation
 from quintain_runner.statistics.pairwise import ComparisonCollector, PairwiseStatistics
 from quintain_runner.statistics.reducers import reduce_cases
+from quintain_runner.statistics.significance import (
+    SIGNIFICANCE_LEVEL,
+    SignificanceTest,
+    holm,
+    holm_levels,
+    paired_interval,
+    sign_flip_test,
+)
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
 MAX_COMPARED_TARGETS = 12
@@ -79,8 +83,10 @@ class Difference(Message):
 
     ``base`` is the second target's mean on these cases. ``better`` and ``worse`` count the cases on which the first is
     higher and lower. ``p`` is the two-sided p-value, ``adjusted_p`` is Holm's adjustment for all differences of this
-    measure in the same table, and ``significant`` says whether the adjusted value is below `SIGNIFICANCE_LEVEL`.
-    ``test`` is how ``p`` was found; McNemar's test is one of random signs, as which records without it are read.
+    measure in the same table, and ``significant`` says whether the adjusted value is below `SIGNIFICANCE_LEVEL`. The
+    interval of ``estimate`` comes from the same test at the level of the same adjustment (see `holm_levels`), so that
+    it excludes 0 exactly where the difference is significant; of one difference it is the 95 % interval. ``test`` is
+    how ``p`` was found; McNemar's test is one of random signs, as which records without it are read.
     """
 
     estimate: MeanEstimate
@@ -91,10 +97,6 @@ class Difference(Message):
     adjusted_p: float
     significant: bool
     test: SignificanceTest = "sign_flip"
-
-    def with_adjusted_p(self, p: float) -> Difference:
-        """The difference with its adjusted p-value ``p``."""
-        return self.with_fields(adjusted_p=p, significant=p < SIGNIFICANCE_LEVEL)
 
 
 class TargetPair(Message):
@@ -199,35 +201,32 @@ def _judge_statistics(frames: Mapping[str, TargetFrame]) -> dict[str, JudgeStati
 def paired_differences(pairs: Sequence[tuple[TargetFrame, TargetFrame]], measure: Measure) -> list[Difference | None]:
     """The difference of ``measure`` for each pair of frames, or None for a pair without a common graded case.
 
-    The p-values come from a sign-flip test (see `sign_flip_test`) and are adjusted by Holm's method over all pairs.
+    The p-values and intervals are adjusted by Holm's method over all pairs.
     """
-    unadjusted = [_paired_difference(first, second, measure) for first, second in pairs]
-    present = [difference for difference in unadjusted if difference is not None]
-    adjusted_p_values = iter(holm([difference.p for difference in present]))
+    paired = [pair_frames(first, second, measure) for first, second in pairs]
+    present = iter(differences_of([(one.differences, one.base.mean) for one in paired if len(one.differences)]))
+    return [next(present) if len(one.differences) else None for one in paired]
+
+
+def differences_of(compared: Sequence[tuple[Clusters, float]]) -> list[Difference]:
+    """The differences whose values by case these are, each with the second mean, adjusted by Holm's method."""
+    tests = [sign_flip_test(clusters.sums) for clusters, _ in compared]
+    p_values = [p for p, _ in tests]
     return [
-        None if difference is None else difference.with_adjusted_p(next(adjusted_p_values)) for difference in unadjusted
+        Difference(
+            estimate=mean_estimate(clusters, paired_interval(clusters, level)),
+            base=base,
+            better=int(np.count_nonzero(clusters.sums > 0)),
+            worse=int(np.count_nonzero(clusters.sums < 0)),
+            p=p,
+            adjusted_p=adjusted,
+            significant=adjusted < SIGNIFICANCE_LEVEL,
+            test=test,
+        )
+        for (clusters, base), (p, test), adjusted, level in zip(
+            compared, tests, holm(p_values), holm_levels(p_values), strict=True
+        )
     ]
-
-
-def _paired_difference(first: TargetFrame, second: TargetFrame, measure: Measure) -> Difference | None:
-    """The difference of one pair, its p-value not yet adjusted."""
-    pair = pair_frames(first, second, measure)
-    return difference_of(pair.differences, base=pair.base.mean) if len(pair.differences) else None
-
-
-def difference_of(clusters: Clusters, *, base: float) -> Difference:
-    """The difference whose values by case these are, its p-value not adjusted. ``base`` is the second mean."""
-    p, test = sign_flip_test(clusters.sums)
-    return Difference(
-        estimate=mean_estimate(clusters, mean_interval(clusters)),
-        base=base,
-        better=int(np.count_nonzero(clusters.sums > 0)),
-        worse=int(np.count_nonzero(clusters.sums < 0)),
-        p=p,
-        adjusted_p=p,
-        significant=p < SIGNIFICANCE_LEVEL,
-        test=test,
-    )
 
 
 def _graded(frames: Mapping[str, TargetFrame], reducers: Reducers) -> Iterator[tuple[str, PassAndScore]]:
@@ -347,13 +346,13 @@ def format_p(p: float) -> str:
 
 
 def p_note(passed: Iterable[Difference | None], scores: Iterable[Difference | None], compared: str) -> str:
-    """The note below a table of differences: the tests of their p-values, and the adjustment over what was compared."""
+    """The note below a table of differences: the tests of p-values and intervals, and their adjustment."""
     names = [
         " or ".join(dict.fromkeys(_TEST_NAMES[one.test] for one in differences if one is not None))
         for differences in (passed, scores)
     ]
     tests = names[0] if names[0] == names[1] else "; for scores ".join(filter(None, names))
-    return f"p: {tests}{compared}; * below {SIGNIFICANCE_LEVEL}"
+    return f"p and interval: {tests}{compared}; * below {SIGNIFICANCE_LEVEL}"
 
 
 def _format_flips(difference: Difference) -> str:

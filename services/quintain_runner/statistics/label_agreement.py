@@ -11,13 +11,12 @@ from pydantic import Field
 
 from quintain.contracts.message import Message
 from quintain_runner.results.answer import is_none
-from quintain_runner.statistics.analysis import Difference, difference_of
+from quintain_runner.statistics.analysis import Difference, differences_of
 from quintain_runner.statistics.inference import (
     Clusters,
     Floats,
     Interval,
     bootstrap_interval,
-    holm,
     share_interval,
 )
 
@@ -135,18 +134,17 @@ class JudgePair(NamedTuple):
 def agreement_differences(comparisons: Sequence[Sequence[JudgePair]]) -> list[Difference | None]:
     """How much more often the first judge of each pair agrees with the labels than the second; None without labels.
 
-    The p-values come from a sign-flip test over cases (see `sign_flip_test`), adjusted by Holm's method for the number
-    of pairs.
+    The p-values come from a sign-flip test over cases, adjusted by Holm's method for the number of pairs.
     """
-    unadjusted = [_agreement_difference(pairs) if pairs else None for pairs in comparisons]
-    adjusted = iter(holm([one.p for one in unadjusted if one is not None]))
-    return [None if one is None else one.with_adjusted_p(next(adjusted)) for one in unadjusted]
+    present = iter(differences_of([_agreement_by_case(pairs) for pairs in comparisons if pairs]))
+    return [next(present) if pairs else None for pairs in comparisons]
 
 
-def _agreement_difference(pairs: Sequence[JudgePair]) -> Difference:
+def _agreement_by_case(pairs: Sequence[JudgePair]) -> tuple[Clusters, float]:
+    """The differences of agreement by case, and the second judge's agreement."""
     cases, index = np.unique([pair.case_id for pair in pairs], return_inverse=True)
     first = np.array([pair.first == pair.label for pair in pairs], dtype=np.float64)
     second = np.array([pair.second == pair.label for pair in pairs], dtype=np.float64)
     rows = np.bincount(index, minlength=len(cases)).astype(np.float64)
     sums: Floats = np.bincount(index, weights=first - second, minlength=len(cases)).astype(np.float64)
-    return difference_of(Clusters(sums, rows), base=float(second.mean()))
+    return Clusters(sums, rows), float(second.mean())

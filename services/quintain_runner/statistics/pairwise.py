@@ -16,14 +16,19 @@ from quintain_runner.results.pairwise import answer_hash
 from quintain_runner.results.row import Row
 from quintain_runner.statistics.frame import case_hash, clusters_by_case, trial_hash
 from quintain_runner.statistics.inference import (
-    SIGNIFICANCE_LEVEL,
     Clusters,
     Floats,
+    Interval,
     MeanEstimate,
-    SignificanceTest,
-    holm,
     mean_estimate,
     share_interval,
+)
+from quintain_runner.statistics.significance import (
+    SIGNIFICANCE_LEVEL,
+    SignificanceTest,
+    holm,
+    holm_levels,
+    paired_interval,
     sign_flip_test,
 )
 
@@ -60,7 +65,8 @@ class ComparedPair(Message):
     """The comparisons of two columns: the wins of the first, the ties and its losses, and its win rate.
 
     ``p`` is the two-sided p-value of a win rate of ½, by random signs over cases; ``adjusted_p`` is Holm's adjustment
-    for all pairs of the grader, and ``significant`` says whether that is below `SIGNIFICANCE_LEVEL`.
+    for all pairs of the grader, and ``significant`` says whether that is below `SIGNIFICANCE_LEVEL`. The interval of
+    ``rate`` comes from the same test and adjustment: it excludes ½ exactly where the rate is significant.
     """
 
     first: str
@@ -237,12 +243,17 @@ def _grader_statistics(
 def _pairs(
     names: Sequence[str], pairs: npt.NDArray[np.int64], cases: npt.NDArray[np.uint64], scores: Floats
 ) -> list[ComparedPair]:
+    numbers = np.unique(pairs).tolist()
+    # A win rate is ½ and the mean of what each comparison is above it.
+    above = [clusters_by_case(cases[pairs == pair], scores[pairs == pair] - 0.5) for pair in numbers]
+    tests = [sign_flip_test(clusters.sums) for clusters in above]
+    p_values = [p for p, _ in tests]
     compared: list[ComparedPair] = []
-    for pair in np.unique(pairs).tolist():
-        of_pair = pairs == pair
-        own = scores[of_pair]
-        p, test = sign_flip_test(clusters_by_case(cases[of_pair], own - 0.5).sums)
-        won, tied, lost = _outcomes(own)
+    for pair, clusters, (p, test), adjusted, level in zip(
+        numbers, above, tests, holm(p_values), holm_levels(p_values), strict=True
+    ):
+        won, tied, lost = _outcomes(scores[pairs == pair])
+        interval = paired_interval(clusters, level, limit=0.5)
         compared.append(
             ComparedPair(
                 first=names[pair // len(names)],
@@ -250,17 +261,19 @@ def _pairs(
                 wins=won,
                 ties=tied,
                 losses=lost,
-                rate=_rate(cases[of_pair], own),
+                rate=MeanEstimate(
+                    value=0.5 + clusters.mean,
+                    cases=len(clusters),
+                    rows=int(clusters.rows.sum()),
+                    interval=Interval(0.5 + interval.low, 0.5 + interval.high, interval.method),
+                ),
                 p=p,
-                adjusted_p=p,
-                significant=False,
+                adjusted_p=adjusted,
+                significant=adjusted < SIGNIFICANCE_LEVEL,
                 test=test,
             )
         )
-    return [
-        pair.with_fields(adjusted_p=adjusted, significant=adjusted < SIGNIFICANCE_LEVEL)
-        for pair, adjusted in zip(compared, holm([pair.p for pair in compared]), strict=True)
-    ]
+    return compared
 
 
 def _outcomes(scores: Floats) -> tuple[int, int, int]:
