@@ -25,10 +25,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import TypeAdapter
 
 from quintain.client.client import Client
+from quintain.config.yaml_file import write_yaml
 from quintain.contracts.money import MAX_COST_USD, MaxCostUsd
 from quintain.errors import ConfigError
 from quintain.graders import Case, Grader
@@ -175,7 +175,7 @@ def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
     }
     lines = [json.dumps(_case_fields(case), ensure_ascii=False) for case in cases]
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("eval.yaml", yaml.safe_dump(content, sort_keys=False)), ("cases.jsonl", "\n".join(lines))):
+    for name, text in (("eval.yaml", write_yaml(content)), ("cases.jsonl", "\n".join(lines))):
         with atomic_write(folder / name) as file:
             file.write(f"{text}\n".encode())
     return run(folder / "eval.yaml", output=folder, config=config, max_calls=max_calls, max_cost_usd=max_cost_usd)

@@ -196,7 +196,7 @@ def test_what_is_not_yaml_is_refused_with_file_line_and_column(file: Path) -> No
     [
         ("targets: !!python/object/apply:os.system [ls]", "line 1, column 10: not YAML: could not determine a con"),
         ("targets: &a [*a]", "an anchor contains itself"),
-        ("targets: 2024-13-45", "not YAML: month must be in 1..12"),
+        ("targets: 012", "line 1: 012 cannot be read as int; put it in quotes"),
         ("targets: {a: 1}\n---\nb: 1", "line 2, column 1: not YAML: but found another document"),
         ("targets: \x07", "not YAML: unacceptable character"),
     ],

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-import yaml
 
 from quintain.config.secrets import find_variables, missing_variable_errors
-from quintain.config.yaml_file import read_yaml_document
+from quintain.config.yaml_file import parse_yaml, read_yaml
 from quintain.errors import ConfigError
 from quintain.settings import environment, with_secrets
 from quintain_cli.console import AsJson, escape_for_terminal, exit_with_error, print_json, print_stderr
@@ -70,10 +69,8 @@ def init(
 
 def read_other_tool(source: Path) -> CarriedEvaluation:
     """Read an evaluation of promptfoo, which has prompts, or of AgentV. Raises `ConfigError` if it is neither."""
-    document = read_yaml_document(source)
+    document = read_yaml(source)
     keys = document.value.keys() if isinstance(document.value, dict) else set()
-    if document.duplicate_keys:
-        raise ConfigError(f"{source}: {document.duplicate_keys[0]}")
     if "prompts" in keys:
         carried = read_promptfoo(document, source.parent)
         if not carried.prompts:
@@ -217,7 +214,7 @@ def missing_needs(configuration: str, env: Mapping[str, str]) -> list[str]:
 
     Raises `ConfigError` where a variable names a file that cannot be read.
     """
-    tree = yaml.safe_load(configuration)
+    tree = parse_yaml(configuration, "quintain.yaml").value
     return list(missing_variable_errors(tree, with_secrets(env, find_variables(tree))))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +54,8 @@ async def _run_worker(
     env = environment()
     settings = read_settings(env)
     config = load_configuration(settings, config_path)
+    for note in config.notes:
+        logging.getLogger(__name__).warning("%s", note)
     metrics = WorkerMetrics()
     async with (
         handle_stop_signals() as stop,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,8 @@ async def _run_up(
 ) -> None:
     settings = read_settings(environment())
     config = load_configuration(settings, config_path)
+    for note in config.notes:
+        logging.getLogger(__name__).warning("%s", note)
     plan = FleetPlan(
         config=config,
         env=environment(),

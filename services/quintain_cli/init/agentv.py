@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quintain.config.yaml_file import Place, YamlDocument, read_yaml_document
+from quintain.config.yaml_file import Place, YamlDocument, read_yaml
 from quintain_cli.init.carried import CarriedEvaluation, JsonDict, mapping
 
 _KNOWN = ("$schema", "name", "description", "execution", "tests", "evalcases", "assertions", "target", "input")
@@ -78,7 +78,7 @@ def _add_targets(carried: CarriedEvaluation, folder: Path, wanted: list[str] | N
     if path is None:
         carried.leave_out(("execution",), "no targets.yaml beside or above this file")
         return
-    document = read_yaml_document(path)
+    document = read_yaml(path)
     listed = mapping(document.value).get("targets")
     own = CarriedEvaluation(document=document, folder=path.parent)
     for index, target in enumerate(listed if isinstance(listed, list) else []):

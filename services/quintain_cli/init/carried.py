@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from quintain.config.yaml_file import Place, YamlDocument, read_yaml_document
+from quintain.config.yaml_file import Place, YamlDocument, read_yaml, write_yaml
 from quintain.errors import ConfigError
 
 JsonDict = dict[str, Any]
@@ -95,7 +93,7 @@ class CarriedEvaluation:
         try:
             if name.endswith(".jsonl"):
                 return [json.loads(line) for line in text.splitlines() if line.strip()]
-            value = read_yaml_document(self.folder / name).value
+            value = read_yaml(self.folder / name).value
         except (ValueError, ConfigError) as error:
             self.leave_out(place, f"{name} cannot be read: {error}")
             return []
@@ -233,7 +231,7 @@ def project_files(carried: CarriedEvaluation, assertions_source: str) -> dict[st
 
 def to_yaml(value: object) -> str:
     """Write a value as YAML, in the order of its keys."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+    return write_yaml(value)
 
 
 def _most_judged(cases: Sequence[JsonDict]) -> int:

@@ -288,6 +288,7 @@ async def inspect_evaluation(
         found.evaluation = load_evaluation(options.path, judges_only=options.rerun_policy.given_answers)
     with found.collect_errors():
         found.config = _load_config(found)
+    found.warnings += [note for one in (found.evaluation, found.config) if one is not None for note in one.notes]
     resolved: Config | None = None
     with found.collect_errors():
         if found.config is not None and not found.is_on_fleet:

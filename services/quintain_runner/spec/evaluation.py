@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -192,6 +192,7 @@ class Evaluation:
     spec: EvaluationSpec
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     judges_only: bool = False
+    notes: Sequence[str] = ()
     graders_without_session: frozenset[str] = frozenset()
     unavailable_graders: Mapping[str, str] = field(default_factory=dict)
 
@@ -240,9 +241,10 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
         evaluation = load_evaluation(Path("eval.yaml"))
         print(evaluation.name, evaluation.spec.repeats)
     """
-    content, errors = read_yaml(path)
+    errors: list[str] = []
+    document = read_yaml(path, errors)
     try:
-        spec = EvaluationSpec.model_validate({} if content is None else content)
+        spec = _read_spec(document.value)
     except ValidationError as error:
         errors.extend(validation_messages(error, _MODELS))
     if errors:
@@ -250,7 +252,18 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
     if judges_only:
         spec = _with_judges_only(path, spec)
     prompts = load_prompts(spec.prompts or (), path.absolute().parent)
-    return Evaluation(path=path, text=read_text(path), spec=spec, prompts=prompts, judges_only=judges_only)
+    return Evaluation(
+        path=path,
+        text=read_text(path),
+        spec=spec,
+        prompts=prompts,
+        judges_only=judges_only,
+        notes=[f"{path}: {note}" for note in document.notes(_read_spec)],
+    )
+
+
+def _read_spec(content: object) -> EvaluationSpec:
+    return EvaluationSpec.model_validate({} if content is None else content)
 
 
 def _with_judges_only(path: Path, spec: EvaluationSpec) -> EvaluationSpec:

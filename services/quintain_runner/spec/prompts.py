@@ -269,10 +269,7 @@ def _template(text: str | None, folder: Path) -> Template | None:
 
 
 def _read_messages(path: Path) -> list[PromptMessage]:
-    content, errors = read_yaml(path)
     try:
-        if errors:
-            raise config_error(path, errors)
-        return _MESSAGES.validate_python(content)
+        return _MESSAGES.validate_python(read_yaml(path).value)
     except ValidationError as error:
         raise config_error(path, validation_messages(error, {})) from None

@@ -17,6 +17,7 @@ from quintain.errors import ConfigError
 ModelsByPlace = Mapping[tuple[str, ...], type[BaseModel]]
 
 _TYPE_MESSAGES = {
+    "bool_type": "it must be true or false",
     "list_type": "it must be a list, such as [one, two]",
     "model_type": "it must be a map, such as {key: value}",
     "string_type": "not a text; put it in quotes",

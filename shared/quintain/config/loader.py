@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -40,6 +40,8 @@ FILE_NAMES = ("quintain.yaml", "agentv.config.yaml")
 class Config:
     """A validated configuration: ``targets`` in the file's order, ``quotas``, and ``variable_names``, all variables.
 
+    ``notes`` says of which values YAML 1.1 would make something else.
+
     After loading, API keys still hold their references, and other fields with a reference show their default; `resolve`
     fills in the values.
     """
@@ -49,6 +51,7 @@ class Config:
     variable_names: tuple[str, ...]
     raw_targets: RawTargets = field(repr=False)
     quotas: dict[str, QuotaConfig] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def folder(self) -> Path:
@@ -76,12 +79,10 @@ def load_config(path: Path) -> Config:
 
     Raises `ConfigError` with one line for every mistake in the file.
     """
-    tree, errors = read_yaml(path)
-    errors.extend(syntax_errors(tree))
-    errors.extend(literal_secret_errors(tree))
-    raw_targets = parse_targets(tree, errors)
-    quotas = parse_quotas(tree, errors)
-    targets = validate_targets(raw_targets, errors, quotas)
+    errors: list[str] = []
+    document = read_yaml(path, errors)
+    errors += [*syntax_errors(document.value), *literal_secret_errors(document.value)]
+    raw_targets, targets, quotas = _read_tree(document.value, errors)
     if errors:
         raise config_error(path, errors)
     return Config(
@@ -90,7 +91,22 @@ def load_config(path: Path) -> Config:
         variable_names=find_variables({"targets": raw_targets}),
         raw_targets=raw_targets,
         quotas=quotas,
+        notes=[f"{path}: {note}" for note in document.notes(_meaning)],
     )
+
+
+def _read_tree(tree: object, errors: list[str]) -> tuple[RawTargets, dict[str, TargetConfig], dict[str, QuotaConfig]]:
+    raw_targets, quotas = parse_targets(tree, errors), parse_quotas(tree, errors)
+    return raw_targets, validate_targets(raw_targets, errors, quotas), quotas
+
+
+def _meaning(tree: object) -> object:
+    """What a file's tree means. Raises `ConfigError` if it is no configuration."""
+    errors: list[str] = []
+    _, targets, quotas = _read_tree(tree, errors)
+    if errors:
+        raise ConfigError(errors[0])
+    return {name: dict(target) for name, target in targets.items()}, quotas
 
 
 def find_config(start: Path) -> Path | None:

@@ -1,15 +1,33 @@
-"""Reads a YAML file strictly: with the line of each value, without duplicate keys, and bounded in size."""
+"""Reads and writes YAML 1.2, strictly: with the line of each value, without duplicate keys, and bounded in size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from quintain.errors import ConfigError
 from quintain.runtime.text_files import read_text
+
+_TAG = "tag:yaml.org,2002:"
+
+#: What is no text without quotes, by its kind: the core schema of YAML 1.2 (chapter 10.3), and merge keys.
+_CORE = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": "<<",
+}
+
+#: Where PyYAML ends a line, or YAML has no such character; in double quotes an escape stands for it.
+_REFUSED = re.compile(r"[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
 #: The most values that a file may contain, keys included; an alias counts as all values that it stands for.
 MAX_NODES = 100_000
@@ -18,27 +36,17 @@ MAX_NODES = 100_000
 MAX_DEPTH = 100
 
 
-def read_yaml(path: Path) -> tuple[object, list[str]]:
-    """Read a YAML file; returns its tree and an error message for every duplicate key.
-
-    Raises `ConfigError` with file, line and column if it is not valid YAML, or if it has more than `MAX_NODES` nodes or
-    `MAX_DEPTH` levels once its aliases are expanded.
-    """
-    document = read_yaml_document(path)
-    return document.value, document.duplicate_keys
-
-
 #: The keys and positions that lead to a value of a file, such as ``("targets", 0, "model")``.
 Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
-    """A file's tree, an error message for every duplicate key, and the line of every value, from 1."""
+    """A file's tree, and the line of every value, from 1."""
 
     value: object
-    duplicate_keys: list[str]
-    lines: Mapping[Place, int]
+    lines: Mapping[Place, int] = field(default_factory=dict)
+    _loader: _Loader | None = None
 
     def line(self, place: Place) -> int:
         """The line of the value at a place, or of the nearest one around it that has a line; 0 if there is none."""
@@ -46,33 +54,60 @@ class YamlDocument:
             place = place[:-1]
         return self.lines.get(place, 0)
 
+    def notes(self, read: Callable[[object], object]) -> list[str]:
+        """Say, by line, of which values ``read`` makes something else than of what they mean in YAML 1.1.
 
-def read_yaml_document(path: Path) -> YamlDocument:
-    """Read a YAML file as `read_yaml` does, with the lines of its values."""
-    text = read_text(path)
-    try:
-        return _parse(text)
-    except _TooLarge as error:
-        raise ConfigError(f"{path}: {_mark_position(error.mark)}{error.reason}") from None
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{path}: {_error_position(error)}not YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        # The loader raises ValueError for a date that does not exist.
-        raise ConfigError(f"{path}: not YAML: {error}") from None
+        ``read`` is given a tree; it raises `ConfigError` or `ValueError` for one that is no valid file.
+        """
+        return [] if self._loader is None else list(self._loader.notes(read))
 
 
-def _parse(text: str) -> YamlDocument:
-    loader = _BoundedLoader(text)
+def read_yaml(path: Path, errors: list[str] | None = None) -> YamlDocument:
+    """Read a YAML file. Errors of single keys and values are appended to ``errors``, or raised where that is not given.
+
+    Raises `ConfigError` with file, line and column if it is not valid YAML, or if it has more than `MAX_NODES` nodes or
+    `MAX_DEPTH` levels once its aliases are expanded.
+    """
+    return parse_yaml(read_text(path), str(path), errors)
+
+
+def parse_yaml(text: str, name: str, errors: list[str] | None = None) -> YamlDocument:
+    """Read the text of a YAML file, whose ``name`` the errors begin with. Raises as `read_yaml`."""
+    if refused := _REFUSED.search(text):
+        before, character = text[: refused.start()].split("\n"), ord(refused[0])
+        where = f"{name}: line {len(before)}, column {len(before[-1]) + 1}"
+        raise ConfigError(
+            f'{where}: not YAML: unacceptable character U+{character:04X}; write "\\u{character:04x}" in quotes'
+        )
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            return YamlDocument(None, [], {})
+            return YamlDocument(None)
         # Before the values are constructed, because that resolves merge keys and changes the nodes.
-        key_errors = list(_duplicate_key_errors(node, set()))
         lines = dict(_lines(node, ()))
-        return YamlDocument(loader.construct_document(node), key_errors, lines)
+        loader.root = node
+        value = loader.construct_document(node)
+    except _Refused as error:
+        raise ConfigError(f"{name}: {_mark_position(error.mark)}{error.reason}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark or loader.get_mark()
+        raise ConfigError(f"{name}: {_mark_position(mark)}not YAML: {error.problem}") from None
+    except (ValueError, OverflowError) as error:
+        # An escape stands for no character.
+        raise ConfigError(f"{name}: {_mark_position(loader.get_mark())}not YAML: {error}") from None
     finally:
         loader.dispose()
+    if errors is None and loader.errors:
+        raise ConfigError("\n".join(f"{name}: {error}" for error in loader.errors))
+    if errors is not None:
+        errors += loader.errors
+    return YamlDocument(value, lines, loader)
+
+
+def write_yaml(value: object) -> str:
+    """Write a value as YAML, in the order of its keys: readers of YAML 1.1 and 1.2 read the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
@@ -86,8 +121,8 @@ def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
                 yield from _lines(value, (*place, key.value))
 
 
-class _TooLarge(Exception):
-    """The file has more nodes or levels than allowed."""
+class _Refused(Exception):
+    """What PyYAML would read otherwise than it is meant, or of which there is too much."""
 
     def __init__(self, mark: yaml.Mark, reason: str) -> None:
         super().__init__(reason)
@@ -102,13 +137,36 @@ class _Extent:
     depth: int
 
 
-class _BoundedLoader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):
     """A loader that counts nodes while it composes them, because aliases let a short text stand for any number."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
+        self.errors: list[str] = []
+        self.root: yaml.Node | None = None
+        self._differing: list[yaml.ScalarNode] = []
         self._extents: dict[int, _Extent] = {}
         self._nodes = self._depth = self._deepest = 0
+
+    def notes(self, read: Callable[[object], object]) -> Iterator[str]:
+        """See `YamlDocument.notes`."""
+        now = read(self.construct_document(self.root))
+        for node in self._differing:
+            tag, node.tag = node.tag, _OLDER_TAG
+            try:
+                is_same = read(self.construct_document(self.root)) == now
+            except (ConfigError, ValueError, yaml.YAMLError):
+                # In YAML 1.1 it is refused.
+                is_same = True
+            finally:
+                node.tag = tag
+            if not is_same:
+                read_as = [self.yaml_constructors[one](self, node) for one in (tag, _OLDER_TAG)]
+                ours, older = (json.dumps(one, default=lambda _: "a date") for one in read_as)
+                yield (
+                    f"line {node.start_mark.line + 1}: {node.value} is read as {ours}, as in YAML 1.2, and not as "
+                    f"{older}, as in YAML 1.1; write {ours}, or {older}"
+                )
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -122,7 +180,7 @@ class _BoundedLoader(yaml.SafeLoader):
         if is_alias:
             extent = self._extents.get(id(node))
             if extent is None:
-                raise _TooLarge(mark, "an anchor contains itself; write the value out")
+                raise _Refused(mark, "an anchor contains itself; write the value out")
             self._count(mark, nodes=extent.nodes - 1, depth=self._depth + extent.depth - 1)
         else:
             self._extents[id(node)] = _Extent(self._nodes - nodes_before, self._deepest - self._depth + 1)
@@ -134,34 +192,83 @@ class _BoundedLoader(yaml.SafeLoader):
         self._nodes += nodes
         self._deepest = max(self._deepest, depth)
         if self._nodes > MAX_NODES:
-            raise _TooLarge(
+            raise _Refused(
                 mark, f"with aliases expanded it has more than {MAX_NODES:,} values; use fewer or smaller aliases"
             )
         if self._deepest > MAX_DEPTH:
-            raise _TooLarge(mark, f"nested too deeply: more than {MAX_DEPTH} levels, aliases expanded")
+            raise _Refused(mark, f"nested too deeply: more than {MAX_DEPTH} levels, aliases expanded")
 
+    def compose_scalar_node(self, anchor: dict[str, yaml.Node]) -> yaml.ScalarNode:
+        is_plain = self.peek_event().implicit[0]  # type: ignore[no-untyped-call]
+        node = super().compose_scalar_node(anchor)
+        try:
+            # Two escapes may stand for one character, as in JSON.
+            node.value = node.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            raise _Refused(node.start_mark, "half of a surrogate pair is no character; write both halves") from None
+        older = _OLDER.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+        if is_plain and node.tag != older:
+            self._differing.append(node)
+        return node
 
-def _error_position(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark or error.context_mark
-    return "" if mark is None else _mark_position(mark)
+    def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                self.errors.append(f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice")
+            seen.add(key.value)
+        return node
+
+    def construct_core(self, node: yaml.ScalarNode) -> object:
+        """The value of a plain text that is none, or of one with such a tag."""
+        kind, text = node.tag.removeprefix(_TAG), node.value
+        value: object = math.inf
+        with contextlib.suppress(KeyError, ValueError):
+            value = _VALUES[kind](text.lower())
+        is_too_large = value in (math.inf, -math.inf) and "inf" not in text.lower()
+        if is_too_large or _LEADING_ZERO.match(text):
+            self.errors.append(
+                f"line {node.start_mark.line + 1}: {text[:40]} cannot be read as {kind}; put it in quotes"
+            )
+        return value
 
 
 def _mark_position(mark: yaml.Mark) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: "
 
 
-def _duplicate_key_errors(node: yaml.Node, visited: set[int]) -> Iterator[str]:
-    if id(node) in visited:
-        return
-    visited.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _duplicate_key_errors(item, visited)
-    elif isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    yield f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice"
-                seen.add(key.value)
-            yield from _duplicate_key_errors(value, visited)
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
+
+_VALUES: dict[str, Callable[[str], object]] = {
+    "null": lambda _: None,
+    "bool": {"true": True, "false": False}.__getitem__,
+    "int": lambda text: int(text, 0),
+    "float": lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
+}
+
+#: The tag of a plain text that is read as in YAML 1.1, and what says what it is there.
+_OLDER_TAG, _OLDER = "older", yaml.resolver.Resolver()
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that quotes what is no text in YAML 1.1 or in the core schema, and what ends a line in YAML 1.1."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(_TAG + "str", text, style='"' if _REFUSED.search(text) else None)
+
+
+_Loader.yaml_implicit_resolvers = {}
+_Loader.yaml_constructors = {
+    **{_TAG + kind: _Loader.construct_core for kind in _VALUES},
+    **{_TAG + kind: yaml.SafeLoader.construct_yaml_str for kind in ("str", "merge")},
+    _TAG + "seq": yaml.SafeLoader.construct_yaml_seq,
+    _TAG + "map": yaml.SafeLoader.construct_yaml_map,
+    _OLDER_TAG: lambda _, node: yaml.safe_load(node.value),
+    None: yaml.SafeLoader.construct_undefined,
+}
+_Dumper.add_representer(str, _represent_text)
+for _class in (_Loader, _Dumper):
+    for _kind, _pattern in _CORE.items():
+        _class.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern})$"), None)
