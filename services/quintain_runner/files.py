@@ -21,8 +21,11 @@ from quintain.runtime.text_files import InvalidLine, read_text, text_lines
 
 
 def read_text_file(folder: Path, path: str) -> str:
-    """The content of the text file at ``path``, relative to the evaluation file's ``folder``. Raises as `read_text`."""
-    return read_text(folder / path, advice="; its path is relative to the evaluation file")
+    """The content of the text file at ``path``, relative to the evaluation file's ``folder``, with its line ends.
+
+    Raises as `read_text`.
+    """
+    return read_text(folder / path, advice="; its path is relative to the evaluation file", keep_line_ends=True)
 
 
 class InvalidJson(ValueError):

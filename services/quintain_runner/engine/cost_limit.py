@@ -13,8 +13,7 @@ from quintain.contracts.message import Message
 from quintain.contracts.money import NO_LIMIT, CostTerms, dollars_text, picodollars, to_dollars
 from quintain.contracts.session import OpenSession
 from quintain_runner.engine.cost_gate import longest_answer
-from quintain_runner.engine.estimate import judge_prompts
-from quintain_runner.engine.judges import agents_of, judge_targets_of
+from quintain_runner.engine.judges import agents_of, judge_prompts, judge_targets_of
 from quintain_runner.engine.run_settings import Inspection
 from quintain_runner.graders.base import PlannedCalls, max_shown_bytes
 from quintain_runner.graders.judge_request import judge_instructions

@@ -1,8 +1,7 @@
-"""Estimates the calls, tokens and cost of a run before it makes a call. No I/O but the judges' prompts."""
+"""Estimates the calls, tokens and cost of a run before it makes a call. No I/O."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,6 @@ from quintain.config.prices import Price, source_text
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import Usage
-from quintain.errors import ConfigError
-from quintain_runner.files import read_text_file
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.graders.pairwise import pairwise_instructions
@@ -27,18 +24,6 @@ from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import judges_of
 from quintain_runner.spec.judge_graders import JudgeGrader
-
-
-def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
-    """The instructions of the judges by grader name."""
-    prompts: dict[str, str] = {}
-    for grader in evaluation.spec.graders:
-        if isinstance(grader, JudgeGrader | PairwiseGrader) and grader.prompt is not None:
-            # A prompt that cannot be read is already among the problems.
-            with contextlib.suppress(ConfigError):
-                prompts[grader.name] = read_text_file(evaluation.folder, grader.prompt)
-    return prompts
-
 
 #: Approximate tokens of a judge's verdict.
 _VERDICT_TOKENS = 60

@@ -1,21 +1,27 @@
-"""What the configuration says of an evaluation's judges: what they cannot be shown, and who judges itself. No I/O."""
+"""What the configuration says of an evaluation's judges: what they cannot be shown, and who judges itself."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from quintain.config.loader import Config
 from quintain.config.targets import ModelTarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import JsonObject
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
+from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.graders.judge_request import build_judge_request
+from quintain_runner.files import read_text_file
+from quintain_runner.graders.judge_request import build_judge_request, filled
 from quintain_runner.graders.judge_sections import attachments
-from quintain_runner.plan.selection import CaseRequirement
+from quintain_runner.graders.pairwise import filled_prompt
+from quintain_runner.plan.selection import FILLS_TEMPLATES, CaseRequirement
 from quintain_runner.spec.comparing_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import judges_of
 from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
+from quintain_runner.spec.templates import parse_template
 
 
 def judge_targets_of(config: Config | None) -> dict[str, str | None]:
@@ -75,17 +81,41 @@ def judge_warnings(
             )
 
 
-def attachment_requirements(
+def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
+    """The instructions of the judges by grader name."""
+    prompts: dict[str, str] = {}
+    for grader in evaluation.spec.graders:
+        if isinstance(grader, JudgeGrader | PairwiseGrader) and grader.prompt is not None:
+            # A prompt that cannot be read, or is no template, is already among the problems.
+            with contextlib.suppress(ConfigError, ValueError):
+                text = read_text_file(evaluation.folder, grader.prompt)
+                parse_template(text)
+                prompts[grader.name] = text
+    return prompts
+
+
+def judge_requirements(
     evaluation: Evaluation, targets: Sequence[str], configured: Mapping[str, TargetConfig]
 ) -> tuple[CaseRequirement, ...]:
-    """The requirements on every case with images or files: that judges which are shown them can be."""
+    """The requirements on every case: that it fills the judges' templates, and that judges which are shown images or
+    files can be."""
     judge_targets = {name: target.judge_target for name, target in configured.items()}
-    requirements = list[CaseRequirement]()
+    requirements, prompts = list[CaseRequirement](), judge_prompts(evaluation)
     for _, judge in _judges(evaluation):
+        requirements.append(_template_requirement(judge, prompts.get(judge.name, ""), evaluation))
         asked = dict.fromkeys(one for name in targets for one in judges_of(judge, name, judge_targets))
         blind = [name for name in asked if name in configured and not configured[name].takes_images]
         requirements.extend(_requirements_of(judge, blind, evaluation))
     return tuple(requirements)
+
+
+def _template_requirement(judge: JudgeGrader | PairwiseGrader, text: str, evaluation: Evaluation) -> CaseRequirement:
+    def filled_with(case: Case) -> object:
+        return filled(judge, text, case) if isinstance(judge, JudgeGrader) else filled_prompt(judge, text, case) or True
+
+    return replace(
+        FILLS_TEMPLATES, is_met=lambda case: all(filled_with(prompt.apply(case)) for prompt in evaluation.prompts)
+    )
 
 
 def _requirements_of(

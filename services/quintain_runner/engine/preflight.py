@@ -23,8 +23,8 @@ from quintain.settings import Settings
 from quintain_metadata.store.base import IN_MEMORY_URL
 from quintain_runner.engine.backend import connect_backend
 from quintain_runner.engine.cost_limit import CostLimitCheck, configured_costs, has_cost_limit, inspect_cost_limit
-from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run, judge_prompts
-from quintain_runner.engine.judges import agents_of, judge_targets_of, unknown_of_fleet
+from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
+from quintain_runner.engine.judges import agents_of, judge_prompts, judge_targets_of, unknown_of_fleet
 from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.run_settings import (
     Inspection,

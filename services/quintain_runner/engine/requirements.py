@@ -22,7 +22,7 @@ from quintain_runner.spec.activity_graders import ToolCallsGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import GraderSpec, grader_kind, single_graders
 from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, OWN_SECTIONS, JudgeGrader
-from quintain_runner.spec.prompts import Prompt, case_field
+from quintain_runner.spec.prompts import Prompt
 from quintain_runner.spec.text_graders import ComparingGrader
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).
@@ -189,25 +189,12 @@ def _prompt_requirements(prompt: Prompt) -> Iterator[CaseRequirement]:
             reason=f"the prompt {prompt.name} takes the place of what the case says first, and not of its turns",
             fix="give the prompt only system, or leave them out with where",
         )
-    for name in prompt.fields:
         yield CaseRequirement(
-            is_met=lambda case, name=name: case_field(case, name) is not None,  # type: ignore[misc]
-            problem=f"no field {name!r}",
-            reason=f"the prompt {prompt.name} names it as {{{{ {name} }}}}",
-            fix="add it to them, leave them out with where, or change the prompt",
-        )
-    if not prompt.asks_the_case:
-        yield CaseRequirement(
-            is_met=lambda case: bool(prompt.apply(case).question_text.strip()) or _lacks_field(prompt, case),
+            is_met=lambda case: bool(prompt.apply(case).question_text.strip()),
             problem="an empty message",
             reason=f"the prompt {prompt.name} is nothing but white space with them",
             fix="fill in their fields, leave them out with where, or change the prompt",
         )
-
-
-def _lacks_field(prompt: Prompt, case: Case) -> bool:
-    """Whether the case has no value for a field of the prompt, which is an error of its own."""
-    return any(case_field(case, field) is None for field in prompt.fields)
 
 
 def _size_requirement(evaluation: Evaluation, targets: Collection[str]) -> CaseRequirement:

@@ -24,7 +24,7 @@ from quintain.graders import Case
 from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_runner.engine.comparisons import comparing_problems, opponent_requirements
-from quintain_runner.engine.judges import attachment_requirements, judge_problems, judge_targets_of, judge_warnings
+from quintain_runner.engine.judges import judge_problems, judge_requirements, judge_targets_of, judge_warnings
 from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.requirements import case_requirements, check_local_turns, fields_in_use, token_limits
 from quintain_runner.files import naming_file
@@ -383,7 +383,7 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     config = None if found.is_on_fleet else found.config
     limits, configured = ({}, {}) if config is None else (token_limits(config, found.targets), config.targets)
     requirements = case_requirements(evaluation, found.targets, limits)
-    requirements += attachment_requirements(evaluation, found.targets, configured)
+    requirements += judge_requirements(evaluation, found.targets, configured)
     found.problems += comparing_problems(evaluation, found.settings, keeps_content=found.options.keeps_content)
     with (
         found.collect_errors(),

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quintain.config.file_errors import config_error
 from quintain.config.fingerprint import (
     command_digests,
     dependency_digests,
@@ -56,6 +57,7 @@ from quintain_runner.spec.graders import (
     parts_of,
 )
 from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.templates import parse_template
 from quintain_runner.spec.text_graders import ContainsJsonGrader, JsonSchemaGrader
 
 
@@ -276,6 +278,10 @@ class _GraderFactory:
         prompt = read_text_file(self.folder, spec.prompt)
         if not prompt.strip():
             raise ConfigError(f"{self.folder / spec.prompt}: it is empty; write instructions for the judge")
+        try:
+            parse_template(prompt)
+        except ValueError as error:
+            raise config_error(self.folder / spec.prompt, [str(error)]) from None
         return prompt
 
 

@@ -25,7 +25,7 @@ from quintain_runner.graders.base import (
     max_shown_bytes,
 )
 from quintain_runner.graders.calls import call_target
-from quintain_runner.graders.judge_request import build_judge_request, parse_judgement, request_hash
+from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.jury import jury_result
 from quintain_runner.graders.verdict import GraderError
@@ -109,7 +109,7 @@ class JudgeGraderRunner:
         return None if known is None else fingerprint_of([self.specification, known])
 
     def _request(self, trial: Trial, result: Result | None, judge: str) -> InvokeRequest:
-        return build_judge_request(self.spec, self.prompt, trial.graded_case, result, target=judge)
+        return build_judge_request(*filled(self.spec, self.prompt, trial.case), trial.graded_case, result, target=judge)
 
     def _request_id(self, trial: Trial, vote: _Vote, context: GradingContext, number: int) -> str:
         """The request id of a judge's call: the same after a crash, so that the call is charged once.
@@ -169,7 +169,7 @@ class JudgeGraderRunner:
             )
         reply, text = call.result, call.result.raw_text
         try:
-            said = parse_judgement(text, self.spec.rubric, self.spec.vote_type)
+            said = parse_judgement(text, filled(self.spec, "", trial.case)[0].rubric, self.spec.vote_type)
         except GraderError as error:
             said = GraderRow(error=error.message)
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)

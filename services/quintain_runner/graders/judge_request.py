@@ -11,19 +11,24 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, JsonObject, Result
+from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
 from quintain_runner.graders.judge_sections import DATA_RULES, attachments, marked_content, shown_sections
 from quintain_runner.graders.verdict import PASS_FIELDS, PASS_SCORE, GraderError, verdict_from_fields
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row
-from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
+from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, JudgeGrader, RubricCriterion
+from quintain_runner.spec.templates import parse_template
 
 #: The most characters of an invalid reply that its error shows.
 _MAX_REPLY_CHARACTERS = 100
+
+#: What a template of a judge prints for each section of the answer.
+_SECTION_NAMES: Final = {name: f"the section {name}" for name in ANSWER_SECTIONS}
 
 _VERDICT_FORM: Final = '{"pass": true or false, "reason": "one or two sentences"}'
 _GRADE_FORM: Final = '{"score": a number from 0 to 1, "reason": "one or two sentences"}'
@@ -58,7 +63,7 @@ def build_judge_request(
 ) -> InvokeRequest:
     """The request that asks the judge about an answer; the same answer to the same case gives the same request.
 
-    ``prompt`` is the text of the judge's prompt file. ``result`` is None before the answer is known.
+    ``prompt`` is the text of the judge's prompt file, without templates. ``result`` is None before the answer is known.
     """
     content = marked_content(prompt, shown_sections(spec, case, result), attachments(spec.show, case))
     return InvokeRequest(
@@ -70,6 +75,19 @@ def build_judge_request(
         settings=_structured_settings(spec) if spec.structured else None,
         grader=spec.name,
     )
+
+
+def filled(spec: JudgeGrader, prompt: str, case: Case) -> tuple[JudgeGrader, str]:
+    """A judge and the text of its prompt, with the templates of both filled with the fields of a case.
+
+    Of the answer, which is untrusted, they name the section. Raises `TemplateError`.
+    """
+
+    def fill(text: str, part: str) -> str:
+        return parse_template(text, f"the grader {spec.name}, {part}").render(case, **_SECTION_NAMES)
+
+    rubric = [one.model_copy(update={"text": fill(one.text, f"criterion {one.id}")}) for one in spec.rubric]
+    return spec.model_copy(update={"rubric": rubric}), fill(prompt, "prompt")
 
 
 def request_hash(request: InvokeRequest) -> str:
@@ -85,11 +103,13 @@ def sent_request(recorded: JsonValue, row: Row, used: JudgeUsed) -> InvokeReques
     if row.case is None or (result := row.result) is None:
         return None
     try:
+        asked = Case(id=row.case_id, **dict(row.case))
         spec = JudgeGrader.model_validate(recorded)
-        case = TrialConversation.of_row(Case(id=row.case_id, **dict(row.case)), row).graded_case
-    except ValidationError:
+        spec, prompt = filled(spec, spec.prompt or "", asked)
+        case = TrialConversation.of_row(asked, row).graded_case
+    except (ConfigError, ValueError):
         return None
-    request = build_judge_request(spec, spec.prompt or "", case, result, target=used.target)
+    request = build_judge_request(spec, prompt, case, result, target=used.target)
     return request if request_hash(request) == used.request else None
 
 

@@ -44,6 +44,7 @@ from quintain_runner.plan.trials import Trial
 from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote, answer_hash
 from quintain_runner.results.row import BUDGET_EXHAUSTED, GRADER_FAILED, Check, GraderRow, Row
 from quintain_runner.spec.comparing_graders import PairwiseGrader
+from quintain_runner.spec.templates import parse_template
 
 _DEFAULT_PROMPT: Final = "Two answers to the same task follow. Say which of them is better."
 
@@ -193,7 +194,7 @@ class PairwiseGraderRunner:
         schema: JsonObject = {"name": "choice", "strict": True, "schema": _CHOICE_SCHEMA}
         settings = InvokeSettings(response_format={"type": "json_schema", "json_schema": schema})
         request = InvokeRequest(
-            system_prompt=pairwise_instructions(self.prompt),
+            system_prompt=pairwise_instructions(filled_prompt(self.spec, self.prompt, case)),
             question=content if isinstance(content, str) else None,
             messages=None if isinstance(content, str) else [ChatMessage(role="user", content=content)],
             target=self.spec.judge_target,
@@ -231,6 +232,11 @@ class PairwiseGraderRunner:
                 vote = parse_choice(call.result.raw_text)
         vote = vote.with_fields(calls=call.calls, request_id=call.request_id)
         return _AskedVote(vote, call.calls - counted_calls, usage, call)
+
+
+def filled_prompt(spec: PairwiseGrader, prompt: str, case: Case) -> str:
+    """The text of a judge's prompt file, a template, with the fields of a case. Raises `TemplateError`."""
+    return parse_template(prompt, f"the grader {spec.name}, prompt").render(case)
 
 
 def pairwise_instructions(prompt: str) -> str:

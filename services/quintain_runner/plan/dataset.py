@@ -11,7 +11,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -47,6 +47,7 @@ from quintain_runner.plan.selection import (
 from quintain_runner.results.store import KeyHashSet, key_hash
 from quintain_runner.spec.evaluation import DatasetSpec, Evaluation
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
+from quintain_runner.spec.templates import TemplateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +183,12 @@ def check_dataset(
             unmet.add(row)
             own_graders.add(row)
             feature_fields.update(row.metadata.keys() & FEATURE_NAMES.keys())
-            for prompt in prompts:
-                asked = prompt.apply(row)
-                input_characters += input_length(asked)
-                conversations.add(asked)
+            # A case that does not fill them was counted above.
+            with suppress(TemplateError):
+                for prompt in prompts:
+                    asked = prompt.apply(row)
+                    input_characters += input_length(asked)
+                    conversations.add(asked)
             expected_characters += len(prompts) * len(expected_text(row) or "")
             if sampler.is_complete:
                 break

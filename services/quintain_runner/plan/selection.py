@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import heapq
 import json
@@ -15,6 +16,7 @@ from quintain.config.file_errors import suggestion
 from quintain.graders import Case
 from quintain_runner.spec.evaluation import DatasetSpec, Scalar
 from quintain_runner.spec.prompts import case_field
+from quintain_runner.spec.templates import TemplateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,27 +174,54 @@ def feature_warnings(counts: Mapping[str, int], used: Collection[str]) -> Iterat
             )
 
 
+#: The requirement on a case whose templates cannot be rendered; the error is the problem.
+FILLS_TEMPLATES = CaseRequirement(
+    is_met=bool,
+    problem="",
+    reason="every case fills each template",
+    fix="add what is missing to them, leave them out with where, or write in the template what stands for it, as in "
+    "{{ field | default('none') }}",
+)
+
+
+@dataclass(slots=True)
+class _Cases:
+    """Counts cases, each once, and keeps the first ids, and what is said of the first."""
+
+    count: int = 0
+    first_ids: list[str] = dataclasses.field(default_factory=list)
+    last_id: str | None = None
+    detail: str | None = None
+
+    def add(self, case_id: str, detail: str | None) -> None:
+        if case_id == self.last_id:
+            return
+        self.detail = self.detail or detail
+        self.count, self.last_id = self.count + 1, case_id
+        if self.count <= MAX_NAMED_IDS:
+            self.first_ids.append(case_id)
+
+
 class UnmetRequirements:
     """Counts the cases that do not meet each requirement, and keeps their first ids."""
 
     def __init__(self, requirements: Sequence[CaseRequirement]) -> None:
         self._requirements = requirements
-        self._counts = [0] * len(requirements)
-        self._first_ids: list[list[str]] = [[] for _ in requirements]
-        self._details: list[str | None] = [None] * len(requirements)
+        self._unmet = {requirement: _Cases() for requirement in requirements}
         self._needs_fields = any(requirement.field is not None for requirement in requirements)
         self._metadata_fields: dict[str, None] = {}
 
     def add(self, case: Case) -> None:
-        """Check one case against every requirement."""
+        """Check one case against every requirement, and whether it fills the templates that these render."""
         if self._needs_fields and len(self._metadata_fields) < _MAX_KNOWN_FIELDS:
             self._metadata_fields |= dict.fromkeys(case.metadata)
-        for index, requirement in enumerate(self._requirements):
-            if not requirement.is_met(case):
-                self._counts[index] += 1
-                self._details[index] = self._details[index] or requirement.detail(case)
-                if len(self._first_ids[index]) < MAX_NAMED_IDS:
-                    self._first_ids[index].append(case.id)
+        for requirement in self._requirements:
+            try:
+                unmet = None if requirement.is_met(case) else requirement
+            except TemplateError as error:
+                unmet = replace(FILLS_TEMPLATES, problem=error.message)
+            if unmet is not None:
+                self._unmet.setdefault(unmet, _Cases()).add(case.id, unmet.detail(case))
 
     def recounted(self, cases: Iterable[Case]) -> UnmetRequirements:
         """Count again from zero, over these cases."""
@@ -202,24 +231,25 @@ class UnmetRequirements:
         return unmet
 
     def __bool__(self) -> bool:
-        return any(self._counts)
+        return any(cases.count for cases in self._unmet.values())
 
     def messages(self, case_count: int, *, warnings: bool = False) -> Iterator[str]:
         """Yield an error message, or a warning, for each requirement that some case does not meet; ``case_count`` is
         the number of all cases."""
-        found = zip(self._requirements, self._counts, self._first_ids, self._details, strict=True)
-        for requirement, count, ids, detail in found:
+        # Templates that are not filled come first: they hide what else a case does not meet.
+        for requirement, cases in sorted(self._unmet.items(), key=lambda unmet: unmet[0] in self._requirements):
+            count, ids = cases.count, cases.first_ids
             if not count or warnings is not (requirement.field is not None and count < case_count):
                 continue
             more = f" and {count - len(ids):,} more" if count > len(ids) else ""
             where = f"in {count:,} of {case_count:,} cases (ids {', '.join(map(_shortened, ids))}{more})"
-            fix = f"; {requirement.fix}"
+            fix = f"; {requirement.fix}{f' ({cases.detail})' if cases.detail else ''}"
             if requirement.field is not None and count == case_count:
                 known = [
                     name for name in (*requirement.own_fields, *self._metadata_fields) if name != requirement.field
                 ]
                 fix = suggestion(requirement.field, known)
-            yield f"{requirement.problem} {where}: {requirement.reason}{fix}{f' ({detail})' if detail else ''}"
+            yield f"{requirement.problem} {where}: {requirement.reason}{fix}"
 
 
 def _shortened(case_id: str) -> str:

@@ -46,8 +46,8 @@ class PairwiseGrader(GraderOptions):
     orders: Literal["both"] = "both"
     """both: each pair is asked in both orders, and what is not chosen in both is a tie."""
     prompt: NonEmptyString | None = None
-    """The path of the file with the judge's instructions, relative to the evaluation file's folder. If absent, it is
-    asked which answer is better.
+    """The path of the file with the judge's instructions, a template, relative to the evaluation file's folder. If
+    absent, it is asked which answer is better.
     """
     judge_target: TargetName
     """The target that judges."""

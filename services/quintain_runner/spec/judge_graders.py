@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, TargetName
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, SpecModel, Weight
+from quintain_runner.spec.templates import parse_template
 
 #: Default timeout of a judge's call, in seconds, including its time in the target's queue.
 JUDGE_TIMEOUT_SECONDS = 600.0
@@ -34,11 +35,17 @@ class RubricCriterion(SpecModel):
     id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     """Its name in the results."""
     text: NonEmptyString
-    """What the judge is told to judge."""
+    """What the judge is told to judge, a template."""
     weight: Weight = 1.0
     """The weight of its score in the grader's; 0: it is only reported."""
     required: bool = False
     """Whether the answer passes only if it passes this criterion, with a score of at least 0.5."""
+
+    @field_validator("text")
+    @classmethod
+    def _is_template(cls, text: str) -> str:
+        parse_template(text)
+        return text
 
 
 class JudgeGrader(GraderOptions):
@@ -46,8 +53,8 @@ class JudgeGrader(GraderOptions):
 
     builtin: Literal["llm-judge"]
     prompt: NonEmptyString | None = None
-    """The path of the file with the judge's instructions, relative to the evaluation file's folder. With a rubric there
-    need be none.
+    """The path of the file with the judge's instructions, a template, relative to the evaluation file's folder. With a
+    rubric there need be none.
     """
     rubric: list[RubricCriterion] = Field(default_factory=list)
     """Criteria that are judged in one call, each with a score of its own; the grader's is their mean by their weights.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +15,7 @@ from quintain.contracts.invoke import ChatMessage
 from quintain.graders import Case
 from quintain_runner.files import read_text_file
 from quintain_runner.spec.grader_options import GraderName, NonEmptyString, SpecModel
+from quintain_runner.spec.templates import Template, case_values, parse_template
 
 
 def case_field(case: Case, name: str) -> JsonValue:
@@ -24,80 +23,15 @@ def case_field(case: Case, name: str) -> JsonValue:
 
     Names are those of the dataset's row; dots lead into nested objects.
     """
-    if name in {"id", "question", "system_prompt", "expected"}:
-        own: JsonValue = getattr(case, name)
-        return own
-    if name in case.metadata:
-        return case.metadata[name]
-    told = case.model_dump(mode="json", include={"turns", "user"}, exclude_none=True) if case.is_conversation else {}
-    value: JsonValue = {"expected": case.expected, **told, **case.metadata}
+    values = case_values(case)
+    value: JsonValue = values
+    if name in values:
+        return values[name]
     for part in name.split("."):
         if not isinstance(value, dict):
             return None
         value = value.get(part)
     return value
-
-
-#: The name of a field in a template: words joined by dots.
-_FIELD = re.compile(r"[^\W\d][\w-]*(?:\.[\w-]+)*")
-
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-
-#: What stands between double braces (quoted braces included), and the tags and comments of Jinja and Nunjucks.
-_MARKUP = re.compile(r"""\{\{\s*((?:'[^']*'|"[^"]*"|[^{}])*?)\s*\}\}|(\{\{|\{%.*?%\}|\{\#.*?\#\})""", re.DOTALL)
-
-#: The most characters of invalid markup that an error quotes.
-_MAX_QUOTED_CHARACTERS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A parsed template: pieces of text, each with the field that follows it, or None after the last."""
-
-    pieces: tuple[tuple[str, str | None], ...]
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields that it names, without duplicates."""
-        return tuple(dict.fromkeys(field for _, field in self.pieces if field is not None))
-
-    def render(self, case: Case) -> str:
-        """The text with the fields of this case: text as it is, other values as JSON, absent ones as nothing."""
-        return "".join(
-            text + ("" if field is None else _as_text(case_field(case, field))) for text, field in self.pieces
-        )
-
-
-def parse_template(text: str) -> Template:
-    """Parse a template. Raises `ValueError` for markup that is neither a field nor quoted text."""
-    pieces: list[tuple[str, str | None]] = []
-    literal, end = "", 0
-    for markup in _MARKUP.finditer(text):
-        literal += text[end : markup.start()]
-        end = markup.end()
-        content = markup[1]
-        if content is not None and _FIELD.fullmatch(content):
-            pieces.append((literal, content))
-            literal = ""
-        elif content is not None and _QUOTED.fullmatch(content):
-            literal += content[1:-1]
-        else:
-            raise ValueError(_markup_error(text[markup.start() :]))
-    return Template((*pieces, (literal + text[end:], None)))
-
-
-def _markup_error(rest: str) -> str:
-    shown = rest.splitlines()[0][:_MAX_QUOTED_CHARACTERS]
-    return (
-        f"{shown!r} is no field; a template holds {{{{ field }}}} only, without filters, expressions, {{% tags %}} or "
-        f"{{# comments #}}. Write braces that are text as {{{{ {json.dumps(rest[:2])} }}}}"
-    )
-
-
-def _as_text(value: JsonValue) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 #: The beginning of a text that is the path of a file, as in promptfoo.
@@ -237,33 +171,38 @@ def load_prompts(specs: Sequence[PromptSpec], folder: Path) -> tuple[Prompt, ...
 
 
 def _load(spec: PromptSpec, name: str, folder: Path) -> Prompt:
-    messages, user = spec.messages, _template(spec.user, folder)
+    place, messages, user = f"the prompt {name}", spec.messages, spec.user
     if spec.file is not None:
         path = spec.file.removeprefix(FILE_PREFIX)
         if PurePosixPath(path).suffix.lower() in _MESSAGES_SUFFIXES:
-            messages = _read_messages(folder / path)
+            messages, place = _read_messages(folder / path), f"{place} ({path})"
         else:
-            user = _template(FILE_PREFIX + path, folder)
+            user = FILE_PREFIX + path
+    said = [
+        (message.role, parse_template(message.content, f"{place}, message {number}"))
+        for number, message in enumerate(messages or (), start=1)
+    ]
     return Prompt(
         name=name,
-        system=_template(spec.system, folder),
-        user=user,
-        messages=None
-        if messages is None
-        else tuple((message.role, parse_template(message.content)) for message in messages),
+        system=_template(spec.system, folder, f"{place}, system"),
+        user=_template(user, folder, place),
+        messages=tuple(said) or None,
     )
 
 
-def _template(text: str | None, folder: Path) -> Template | None:
+def _template(text: str | None, folder: Path, place: str) -> Template | None:
     """The template of a text, or of the file that it names."""
     if text is None or not text.startswith(FILE_PREFIX):
-        return None if text is None else parse_template(text)
+        return None if text is None else parse_template(text, place)
     path = text.removeprefix(FILE_PREFIX)
-    content = read_text_file(folder, path).strip()
-    if not content:
+    content = read_text_file(folder, path)
+    if not content.strip():
         raise config_error(folder / path, ["the prompt is empty"])
+    # A comment keeps the numbers of the lines.
+    skipped = content[: len(content) - len(content.lstrip())].count("\n")
+    comment = f"{{#{skipped * chr(10)}#}}" if skipped else ""
     try:
-        return parse_template(content)
+        return parse_template(comment + content.strip(), f"{place} ({path})")
     except ValueError as error:
         raise config_error(folder / path, [str(error)]) from None
 

@@ -31,15 +31,16 @@ class InvalidLine(ValueError):
         self.line = line
 
 
-def read_text(path: Path, *, advice: str = "") -> str:
-    """Return the text of a UTF-8 file, without its byte order mark and with LF for each CRLF.
+def read_text(path: Path, *, advice: str = "", keep_line_ends: bool = False) -> str:
+    """Return the text of a UTF-8 file, without its byte order mark and, unless they are kept, with LF for each CRLF.
 
     Raises `ConfigError` that names the file, and the line where there is one; ``advice`` ends the message about a file
     that cannot be opened.
     """
     try:
         with path.open("rb") as file:
-            return "".join(line for _, line in text_lines(file)).replace("\r\n", "\n")
+            text = "".join(line for _, line in text_lines(file))
+            return text if keep_line_ends else text.replace("\r\n", "\n")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}{advice}") from None
     except InvalidLine as error:

@@ -61,6 +61,26 @@ def test_the_judge_is_shown_the_question_what_is_expected_and_the_answer() -> No
     assert (request.target, request.settings) == ("sage", None)
 
 
+async def test_the_templates_of_a_judge_are_filled_with_the_case_and_never_with_the_answer() -> None:
+    spec = JudgeGrader.model_validate(
+        {
+            "name": "judge",
+            "builtin": "llm-judge",
+            "prompt": "p.md",
+            "judge_target": "sage",
+            "rubric": [{"id": "fit", "text": "It is {{ rubric | join }}, at level {{ level + 1 }}."}],
+        }
+    )
+    runner = JudgeGraderRunner(spec, "Is {{ output }} {% if expected %}{{ expected | upper }}{% endif %}?")
+    client = ScriptedJudge('{"criteria": {"fit": {"score": 1}}}')
+    outcome = await run_trial(TRIAL, grading_context(client, runner))
+    told = client.requests[-1].system_prompt or ""
+    assert told.startswith("Is the section output ROME?\n")
+    assert "- fit: It is short, at level 3.\n" in told
+    (check,) = outcome.row.graders["judge"].checks or ()
+    assert check.text == "It is short, at level 3."
+
+
 def test_the_same_answer_is_the_same_request_and_another_one_is_not() -> None:
     assert judge_request_for() == judge_request_for()
     assert judge_request_for().question != judge_request_for("Paris").question

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain.settings import read_settings
+from quintain_runner.engine.preflight import inspect_evaluation
 from quintain_runner.engine.requirements import case_requirements
+from quintain_runner.engine.run_settings import RunOptions
 from quintain_runner.plan.changes import input_fingerprint
 from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
-from quintain_runner.spec.prompts import Prompt, parse_template
+from quintain_runner.spec.prompts import Prompt
+from quintain_runner.spec.templates import TemplateError, parse_template
 from support.evaluations import EXACT, Json, cases, write_evaluation
 
 GRADERS: list[Json] = [{**EXACT}]
@@ -21,7 +26,14 @@ CASE = Case(
     id="7",
     question="Where is {{ id }}?",
     system_prompt="own",
-    metadata={"topic": {"name": "Rom"}, "n": [1, "é"], "flag": True, "empty": None},
+    metadata={
+        "topic": {"name": "Rom", "items": [1, 2], "gone": None},
+        "n": [1, "é", None, 1.0, 10**30],
+        "flag": True,
+        "empty": None,
+        "a-b": "dash",
+        "lines": "a\r\nb\rc",
+    },
 )
 
 
@@ -31,33 +43,87 @@ CASE = Case(
         ("", ""),
         ("plain { } }} text", "plain { } }} text"),
         ("{{id}}-{{ id }}", "7-7"),
-        ("{{ topic.name }}, {{ n }}, {{ flag }}", 'Rom, [1, "é"], true'),
+        # Text is printed as it is, other values as JSON, also where they are joined.
+        ("{{ topic.name }}, {{ flag }}", "Rom, true"),
+        ("{{ n }}", f'[1, "é", null, 1.0, {10**30}]'),
+        ("{{ 'x' ~ flag ~ n[:1] }}{{ [flag, 'a'] | join(';') }}", "xtrue[1]true;a"),
+        ("{{ topic | tojson }}", '{"name": "Rom", "items": [1, 2], "gone": null}'),
+        # A key of an object comes before the methods of Python's.
+        ("{{ topic.items }}{{ case['a-b'] }}{{ case.topic.name }}", "[1, 2]dashRom"),
+        ("{% for key, value in topic | items if value %}{{ loop.index }}{{ key }}{% endfor %}", "1name2items"),
+        ("{{ id | upper }}{{ topic.name.lower() }}{{ 1 + 1 }}{# told to nobody #}", "7rom2"),
+        ("{% if empty is defined %}a{% else %}b{% endif %}{{ empty | default('c') }}{{ topic.gone or 'd' }}", "bcd"),
         # What a value holds is no template.
         ("{{ question }}", "Where is {{ id }}?"),
-        ("{{ '{{' }} {{ \"}}\" }} {{ '{%' }}", "{{ }} {%"),
+        ("{{ '{{' }} {{ \"}}\" }} {{ '{%' }}{% raw %}{{ x }}{% endraw %}", "{{ }} {%{{ x }}"),
         ("\n{{\n id\n}}\n", "\n7\n"),
+        ("a\r\n\rb\n{{ lines }}{{ '\r\n' }}{%\r\nif 1 %}\x1f{% endif %}\r", "a\r\n\rb\na\r\nb\rc\r\n\x1f\r"),
+        ("<{{ '&' }}>", "<&>"),
     ],
 )
-def test_a_template_inserts_the_fields_of_the_case_as_they_are(template: str, text: str) -> None:
+def test_a_template_is_jinja2_and_carries_texts_exactly(template: str, text: str) -> None:
     assert parse_template(template).render(CASE) == text
 
 
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ id",
-        "{{ id | upper }}",
-        "{{ 1 + 1 }}",
-        "{{}}",
-        "{{ id() }}",
-        "{% if id %}x{% endif %}",
-        "a {# b #}",
-        "{{{ id }}}",
+        *("{{ id", "{{}}", "{% if id %}", "{{{ id }}}}", "{{ id | nope }}", "{{ id | random }}", "{% do id %}"),
+        *("{% include 'a' %}", "{% import 'a' as b %}", "{% from 'a' import b %}", "{% extends 'a' %}"),
     ],
 )
-def test_markup_that_is_no_field_is_refused(template: str) -> None:
-    with pytest.raises(ValueError, match="is no field"):
-        parse_template(template)
+def test_what_is_no_template_is_refused_by_line_with_the_mend(template: str) -> None:
+    with pytest.raises(ValueError, match=r"line 3: .*{% raw %}"):
+        parse_template(f"\r\n\n{template}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("{{ nope }}", "{{ topic.nope }}", "{{ empty }}", "{{ topic.gone }}", "{{ expected }}", "{{ topic.copy }}"),
+        *(
+            "{{ n | map('string') }}",
+            "{{ 1 / 0 }}",
+            "{{ 1e308 * 10 }}",
+            "{{ id() }}",
+            "{{ [nope] }}",
+            "{{ 'a' ~ nope }}",
+        ),
+    ],
+)
+def test_what_a_case_lacks_is_an_error_of_its_line(template: str) -> None:
+    with pytest.raises(TemplateError, match="^the prompt p, line 3: "):
+        parse_template(f"\n\n{template}", "the prompt p").render(CASE)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x' * 10**9 }}",
+        "{{ 10**99999 }}",
+        "{{ 'x' | center(10000000) }}{{ 'x' | indent(10000000) }}",
+        "{{ '%10000000d' % 1 }}",
+        "{{ '%*d' | format(10000000, 1) }}",
+        "{{ '{:10000000}'.format(1) }}",
+        "{{ id.zfill(10000000) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set x %}{% for i in range(99999) %}{{ question * 1000 }}{% endfor %}{% endset %}",
+        "{{ question.__class__ }}",
+        "{{ question | attr('__class__') }}",
+        "{{ n.append(1) }}",
+    ],
+)
+def test_a_template_reaches_neither_python_nor_the_memory_of_the_machine(template: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="^the prompt p, line 1, case '7': ") as refused:
+            parse_template(template, "the prompt p").render(CASE)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+    assert not isinstance(refused.value, TemplateError)
 
 
 def evaluation(folder: Path, prompts: object, rows: list[Json] | None = None) -> Evaluation:
@@ -96,7 +162,7 @@ def test_prompts_are_texts_mappings_and_files(tmp_path: Path) -> None:
     ("prompts", "place"),
     [
         ([], "prompts"),
-        (["{{ id | upper }}"], "prompts[0]"),
+        (["{{ id | nope }}"], "prompts[0]"),
         ([{"name": "a"}], "prompts[0]"),
         ([{"user": "a", "messages": [{"role": "user", "content": "b"}]}], "prompts[0]"),
         ([{"messages": [{"role": "user", "content": "{% x %}"}]}], "prompts[0].messages[0].content"),
@@ -131,10 +197,25 @@ def test_a_field_that_a_case_lacks_is_an_error_with_the_field_and_the_case(tmp_p
         {"id": "c", "question": "q", "expected": "q", "lang": "  "},
     ]
     (problem, empty) = problems(evaluation(tmp_path, [{"name": "p", "user": "{{ lang }}"}], rows))
-    assert "'lang'" in problem
+    assert "the prompt p, line 1: 'lang'" in problem
     assert "ids 'b'" in problem
     assert "empty message" in empty
     assert problems(evaluation(tmp_path, [{"name": "p", "user": "{{ question }}"}], rows)) == []
+
+
+def test_every_problem_of_a_template_is_an_error_with_its_file_line_and_cases(tmp_path: Path) -> None:
+    (tmp_path / "brief.txt").write_bytes(b"\r\n\r\nBe brief:\r\n{{ topic.name }}{{ 5 / n }}\r\n")
+    rows: list[Json] = [
+        {"id": "a", "question": "q", "expected": "q", "topic": {}, "n": 1},
+        {"id": "b", "question": "q", "expected": "q", "topic": {"name": "x"}, "n": 0},
+        {"id": "c", "question": "q", "expected": "q", "topic": {"name": "x"}, "n": 1},
+    ]
+    found = evaluation(tmp_path, ["file://brief.txt"], rows)
+    (missing, division) = problems(found)
+    assert "the prompt brief (brief.txt), line 4: 'dict object' has no attribute 'name'" in missing
+    assert ("ids 'a'" in missing, "ids 'b'" in division) == (True, True)
+    case = Case(id="c", question="q", metadata={"topic": {"name": "x"}, "n": 1})
+    assert found.prompts[0].apply(case).question == "Be brief:\r\nx5.0"
 
 
 def test_a_case_needs_a_question_only_where_a_prompt_asks_it(tmp_path: Path) -> None:
@@ -160,3 +241,24 @@ def test_the_settings_of_a_case_are_checked_and_part_of_its_input(tmp_path: Path
         rows: list[Json] = [{"id": "a", "question": "q", "expected": "q", "settings": settings}]
         (problem,) = problems(load_evaluation(write_evaluation(tmp_path, rows, GRADERS)))
         assert "line 1: settings" in problem
+
+
+async def test_graders_whose_templates_a_case_does_not_fill_are_errors_of_the_check(tmp_path: Path) -> None:
+    (tmp_path / "quintain.yaml").write_text("targets: {bot: {provider: mock}}")
+    (tmp_path / "judge.md").write_text("Judge.\n{{ topic.name }} {{ output }}")
+    (tmp_path / "broken.md").write_text("Judge.\n{{ topic")
+    judge: Json = {"builtin": "llm-judge", "judge_target": "bot"}
+    rubric: list[Json] = [{"id": "fit", "text": "{{ fit }}"}]
+    graders: list[Json] = [
+        {**judge, "name": "own", "prompt": "judge.md", "rubric": rubric},
+        {**judge, "name": "bad", "prompt": "broken.md"},
+        {"name": "pair", "builtin": "pairwise", "against": "all", "judge_target": "bot", "prompt": "judge.md"},
+    ]
+    rows: list[Json] = [{"id": "a", "question": "q", "topic": {}}, {"id": "b", "question": "q", "topic": {"name": "x"}}]
+    path = write_evaluation(tmp_path, rows, graders)
+    found = await inspect_evaluation(RunOptions(path=path, output=tmp_path / "out"), read_settings({}))
+    told = "\n".join(found.problems)
+    assert "the grader own, criterion fit, line 1: 'fit' is undefined in 2 of 2 cases (ids 'a', 'b')" in told
+    assert "broken.md: line 2: " in told
+    assert "the grader pair, prompt, line 2: 'dict object' has no attribute 'name' in 1 of 2 cases (ids 'a')" in told
+    assert "the grader pair, prompt, line 2: 'output' is undefined in 1 of 2 cases (ids 'b')" in told

@@ -1,0 +1,235 @@
+"""Templates of prompts and graders: Jinja2's language in its sandbox, filled with the fields of a case. No I/O.
+
+A template is written by the author of the evaluation, its values come with the dataset. Values are data: they are
+inserted as they are, and none is a template. The sandbox keeps a template from Python's attributes, and bounds its
+loops and its text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, nodes, pass_context
+from jinja2 import Template as CompiledTemplate
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS, make_attrgetter
+from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import JsonValue
+
+from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.errors import ConfigError
+from quintain.graders import Case
+
+#: What one rendering may spend: each character that it prints costs 1, as many as the largest request has.
+_BUDGET = MAX_BODY_BYTES
+
+#: What an item of a loop costs, so that there are at most 200,000, and each printed value, beside its characters.
+_STEP_COST, _PRINT_COST = _BUDGET // 200_000, 32
+
+#: The name of a rendering's budget among its values; no template can write it.
+_SPENT: Final = ""
+
+#: The largest width, and number of columns, that a filter is given.
+_MAX_WIDTH = 10_000
+
+#: The filters with a width, and the methods of texts with one.
+_WIDE_FILTERS: Final = ("batch", "center", "indent", "slice")
+_WIDE_METHODS: Final = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
+
+#: A width of a printf format that is larger, or that an argument gives.
+_WIDE_FORMAT = re.compile(r"\d{5}|\*")
+
+#: The most bits of a number that is multiplied, and the largest power.
+_MAX_BITS = 1000
+
+#: White space that Jinja2 leaves alone. One that a text does not have stands for its carriage returns.
+_SUBSTITUTES: Final = "\x1f\x1e\x1d\x1c\x0c\x0b\x85\xa0\u2028\u2029"
+
+_MEND: Final = 'braces that are text are written {{ "{{" }}, or between {% raw %} and {% endraw %}'
+
+
+class TemplateError(ConfigError):
+    """A template that a case does not fill; the message says where, and what is missing."""
+
+
+def case_values(case: Case) -> dict[str, JsonValue]:
+    """The fields of a case that are not null, by the names that they have in a row of the dataset."""
+    told = case.model_dump(mode="json", include={"turns", "user"}, exclude_none=True) if case.is_conversation else {}
+    own = {"id": case.id, "question": case.question, "system_prompt": case.system_prompt, "expected": case.expected}
+    return {name: value for name, value in {**case.metadata, **told, **own}.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A compiled template. ``place`` says where its text is, and ``fields`` are the names that it reads."""
+
+    compiled: CompiledTemplate
+    fields: tuple[str, ...]
+    place: str = "the template"
+
+    def render(self, case: Case, **more: JsonValue) -> str:
+        """The text with the fields of this case, and with ``more``.
+
+        Raises `TemplateError` if the case lacks something, and `ConfigError` for what the sandbox refuses.
+        """
+        values = case_values(case)
+        context = self.compiled.new_context({"case": values, **values, **more, _SPENT: [0]})
+        pieces: list[str] = []
+        try:
+            for piece in self.compiled.root_render_func(context):
+                _spend(context, len(piece))
+                pieces.append(piece)
+        except SecurityError as error:
+            raise ConfigError(f"{self._place_of(error)}, case {case.id!r}: {error}") from None
+        except Exception as error:
+            # The expressions of a template raise whatever Python's operators and Jinja2's filters raise.
+            raise TemplateError(f"{self._place_of(error)}: {error}") from None
+        return "".join(pieces)
+
+    def _place_of(self, error: Exception) -> str:
+        """Where its text is, with the line of an error."""
+        steps = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in steps if frame.f_globals.get("__jinja_template__") is self.compiled]
+        return self.place + "".join(f", line {self.compiled.get_corresponding_lineno(line)}" for line in lines[-1:])
+
+
+def parse_template(text: str, place: str = "the template") -> Template:
+    """Compile a template. Raises `ValueError` with the line of what is wrong, and the mend."""
+    return Template(*_compile(text), place)
+
+
+@functools.lru_cache(maxsize=512)
+def _compile(text: str) -> tuple[CompiledTemplate, tuple[str, ...]]:
+    # Jinja2 makes one line end of all.
+    substitute = next((each for each in _SUBSTITUTES if each not in text), "\r")
+    try:
+        tree = _prepare(_ENVIRONMENT.parse(text.replace("\r", substitute)), substitute)
+        return _ENVIRONMENT.from_string(tree), tuple(sorted(find_undeclared_variables(tree)))
+    except TemplateSyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.message}; {_MEND}") from None
+    except (RecursionError, SyntaxError):
+        raise ValueError("its blocks or brackets are nested too deeply") from None
+
+
+def _prepare(tree: nodes.Template, substitute: str) -> nodes.Template:
+    """Put carriage returns back, count the items of loops, and let ``~`` print as all else. Refuse other templates."""
+    for reading in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+        name = type(reading).__name__.removeprefix("From").lower()
+        raise TemplateSyntaxError(f"a template reads no other, so {name} is not possible", reading.lineno)
+    for data in list(tree.find_all(nodes.TemplateData)):
+        data.data = data.data.replace(substitute, "\r")
+    for constant in list(tree.find_all(nodes.Const)):
+        if isinstance(constant.value, str):
+            constant.value = constant.value.replace(substitute, "\r")
+    for loop in list(tree.find_all(nodes.For)):
+        loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+    for concat in list(tree.find_all(nodes.Concat)):
+        concat.nodes = [nodes.Filter(part, "string", [], [], None, None, lineno=part.lineno) for part in concat.nodes]
+    return tree
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja2's sandbox; a key of an object comes before its methods, and no operator makes a value of any size."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return obj[attribute] if isinstance(obj, dict) and attribute in obj else super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _WIDE_METHODS and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> None:
+        return None
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        match operator, left, right:
+            case "%", str(), _:
+                return _format(left, *(right if isinstance(right, tuple) else (right,)))
+            case "+", str() | list(), str() | list():
+                _bound(len(left) + len(right))
+            case ("*", str() | list() as text, int() as times) | ("*", int() as times, str() | list() as text):
+                _bound(len(text) * times)
+            case "*" | "**", int(), int():
+                _bound(max(left.bit_length(), right if operator == "**" else 0), _MAX_BITS)
+        return super().call_binop(context, operator, left, right)
+
+
+def _bound(size: float, limit: float = _BUDGET) -> None:
+    if size > limit:
+        raise SecurityError("it makes more than the largest request holds, or takes too many steps")
+
+
+def _spend(context: Context, cost: int) -> None:
+    spent = context.parent[_SPENT]
+    spent[0] += cost
+    _bound(spent[0])
+
+
+@pass_context
+def _counted(context: Context, items: Iterable[object]) -> Iterator[object]:
+    for item in items:
+        _spend(context, _STEP_COST)
+        yield item
+
+
+@pass_context
+def _print(context: Context, value: object) -> str:
+    """What a value prints as: text as it is, others as JSON. Null alone is an error, and so is what is no value."""
+    if value is None:
+        raise TypeError("null has no text; write what stands for it, such as {{ field or 'none' }}")
+    text = str(value) if isinstance(value, str | Undefined) else _to_json(value)
+    _spend(context, _PRINT_COST + len(text))
+    return text
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_no_json, indent=indent)
+
+
+def _no_json(value: object) -> str:
+    if isinstance(value, Undefined):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no text; write | list after a filter, and () after a method")
+
+
+@pass_context
+def _join(context: Context, value: Iterable[object], d: str = "", attribute: str | None = None) -> str:
+    items = value if attribute is None else map(make_attrgetter(context.environment, attribute), value)
+    return d.join(_print(context, item) for item in items)
+
+
+def _format(value: str, *args: object, **kwargs: object) -> str:
+    if _WIDE_FORMAT.search(value):
+        raise SecurityError("a width of a format has four digits at most")
+    return str(FILTERS["format"](value, *args, **kwargs))
+
+
+def _with_width(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def bounded(value: object, *args: Any, **kwargs: Any) -> Any:
+        for number in (*args, *kwargs.values()):
+            _bound(number if isinstance(number, int) else 0, _MAX_WIDTH)
+        return function(value, *args, **kwargs)
+
+    return bounded
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(undefined=StrictUndefined, finalize=_print, keep_trailing_newline=True)
+    own = {"counted": _counted, "format": _format, "join": _join, "string": _print, "tojson": _with_width(_to_json)}
+    environment.filters |= {**{name: _with_width(FILTERS[name]) for name in _WIDE_FILTERS}, **own}
+    # What differs from one rendering to the next would be another question of each run.
+    del environment.filters["random"], environment.globals["lipsum"]
+    return environment
+
+
+_ENVIRONMENT: Final = _environment()
