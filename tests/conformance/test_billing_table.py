@@ -158,9 +158,9 @@ async def test_a_failure_is_retried_and_charged_as_the_page_says(
         TABLE.check(row, ended[name], is_reached=failure is not None, has_quota=kind.has_quota, name=name)
 
 
-async def test_an_error_inside_an_answer_is_as_a_5xx_and_in_a_stream_as_an_incomplete_one(tmp_path: Path) -> None:
+async def test_an_error_inside_an_answer_is_as_an_incomplete_stream(tmp_path: Path) -> None:
     ended = await TARGETS.outcomes(tmp_path, lambda name: error_inside(KINDS[name].wire, KINDS[name].is_streamed))
-    assert ended == {name: TABLE.outcome_of(LOST if kind.is_streamed else "other 5xx") for name, kind in KINDS.items()}
+    assert ended == dict.fromkeys(KINDS, TABLE.outcome_of(LOST))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Answer(_Fields):
     piece_bytes: int = 0
     status: int = 200
     headers: dict[str, str] = {}
-    then: Literal["end", "close", "stall"] = "end"
+    then: Literal["end", "close", "reset", "stall"] = "end"
     delay_seconds: float = 0
 
     def read(self, folder: Path) -> ScriptedResponse | StreamedResponse:

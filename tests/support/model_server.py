@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,13 +40,14 @@ class ScriptedResponse:
 class StreamedResponse:
     """How one request is answered by server-sent events, each sent by itself, so many seconds apart.
 
-    ``event_count`` of them are, or all; ``then`` the body ends as it should, the connection closes in the middle of the
-    body, or nothing more comes. An unframed body has no length and no chunks: its end is the connection's.
+    ``event_count`` of them are, or all; ``then`` the body ends as it should, the connection closes or is reset in the
+    middle of the body, or nothing more comes. An unframed body has no length and no chunks: it ends with its
+    connection.
     """
 
     events: Sequence[bytes]
     event_count: int | None = None
-    then: Literal["end", "close", "stall"] = "end"
+    then: Literal["end", "close", "reset", "stall"] = "end"
     framed: bool = True
     apart_seconds: float = 0.0
 
@@ -141,6 +144,10 @@ class ModelServer:
             raise
         if response.then == "stall":
             return await self._stall(reader)
+        if response.then == "reset":
+            # To close a socket that lingers for 0 s is to reset its connection.
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
         if response.then == "end":
             writer.write(response.frame(b""))
             await writer.drain()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from quintain.apis.streams import parse_json
+from quintain.apis.answer_json import parse_json
 from quintain.apis.translation import Json, Translation
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings

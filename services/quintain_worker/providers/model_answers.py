@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from quintain.apis.answer_json import CallNumbers, UnreadableAnswer
 from quintain.apis.chat import arguments_of, call_id, pieces_of
 from quintain.apis.requests import left_out
 from quintain.apis.server_tools import server_tool_steps
-from quintain.apis.streams import STREAMS, StreamTranslation, translate_answer
+from quintain.apis.streams import STREAMS, AnswerStream, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, objects, read_usage, text_of
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import OutputMessage, Reasoning, ReasoningChunk, TokenUsage, ToolCall, ToolCallChunk
-from quintain.contracts.values import replace_surrogates
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 
 #: What the answers of each API have, as a list: one without it is none.
@@ -36,27 +36,46 @@ class ProviderReply:
     def __init__(self, api: ApiName, caller_api: ApiName | None, on_piece: OnText | None) -> None:
         self._api, self._caller_api, self._on_piece = api, caller_api, on_piece
         self._words: ApiName = caller_api or "chat"
-        self._stream = None if on_piece is None else STREAMS[api]()
+        self._stream: AnswerStream | None = None
+        self._calls, self._is_done = CallNumbers(), False
         self._translation = None if api == self._words else StreamTranslation(api, self._words)
         self._pieces = StreamedPieces()
         self._whole: Json = {}
 
     @property
     def is_complete(self) -> bool:
-        """Whether the events were those of a whole answer."""
-        return self._stream is not None and self._stream.is_complete
+        """Whether the events were those of a whole answer. Some servers never say why a chat completion ended."""
+        stream = self._stream
+        return stream is not None and (stream.is_complete or (self._is_done and self._has_choices and stream.has_begun))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was any event."""
+        return self._stream is not None
 
     @property
     def has_ended(self) -> bool:
         """Whether no event follows that matters; the usage of a chat completion follows its end."""
-        return self._api not in {"chat", "completions"} and self.is_complete
+        return self._is_done or (self.is_complete and not self._has_choices)
+
+    @property
+    def _has_choices(self) -> bool:
+        return self._api in {"chat", "completions"}
 
     def feed(self, event: Json) -> None:
         """Add the next event of the provider's stream."""
-        assert self._stream is not None, "only a stream has events"
+        if self._has_choices and event.get("type") == "ping":
+            return
+        if self._api == "chat":
+            self._calls.number(event)
+        self._stream = self._stream or STREAMS[self._api]()
         self._stream.feed(event)
         for translated in [event] if self._translation is None else self._translation.feed(event):
             self._pass_on(translated)
+
+    def end(self) -> None:
+        """Note that the provider said that no more events follow."""
+        self._is_done = True
 
     def set_whole(self, whole: Json) -> None:
         """Set the provider's answer, which came whole; where a stream was asked for, it is passed on as events.
@@ -65,7 +84,7 @@ class ProviderReply:
         """
         _check_answer(self._api, whole)
         self._whole = whole
-        for event in () if self._stream is None else STREAMS[self._api]().rest_of(whole):
+        for event in () if self._on_piece is None else STREAMS[self._api]().rest_of(whole):
             self.feed(event)
 
     @property
@@ -94,10 +113,7 @@ class ProviderReply:
             body = self._translation.answer()
         if self._caller_api is not None:
             return _answer_with_body(self._words, body, usage, ignored)
-        answer = read_answer(body, usage, ignored, steps)
-        for piece in self._pieces.end():
-            self._send(piece)
-        return answer
+        return read_answer(body, usage, ignored, steps)
 
     def _pass_on(self, event: Json) -> None:
         if self._caller_api is not None:
@@ -116,9 +132,11 @@ def _check_answer(api: ApiName, body: Json) -> None:
     content = body.get(_CONTENT_FIELDS[api])
     items = objects(content)
     if not isinstance(content, list) or len(items) < len(content) or not (items or api in {"messages", "responses"}):
-        raise ValueError("the answer has no content")
+        raise UnreadableAnswer(f"it has no {_CONTENT_FIELDS[api]}")
     if api == "chat" and not all(isinstance(choice.get("message"), dict) for choice in items):
-        raise ValueError("the answer has no message")
+        raise UnreadableAnswer("a choice has no message")
+    if api == "responses" and body.get("status") in {"queued", "in_progress"}:
+        raise UnreadableAnswer(f"it is {body['status']}")
 
 
 def _answer_with_body(api: ApiName, body: Json, usage: TokenUsage | None, ignored: tuple[str, ...]) -> ProviderAnswer:
@@ -162,10 +180,10 @@ def read_answer(
     output = None
     if calls or reasoning or tokens or refusal is not None:
         output = OutputMessage(
-            content=replace_surrogates(text),
+            content=text,
             tool_calls=calls or None,
             reasoning=reasoning or None,
-            refusal=None if refusal is None else replace_surrogates(refusal),
+            refusal=refusal,
             logprobs=tokens or None,
         )
     return ProviderAnswer(
@@ -189,7 +207,7 @@ def _tool_call(call: Json, chat: Json, index: int) -> ToolCall:
     return ToolCall(
         id=call_id(call.get("id"), chat, index),
         name=_text(fields.get("name")),
-        arguments=replace_surrogates(arguments_of(fields)),
+        arguments=arguments_of(fields),
     )
 
 
@@ -197,13 +215,11 @@ def _reasoning(message: Json) -> list[Reasoning]:
     blocks = objects(message.get("thinking_blocks"))
     if not blocks:
         text = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
-        return [Reasoning(text=replace_surrogates(text))] if text else []
+        return [Reasoning(text=text)] if text else []
     return [
         Reasoning(redacted=_text(block["data"]))
         if block.get("data") is not None
-        else Reasoning(
-            text=replace_surrogates(_text(block.get("thinking"))), signature=_text(block.get("signature")) or None
-        )
+        else Reasoning(text=_text(block.get("thinking")), signature=_text(block.get("signature")) or None)
         for block in blocks
     ]
 
@@ -216,21 +232,15 @@ def _finish_reason(choice: Json, *, has_calls: bool, is_refusal: bool) -> str | 
 
 
 class StreamedPieces:
-    """Reads the chunks of a chat completion: its text, its tool calls and its reasoning, piece by piece.
-
-    A surrogate pair that is split over two chunks is joined first.
-    """
+    """Reads the chunks of a chat completion: its text, its tool calls and its reasoning, piece by piece."""
 
     def __init__(self) -> None:
-        #: The first half of a surrogate pair, by what it is a part of.
-        self._high_surrogates: dict[object, str] = {}
         #: The calls of which the id was passed on; some servers repeat it in each chunk.
         self._started: set[int] = set()
 
     def feed(self, chunk: Json) -> Iterator[Delta]:
         """Yield the pieces of a chunk. A refusal is none: only the end of the answer shows that its text is one."""
-        for kind, at, piece, fields in pieces_of(chunk):
-            text = self._whole((kind, at), piece)
+        for kind, at, text, fields in pieces_of(chunk):
             if kind == "thinking":
                 redacted, signature = fields.get("data"), fields.get("signature") or None
                 if text or redacted or signature:
@@ -245,16 +255,3 @@ class StreamedPieces:
                     yield ToolCallChunk(index=at, arguments=text)
             elif kind == "text" and text:
                 yield text
-
-    def end(self) -> Iterator[Delta]:
-        """Yield what is left of the text: half of a character, replaced."""
-        if rest := self._high_surrogates.pop(("text", 0), ""):
-            yield replace_surrogates(rest)
-
-    def _whole(self, key: object, piece: str) -> str:
-        """Return the piece behind a half of a surrogate pair that waited, without one that begins at its end."""
-        text = self._high_surrogates.pop(key, "") + piece
-        if "\ud800" <= text[-1:] <= "\udbff":
-            self._high_surrogates[key] = text[-1:]
-            text = text[:-1]
-        return replace_surrogates(text)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aiohttp
 
+from quintain.apis.answer_json import UnreadableAnswer, parse_json
 from quintain.apis.chat import join_texts
-from quintain.apis.streams import DONE, EventReader, error_in, parse_event, parse_json
+from quintain.apis.streams import DONE, EVENT_STREAM, EventReader, error_in
 from quintain.apis.translation import Json
 from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiRequest
@@ -19,16 +20,13 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
-from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
+from quintain.runtime.http_client import HttpClient
 from quintain_worker.providers.model_answers import ProviderReply
 from quintain_worker.providers.model_failures import (
-    CONNECTION_LOST,
-    NOT_SENT,
+    FAILED,
     NOT_WRITABLE,
-    SERVER_ERROR,
     STREAM_INTERRUPTED,
-    TIMED_OUT,
-    UNREADABLE,
+    FailureKind,
     FailureReader,
 )
 from quintain_worker.providers.model_requests import PATHS, ProviderCall, RequestBuilder
@@ -50,9 +48,9 @@ ANTHROPIC_VERSION = "2023-06-01"
 #: How long an idle connection is kept, in seconds.
 KEEPALIVE_SECONDS = 60.0
 
-#: How long the end of a stream's connection is waited for once its answer is complete, in seconds: a connection whose
-#: end was read can be used again.
-END_SECONDS = 0.25
+#: How long more is waited for once a streamed answer is complete, in seconds: for the usage of a chat completion, and
+#: then for the end of the stream, after which its connection can be used again.
+USAGE_SECONDS, END_SECONDS = 2.0, 0.25
 
 
 def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: ProviderContext) -> ModelProvider:
@@ -102,22 +100,11 @@ class ModelProvider(ApiProvider):
         except ValueError:
             # A number that became NaN after it was checked.
             raise self._failures.of_error(NOT_WRITABLE) from None
-        try:
+        with self._failures.of_exchange():
             reply = ProviderReply(call.api, caller_api, on_text)
             rates = await self._exchange(call, reply, timeout_seconds, stream=stream)
             answer = reply.answer(call.ignored)
-            return answer if rates is None else dataclasses.replace(answer, rates=rates)
-        except NotSent as error:
-            raise self._failures.of_error(NOT_SENT, detail=str(error)) from None
-        except ConnectionLost as error:
-            raise self._failures.of_error(CONNECTION_LOST, detail=str(error)) from None
-        except TimeoutError:
-            raise self._failures.of_error(TIMED_OUT) from None
-        except ReplyTooLarge as fault:
-            raise ProviderFailure(fault, Billing.BILLED) from None
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-            # An answer of another shape than its API's. Not chained: its text is the model's.
-            raise self._failures.of_error(UNREADABLE) from None
+        return answer if rates is None else dataclasses.replace(answer, rates=rates)
 
     async def close(self) -> None:
         """Close the HTTP connections."""
@@ -129,20 +116,30 @@ class ModelProvider(ApiProvider):
         """Send the request and read the reply; returns what its headers say of the key's limits."""
         request = self._client.request("POST", PATHS[call.api], call.body, call.headers, timeout_seconds)
         async with request as response:
-            if response.status != 200:
+            if not 200 <= response.status < 300:
                 raise await self._status_failure(response) from None
             rates = read_rate_report(response.headers, time.time())
-            # Some servers answer whole, whatever they are asked for.
-            if stream and response.content_type != "application/json":
+            # Some servers answer whole, or as a stream, whatever they are asked for.
+            if response.content_type == EVENT_STREAM or (stream and response.content_type != "application/json"):
                 await self._read_stream(response, reply)
-                return rates
-            whole = parse_json(await read_body(response))
-            if not isinstance(whole, dict):
-                raise ValueError("an answer is a JSON object")  # noqa: TRY004 -- a wrong value
-            if (error := error_in(whole)) is not None:
-                raise self._failures.of_error(SERVER_ERROR, error)
-            reply.set_whole(whole)
+            else:
+                self._read_whole(await read_body(response), reply)
             return rates
+
+    def _read_whole(self, body: bytes, reply: ProviderReply) -> None:
+        whole = parse_json(body)
+        if not isinstance(whole, dict):
+            raise UnreadableAnswer("it is no JSON object")
+        self._check(whole, FAILED)
+        reply.set_whole(whole)
+
+    def _check(self, answer: Json, kind: FailureKind) -> None:
+        """Raise the failure that a whole answer, or an event, says itself."""
+        if (error := error_in(answer)) is not None:
+            raise self._failures.of_error(kind, error)
+        if answer.get("error") is not None:
+            # Clients take one that says nothing for an error.
+            del answer["error"]
 
     async def _status_failure(self, response: aiohttp.ClientResponse) -> ProviderFailure:
         raw = await read_body(response)
@@ -153,41 +150,61 @@ class ModelProvider(ApiProvider):
         return self._failures.of_status(response.status, response.headers, body)
 
     async def _read_stream(self, response: aiohttp.ClientResponse, reply: ProviderReply) -> None:
-        reader = EventReader()
+        unread = list[bytes]()
+        try:
+            async with asyncio.timeout(None) as patience:
+                await self._read_events(response, reply, unread, patience)
+        except (aiohttp.ClientError, TimeoutError):
+            # What becomes of the connection changes no answer that is complete.
+            if not reply.is_complete:
+                raise
+        if not reply.has_begun and (whole := b"".join(unread).lstrip()).startswith(b"{"):
+            # A whole answer that does not say that it is one.
+            self._read_whole(whole, reply)
+        elif not reply.is_complete:
+            raise self._failures.of_error(STREAM_INTERRUPTED)
+
+    async def _read_events(
+        self, response: aiohttp.ClientResponse, reply: ProviderReply, unread: list[bytes], patience: asyncio.Timeout
+    ) -> None:
+        """Read a stream; what comes before its first event is also added to ``unread``."""
+        reader, loop = EventReader(), asyncio.get_running_loop()
         async for data in read_stream(response):
-            if self._feed(reply, reader.feed(data)):
+            if not reply.has_begun:
+                unread.append(data)
+            self._feed(reply, reader.feed(data))
+            if reply.has_ended:
                 break
+            if reply.is_complete and patience.when() is None:
+                patience.reschedule(loop.time() + USAGE_SECONDS)
         else:
             self._feed(reply, reader.end())
-        if not reply.is_complete:
-            raise self._failures.of_error(STREAM_INTERRUPTED)
         if not response.content.is_eof():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS):
-                    await response.content.readany()
+            patience.reschedule(loop.time() + END_SECONDS)
+            await response.content.readany()
 
-    def _feed(self, reply: ProviderReply, texts: Iterator[str]) -> bool:
-        """Pass events on; returns whether the stream has ended."""
+    def _feed(self, reply: ProviderReply, events: Iterator[Any]) -> None:
+        """Pass events on, up to the last one."""
         chunks: list[Json] = []
-        is_done, may_join = False, reply.may_join_texts
+        may_join = reply.may_join_texts
         try:
-            for text in texts:
-                if is_done := text == DONE:
+            for event in events:
+                if event == DONE:
+                    reply.end()
                     break
-                event = parse_event(text)
-                if ("error" in event or "type" in event) and (error := error_in(event)) is not None:
-                    raise self._failures.of_error(STREAM_INTERRUPTED, error)
+                if not isinstance(event, dict):
+                    raise UnreadableAnswer("an event is no JSON object")
+                self._check(event, STREAM_INTERRUPTED)
                 if may_join:
                     chunks.append(event)
                     continue
                 reply.feed(event)
                 if reply.has_ended:
-                    return True
+                    break
         finally:
             # Also what came before garbage.
             for chunk in join_texts(chunks):
                 reply.feed(chunk)
-        return is_done
 
 
 #: The largest answer of a provider, in bytes: a larger one fits into no reply.

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
+from quintain.apis.answer_json import UnreadableAnswer
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import (
@@ -27,10 +29,12 @@ from quintain.errors import (
     ProviderError,
     ProviderFailed,
     Rejected,
+    ReplyTooLarge,
     TargetUnavailable,
     Throttled,
     TimedOut,
 )
+from quintain.runtime.http_client import ConnectionLost, NotSent
 from quintain_worker.providers.provider import Billing, ProviderFailure, key_of
 from quintain_worker.providers.quoting import clean, variants_of
 from quintain_worker.providers.rate_limits import read_rate_report
@@ -78,6 +82,7 @@ _OVERLOADED = FailureKind(_UNCHARGED, "did not take the request", Billing.UNBILL
 NOT_SENT = FailureKind(_UNCHARGED, "could not be reached; nothing was sent", Billing.UNBILLED, retryable=True)
 _REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED)
 SERVER_ERROR = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, retryable=True)
+FAILED = replace(SERVER_ERROR, billing=Billing.UNKNOWN)
 TIMED_OUT = FailureKind(TimedOut, "did not answer in time", Billing.UNKNOWN)
 CONNECTION_LOST = FailureKind(_CHARGED, "was lost after sending", Billing.UNKNOWN, retryable=True)
 STREAM_INTERRUPTED = FailureKind(_CHARGED, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True)
@@ -87,7 +92,7 @@ NOT_WRITABLE = FailureKind(
 )
 
 #: The failures that a wrong or dead endpoint has, so that its URL helps.
-_OF_THE_ENDPOINT = (_REFUSED, _NOT_FOUND, _OVERLOADED, NOT_SENT, SERVER_ERROR, CONNECTION_LOST, UNREADABLE)
+_OF_THE_ENDPOINT = (_REFUSED, _NOT_FOUND, _OVERLOADED, NOT_SENT, SERVER_ERROR, FAILED, CONNECTION_LOST, UNREADABLE)
 
 #: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
 _BY_STATUS = {
@@ -131,6 +136,25 @@ class FailureReader:
         """Return a failure of this kind; ``body`` is an error that an answer of status 200 or an event holds."""
         words = None if body is None else read_provider_error(None, body, self._secrets)
         return self._failure(kind, [detail] if detail else [], words)
+
+    @contextmanager
+    def of_exchange(self) -> Iterator[None]:
+        """Let what is raised inside, while an answer is asked for and read, be a `ProviderFailure`."""
+        try:
+            yield
+        except NotSent as error:
+            raise self.of_error(NOT_SENT, detail=str(error)) from None
+        except ConnectionLost as error:
+            raise self.of_error(CONNECTION_LOST, detail=str(error)) from None
+        except TimeoutError:
+            raise self.of_error(TIMED_OUT) from None
+        except ReplyTooLarge as fault:
+            raise ProviderFailure(fault, Billing.BILLED) from None
+        except UnreadableAnswer as error:
+            raise self.of_error(UNREADABLE, detail=clean(str(error), variants_of(self._secrets))) from None
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            # An answer of another shape than its API's. Not chained: its text is the model's.
+            raise self.of_error(UNREADABLE) from None
 
     def _failure(
         self,

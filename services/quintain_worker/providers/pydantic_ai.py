@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic_ai import direct, exceptions, messages, models, output, providers, tools
 
+from quintain.apis.answer_json import CharacterJoiner, mended, parse_object
 from quintain.apis.media import FILE_TYPES, IMAGE_TYPES, check_data_url
 from quintain.apis.translation import (
     Json,
@@ -19,7 +20,6 @@ from quintain.apis.translation import (
     chosen_function,
     function_of,
     invalid,
-    parse_object,
     read_usage,
     tool_call,
 )
@@ -88,6 +88,8 @@ class PydanticAIProvider:
         except Exception as error:
             # Not chained: what the library raises quotes the answer.
             raise self._failure_of(error) from None
+        if response.finish_reason == "error":
+            raise self._failures.of_error(failures.FAILED)
         # xAI's streams break off with an error. Others may just end: only the vendor's own reason shows that they are
         # whole.
         has_reason = "finish_reason" in (response.provider_details or {}) or response.provider_name == "xai"
@@ -151,22 +153,12 @@ class PydanticAIProvider:
     ) -> messages.ModelResponse:
         if on_text is None:
             return await direct.model_request(self._model, turns, **options)
-        pieces, thoughts = StreamedPieces(), dict[int, int]()
+        pieces, joiner, thoughts = StreamedPieces(), CharacterJoiner(), dict[int, int]()
         async with direct.model_request_stream(self._model, turns, **options) as stream:
             async for event in stream:
-                if not isinstance(event, messages.PartStartEvent | messages.PartDeltaEvent):
-                    continue
-                part = event.part if isinstance(event, messages.PartStartEvent) else event.delta
-                text, delta = getattr(part, "content", None) or getattr(part, "content_delta", None), Json()
-                if isinstance(part, messages.ThinkingPart | messages.ThinkingPartDelta) and text:
-                    index = thoughts.setdefault(event.index, len(thoughts))
-                    delta = {"thinking_blocks": [{"index": index, "thinking": text}]}
-                elif isinstance(part, messages.TextPart | messages.TextPartDelta):
-                    delta = {"content": text}
-                for piece in pieces.feed({"choices": [{"delta": delta}]}):
-                    on_text(piece)
-        for piece in pieces.end():
-            on_text(piece)
+                if isinstance(event, messages.PartStartEvent | messages.PartDeltaEvent):
+                    _pass_on(pieces, joiner.feed(_chunk_of(event, thoughts)), on_text)
+        _pass_on(pieces, joiner.end(), on_text)
         return stream.get()
 
     def _failure_of(self, error: Exception) -> ProviderFailure:
@@ -194,6 +186,24 @@ def _kind_of(error: Exception) -> failures.FailureKind:
         return failures.CONNECTION_LOST
     is_told = isinstance(error, exceptions.ModelAPIError) and type(error) is not exceptions.ModelAPIError
     return failures.SERVER_ERROR if is_told else failures.UNREADABLE
+
+
+def _chunk_of(event: messages.PartStartEvent | messages.PartDeltaEvent, thoughts: dict[int, int]) -> Json:
+    """Return the chunk of a chat completion that says the same; ``thoughts`` number its parts that are thinking."""
+    part = event.part if isinstance(event, messages.PartStartEvent) else event.delta
+    text, delta = getattr(part, "content", None) or getattr(part, "content_delta", None), Json()
+    if isinstance(part, messages.ThinkingPart | messages.ThinkingPartDelta) and text:
+        index = thoughts.setdefault(event.index, len(thoughts))
+        delta = {"thinking_blocks": [{"index": index, "thinking": text}]}
+    elif isinstance(part, messages.TextPart | messages.TextPartDelta):
+        delta = {"content": text}
+    return {"choices": [{"delta": delta}]}
+
+
+def _pass_on(pieces: StreamedPieces, chunks: Iterator[Json], on_text: OnText) -> None:
+    for chunk in chunks:
+        for piece in pieces.feed(chunk):
+            on_text(piece)
 
 
 def _tool(function: Json) -> tools.ToolDefinition:
@@ -269,4 +279,4 @@ def _answer_of(response: messages.ModelResponse, ignored: tuple[str, ...]) -> Pr
     counts: Json = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
     counts |= {"prompt_tokens_details": cache, "completion_tokens_details": usage.details}
     counted = read_usage("chat", counts) if usage.has_values() else None
-    return read_answer({"model": response.model_name, "choices": [choice]}, counted, ignored)
+    return read_answer({"model": response.model_name, "choices": [mended(choice)]}, counted, ignored)

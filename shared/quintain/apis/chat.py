@@ -14,7 +14,7 @@ from quintain.apis.translation import Json, objects, text_of, written_usage
 from quintain.contracts.invoke import TokenUsage
 
 #: Texts of a chunk that name something: they are sent whole, by some servers again in every chunk.
-_NAMES = frozenset({"id", "type", "role", "name", "object", "model", "index", "finish_reason", "call_id"})
+_NAMES = frozenset({"id", "type", "role", "object", "model", "index", "finish_reason", "call_id"})
 
 #: The lists of a message whose items have an index in chunks, and none in a whole message.
 _INDEXED = ("tool_calls", "thinking_blocks")
@@ -28,16 +28,10 @@ class Text(list[str]):
     """The pieces of a text that still comes."""
 
 
-def join_text(pieces: Iterable[str]) -> str:
-    """Join the pieces of a text. A character that came in two halves, each in its piece, is one character."""
-    text = "".join(pieces)
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-
-
 def joined(value: Any) -> Any:
     """Return JSON that was put together by `merge`, with its texts as texts."""
     if isinstance(value, Text):
-        return join_text(value)
+        return "".join(value)
     if isinstance(value, dict):
         return {name: joined(item) for name, item in value.items()}
     return [joined(item) for item in value] if isinstance(value, list) else value

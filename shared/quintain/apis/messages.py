@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quintain.apis.chat import ChunkWriter, DifferentAnswer, Piece, PieceReader, Text, join_text, joined, lacking, merge
-from quintain.apis.translation import Json, objects, parse_object, read_usage, written_usage
+from quintain.apis.answer_json import parse_object
+from quintain.apis.chat import ChunkWriter, DifferentAnswer, Piece, PieceReader, Text, joined, lacking, merge
+from quintain.apis.translation import Json, objects, read_usage, written_usage
 from quintain.contracts.invoke import NO_TOKENS
 
 #: Anthropic's stop reasons → OpenAI's finish reasons.
@@ -44,8 +45,8 @@ class MessageStream:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the events said why the answer ended, and that it did."""
-        return self._has_stopped and self._message.get("stop_reason") is not None
+        """Whether the events said that the answer has ended."""
+        return self._has_stopped and self.has_begun
 
     @property
     def has_begun(self) -> bool:
@@ -91,7 +92,7 @@ class MessageStream:
         """Return the message so far. The input of a tool that is no JSON object is kept as its text."""
         blocks = joined(self._blocks)
         for index, pieces in self._inputs.items():
-            if text := join_text(pieces):
+            if text := "".join(pieces):
                 blocks[index]["input"] = _input_of(text)
         return {**self._message, "content": blocks} if self._message else {}
 
@@ -124,7 +125,7 @@ class MessageStream:
             if name in more:
                 yield {"type": kind, name: more[name]}
         yield from ({"type": "citations_delta", "citation": citation} for citation in more.get("citations") or ())
-        text = join_text(self._inputs.get(index, ()))
+        text = "".join(self._inputs.get(index, ()))
         if "input" in block and (_input_of(text) if text else sent.get("input")) != block["input"]:
             if index in self._stopped:
                 raise DifferentAnswer

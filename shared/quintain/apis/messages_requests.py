@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from quintain.apis.answer_json import parse_object
 from quintain.apis.media import document_of, file_part, image_part, image_source
 from quintain.apis.messages import reasoning_text
 from quintain.apis.translation import (
@@ -18,7 +19,6 @@ from quintain.apis.translation import (
     named,
     object_of,
     objects,
-    parse_object,
     settings_from_chat,
     settings_to_chat,
     tool_call,

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quintain.apis.streams import parse_json
+from quintain.apis.answer_json import parse_json
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.message import describe_validation_error
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from quintain.apis import messages_requests, responses_requests
+from quintain.apis.answer_json import says_something
 from quintain.apis.policy import PUBLISHED_FIELDS
 from quintain.apis.translation import Json, Translation, check_turn, objects
 from quintain.contracts.api_request import ApiName
@@ -136,7 +137,7 @@ def left_out(source: ApiName, target: ApiName, answer: Json) -> list[str]:
 def _without_place(path: str, value: Any, carried: frozenset[str], begun: set[str]) -> Iterator[str]:
     # A text may be a list of parts too, of which some have no place.
     is_carried = path in carried and not (isinstance(value, list) and path in begun)
-    if is_carried or not _says(value) or value in _DEFAULTS.get(path, ()):
+    if is_carried or not says_something(value) or value in _DEFAULTS.get(path, ()):
         return
     if path and path not in begun:
         yield path
@@ -149,10 +150,3 @@ def _without_place(path: str, value: Any, carried: frozenset[str], begun: set[st
             yield from _without_place(f"{path}[{kind or ''}]", item, carried, begun)
     else:
         yield path
-
-
-def _says(value: Any) -> bool:
-    """Whether a value says anything: zero, false and what is empty do not."""
-    if isinstance(value, dict):
-        return any(_says(member) for member in value.values())
-    return bool(value)

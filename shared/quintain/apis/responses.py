@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quintain.apis.chat import ChunkWriter, DifferentAnswer, Piece, PieceReader, Text, join_text, joined, merge
+from quintain.apis.chat import ChunkWriter, DifferentAnswer, Piece, PieceReader, Text, joined, merge
 from quintain.apis.translation import Json, objects, read_usage, written_usage
 
 #: The events that hold a response.
@@ -60,7 +60,7 @@ class ResponseStream:
         for event in () if self.is_complete else _events_of(whole):
             sent, delta = self._sent.get(_place(event)), event.get("delta")
             if sent is not None and isinstance(delta, str):
-                if not delta.startswith(text := join_text(sent)):
+                if not delta.startswith(text := "".join(sent)):
                     raise DifferentAnswer
                 event["delta"] = delta[len(text) :]
             if sent is None or event.get("delta"):
@@ -219,7 +219,7 @@ class ResponseEventWriter:
 
     def _stop(self) -> Iterator[Json]:
         if self._open is not None:
-            item = self._item(self._open, join_text(self._texts), joined(self._fields))
+            item = self._item(self._open, "".join(self._texts), joined(self._fields))
             _, _, after = _parts_of(len(self._response["output"]), item)
             self._response["output"].append(item)
             self._open = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from quintain.apis.translation import Json, objects, parse_object
+from quintain.apis.answer_json import parse_object
+from quintain.apis.translation import Json, objects
 from quintain.contracts.agents import AgentStep
 
 #: Calls in OpenAI's responses that the caller runs itself.

@@ -6,102 +6,116 @@ yet, so that reading, continuing and translating are written once for both, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
-from pydantic_core import from_json
-
+from quintain.apis.answer_json import CharacterJoiner, UnreadableAnswer, parse_json, says_something
 from quintain.apis.chat import ChatStream
 from quintain.apis.messages import MessageEventWriter, MessageReader, MessageStream
 from quintain.apis.responses import ResponseEventWriter, ResponseReader, ResponseStream
-from quintain.apis.translation import Json
+from quintain.apis.translation import Json, objects
 from quintain.contracts.api_request import ApiName
 from quintain.errors import ReplyTooLarge
 
 #: The event that ends a stream of OpenAI's, besides the API's own last event.
 DONE = "[DONE]"
 
+#: The media type of a stream of events.
+EVENT_STREAM = "text/event-stream"
+
 #: The longest event of a stream, in bytes.
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
+#: The data of events that say nothing: they keep a connection open.
+_KEEP_ALIVE: Final = frozenset({"", "null", "[]", "{}", "ping", '"ping"'})
+
+
 class EventReader:
-    """Splits the bytes of a stream into the data of its events. Raises `ReplyTooLarge` for one that does not end."""
+    """Splits the bytes of a stream into its events, and reads their JSON. `DONE` stands for itself.
+
+    An event named ``error`` becomes an object with its data as ``error``. Raises `UnreadableAnswer` for what is no
+    JSON, and `ReplyTooLarge` for an event that does not end.
+    """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest, self._after_cr = b"", False
+        self._joiner = CharacterJoiner()
 
-    def feed(self, data: bytes) -> Iterator[str]:
-        """Yield the data of each event that these bytes complete; comments and events without data are skipped."""
-        self._rest = (self._rest + data).replace(b"\r\n", b"\n")
-        *blocks, self._rest = self._rest.split(b"\n\n")
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield each event that these bytes complete; what says nothing is skipped."""
+        if self._after_cr:
+            data = data.removeprefix(b"\n")
+        self._after_cr = data.endswith(b"\r")
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *blocks, self._rest = (self._rest + data).split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ReplyTooLarge(f"An event of the answer has more than {MAX_EVENT_BYTES} bytes")
         for block in blocks:
-            if (text := _data_of(block)) is not None:
-                yield text
+            name, text = _fields_of(block)
+            if text.strip() == DONE:
+                yield from self._joiner.end()
+                yield DONE
+            elif name == "error":
+                yield from self._joiner.end()
+                yield _named_error(text)
+            elif text.strip() not in _KEEP_ALIVE:
+                yield from self._joiner.parse(text)
 
-    def end(self) -> Iterator[str]:
-        """Yield the data of the last event, where the stream ends without an empty line."""
-        return self.feed(b"\n\n")
+    def end(self) -> Iterator[Any]:
+        """Yield what is left where the stream ends, also without an empty line."""
+        yield from self.feed(b"\n\n")
+        yield from self._joiner.end()
 
 
-def _data_of(block: bytes) -> str | None:
-    if block.startswith(b"data: ") and b"\n" not in block:
-        return block[6:].decode()
-    # A stream may begin with a byte order mark.
-    lines = [line for line in block.decode("utf-8-sig").split("\n") if line[:5] == "data:"]
-    return "\n".join(line[5:].removeprefix(" ") for line in lines) if lines else None
-
-
-def parse_json(text: str | bytes) -> object:
-    """Parse the JSON of a provider.
-
-    Raises `ValueError`, also for numbers that JSON does not have, and for deeper nesting than a reply may have.
-    """
+def _fields_of(block: bytes) -> tuple[str, str]:
+    """Return the name of an event and its data; both are empty for a comment."""
     try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError as error:
-        if "recursion limit" in str(error):
-            raise
-        return _parse_slowly(text)
+        if block.startswith(b"data: ") and b"\n" not in block:
+            return "", block[6:].decode()
+        # A stream may begin with a byte order mark.
+        lines = [line.partition(":")[::2] for line in block.decode("utf-8-sig").split("\n")]
+    except UnicodeDecodeError:
+        raise UnreadableAnswer("an event is no UTF-8") from None
+    named = [value.removeprefix(" ") for field, value in lines if field == "event"]
+    return (named or [""])[-1], "\n".join(value.removeprefix(" ") for field, value in lines if field == "data")
 
 
-def _parse_slowly(text: str | bytes) -> object:
-    """Parse what only Python reads: half of a surrogate pair, other encodings."""
+def _named_error(text: str) -> Json:
+    """Return the event that says what one named ``error`` does, whatever its data is."""
     try:
-        return _DECODER.decode(
-            text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
-        )
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        data = parse_json(text)
+    except UnreadableAnswer:
+        data = text
+    if isinstance(data, dict) and says_something(data.get("error")):
+        return {**data, "type": "error"}
+    return {"type": "error", "error": data}
 
 
-def _reject(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-#: One for all texts: `json.loads` makes a decoder for each where it has options.
-_DECODER = json.JSONDecoder(parse_constant=_reject)
-
-
-def parse_event(text: str) -> Json:
-    """Parse the data of one event. Raises `ValueError` for what is no JSON object."""
-    event = parse_json(text)
-    if not isinstance(event, dict):
-        raise ValueError("an event is a JSON object")  # noqa: TRY004 -- a wrong value
-    return event
+#: Why an answer ended where its server failed, in the words of OpenRouter and Mistral, DeepSeek, Zhipu, SGLang, Cohere.
+#: A filter is the answer of its vendor.
+_FAILED_REASONS: Final = frozenset({"error", "insufficient_system_resource", "network_error", "abort", "timeout"})
+_FAILED_KINDS: Final = frozenset({"error", "response.failed", "response.error"})
+_FAILED_STATES: Final = frozenset({"failed", "cancelled"})
 
 
 def error_in(answer: Json) -> object | None:
-    """Return the error that an answer of status 200, or an event, holds; None where it holds none."""
-    if answer.get("type") in {"error", "response.failed"}:
-        response = answer.get("response")
-        return (response.get("error") if isinstance(response, dict) else answer.get("error")) or answer
-    error = answer.get("error")
-    is_failed = answer.get("status") == "failed" or not {"choices", "output", "content", "data"} & answer.keys()
-    return error if error and is_failed else None
+    """Return the error that an answer of status 200, or an event, holds; None where it holds none.
+
+    One that is empty, or null in all its parts, is none.
+    """
+    parts = [answer, *objects([answer.get("response"), answer.get("delta")]), *objects(answer.get("choices"))]
+    found: object = next((part["error"] for part in parts if "error" in part and says_something(part["error"])), None)
+    if found is not None:
+        return found
+    if answer.get("type") in _FAILED_KINDS or answer.get("object") == "error":
+        return answer
+    for part in parts:
+        reason = part.get("finish_reason") or part.get("stop_reason")
+        if (isinstance(reason, str) and reason.lower() in _FAILED_REASONS) or part.get("status") in _FAILED_STATES:
+            return {"code": reason or part["status"]}
+    return None
 
 
 class AnswerStream(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -203,15 +202,6 @@ def written_usage(api: str, usage: TokenUsage) -> Json:
             "ephemeral_1h_input_tokens": hour,
         }
     return written
-
-
-def parse_object(text: object) -> Json | None:
-    """Return the JSON object that a text is; None where it is none."""
-    try:
-        parsed = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
 
 
 Convert = Callable[[str, Any, Translation], Any]

@@ -89,16 +89,6 @@ def test_calls_whose_pieces_come_in_turns_are_whole(source: ApiName, target: Api
 
 
 @pytest.mark.parametrize("target", APIS)
-def test_a_character_that_comes_in_halves_is_whole_in_the_answer(target: ApiName) -> None:
-    heard, answer = translated(target, chunks([{"content": "a\ud83c"}, {"content": "\udfc7b"}]))
-    assert texts_of(answer) == "a🏇b"
-    sent = STREAMS[target]()
-    for event in heard:
-        sent.feed(event)
-    assert sent.answer() == answer
-
-
-@pytest.mark.parametrize("target", APIS)
 def test_text_after_thinking_and_calls_is_not_lost(target: ApiName) -> None:
     thinking = {"thinking_blocks": [{"index": 0, "thinking": "Hm."}]}
     pieces = [{"content": "one "}, thinking, {"content": "two "}, call_piece(0, "{}", id="c"), {"content": "three"}]

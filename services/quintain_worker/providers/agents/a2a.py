@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from quintain.apis.streams import parse_json
+from quintain.apis.answer_json import parse_json
 from quintain.apis.translation import Json, objects
 from quintain.contracts.agents import AgentStep, Continuation
 from quintain.contracts.invoke import InvokeRequest

@@ -8,14 +8,15 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 from pydantic import JsonValue
 
+from quintain.apis.answer_json import UnreadableAnswer, parse_json
 from quintain.apis.reported_steps import read_steps
-from quintain.apis.streams import DONE, EventReader, parse_json
+from quintain.apis.streams import DONE, EVENT_STREAM, EventReader, error_in
 from quintain.config.http_targets import HttpTarget
 from quintain.config.http_template import fill_template, fill_url, find
 from quintain.contracts.agents import AgentStep, Continuation
@@ -24,7 +25,7 @@ from quintain.contracts.quota import TryOutcome
 from quintain.errors import BadRequest
 from quintain.runtime.http_client import HttpClient
 from quintain_worker.providers.agents.a2a import A2AProvider
-from quintain_worker.providers.agents.failures import STREAM_INTERRUPTED, UNREADABLE, AgentFailures
+from quintain_worker.providers.agents.failures import FAILED, STREAM_INTERRUPTED, UNREADABLE, AgentFailures
 from quintain_worker.providers.conversation import (
     MAX_SESSION_LENGTH,
     ignored_settings,
@@ -36,6 +37,7 @@ from quintain_worker.providers.conversation import (
     state_of,
 )
 from quintain_worker.providers.model_api import KEEPALIVE_SECONDS, read_body, read_stream
+from quintain_worker.providers.model_failures import FailureKind
 from quintain_worker.providers.model_requests import chat_message
 from quintain_worker.providers.provider import (
     Billing,
@@ -47,8 +49,6 @@ from quintain_worker.providers.provider import (
     steps_before_failure,
 )
 from quintain_worker.providers.rate_limits import read_rate_report
-
-EVENT_STREAM = "text/event-stream"
 
 #: How much of a stream is kept to be quoted, in bytes.
 _KEPT_BYTES = 2048
@@ -107,14 +107,22 @@ class HttpProvider:
             if self._target.answer is None and self._target.stream is None:
                 return ProviderAnswer(text=came.decode(errors="replace"), ignored=call.ignored)
             try:
-                answer.feed(parse_json(came))
-            except ValueError:
-                raise self._failures.of_error(UNREADABLE, "it is no JSON", came) from None
+                whole = parse_json(came)
+            except UnreadableAnswer as error:
+                raise self._failures.of_error(UNREADABLE, str(error), came) from None
+            self._check(whole, FAILED)
+            answer.feed(whole)
         try:
             found = answer.answer(call.state, is_turn=request.turn is not None)
         except ValueError as error:
             raise self._failures.of_error(UNREADABLE, str(error), came) from None
         return dataclasses.replace(found, ignored=call.ignored, rates=read_rate_report(response.headers, time.time()))
+
+    def _check(self, document: object, kind: FailureKind) -> None:
+        """Raise the failure that an answer, or an event, says itself, unless the answer is looked for in its error."""
+        error = error_in(document) if isinstance(document, dict) else None
+        if error is not None and not (self._target.answer or "").startswith("/error"):
+            raise self._failures.of_error(kind, "it says so itself", json.dumps(error))
 
     async def _read_stream(self, response: aiohttp.ClientResponse, answer: HttpAnswer) -> bytes:
         """Read a stream up to its end; returns its beginning."""
@@ -129,17 +137,18 @@ class HttpProvider:
             raise self._failures.of_error(STREAM_INTERRUPTED, "stream.end was in no event", came)
         return came
 
-    def _feed(self, answer: HttpAnswer, texts: Iterator[str]) -> bool:
+    def _feed(self, answer: HttpAnswer, events: Iterator[Any]) -> bool:
         """Read events; returns whether the answer has ended."""
-        for text in texts:
-            if text == DONE:
-                return True
-            try:
-                answer.feed(parse_json(text))
-            except ValueError:
-                raise self._failures.of_error(STREAM_INTERRUPTED, "an event is no JSON", text) from None
-            if answer.has_ended:
-                return True
+        try:
+            for event in events:
+                if event == DONE:
+                    return True
+                self._check(event, STREAM_INTERRUPTED)
+                answer.feed(event)
+                if answer.has_ended:
+                    return True
+        except UnreadableAnswer as error:
+            raise self._failures.of_error(STREAM_INTERRUPTED, str(error), error.came) from None
         return False
 
 
