@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,12 +15,13 @@ from typing import Annotated, Final
 import typer
 
 from quintain.config.secrets import find_variables, missing_variable_errors
-from quintain.config.yaml_file import parse_yaml, read_yaml
+from quintain.config.yaml_file import parse_yaml, write_yaml
 from quintain.errors import ConfigError
 from quintain.settings import environment, with_secrets
 from quintain_cli.console import AsJson, escape_for_terminal, exit_with_error, print_json, print_stderr
 from quintain_cli.init.agentv import read_agentv
-from quintain_cli.init.carried import CarriedEvaluation, project_files, to_yaml
+from quintain_cli.init.carried import CarriedEvaluation, mapping, read_document
+from quintain_cli.init.project import project_files
 from quintain_cli.init.promptfoo import read_promptfoo
 
 
@@ -40,49 +43,93 @@ def init(
     files are never overwritten. With --from it carries an evaluation over and lists what could not be carried, by line.
     """
     try:
-        carried = None if source is None else read_other_tool(source)
+        carried = None if source is None else read_other_tool(source, folder)
         files = (
             new_project(*_answers(folder, provider, grader, dataset, asks=sys.stdin.isatty() and not as_json))
             if carried is None
-            else project_files(carried, packaged_file("assertions.py"))
+            else project_files(carried)
         )
         needs = missing_needs(files["quintain.yaml"], environment())
         if not dry_run:
             write_project(folder, files)
     except ConfigError as error:
         exit_with_error(error, as_json=as_json)
-    left_out = [] if carried is None else carried.left_out
     if as_json:
-        notes = [asdict(note) for note in left_out]
-        print_json({"folder": str(folder), "written": not dry_run, "files": files, "leftOut": notes})
+        shown = {"folder": str(folder), "written": not dry_run, "files": files, "leftOut": [], "readOutside": []}
+        if carried is not None:
+            shown |= {"leftOut": [asdict(note) for note in carried.left_out], "readOutside": carried.outside}
+        print_json(shown)
         return
     for name, text in files.items():
         typer.echo(f"--- {folder / name}\n{escape_for_terminal(text)}" if dry_run else f"wrote    {folder / name}")
-    for note in left_out:
-        print_stderr(
-            escape_for_terminal(f"left out {note.file or source}, line {note.line}: {note.place}: {note.reason}")
-        )
+    if carried is not None:
+        _print_what_differs(carried)
     for need in needs:
         typer.echo(f"needs    {escape_for_terminal(need)}")
     typer.echo(f"next     {'the same without --dry-run writes them' if dry_run else _next_command(folder)}")
+    if carried is not None:
+        typer.echo(f"carried  cases: {len(carried.cases)}; parts that were left out: {len(carried.left_out)}")
 
 
-def read_other_tool(source: Path) -> CarriedEvaluation:
-    """Read an evaluation of promptfoo, which has prompts, or of AgentV. Raises `ConfigError` if it is neither."""
-    document = read_yaml(source)
-    keys = document.value.keys() if isinstance(document.value, dict) else set()
-    if "prompts" in keys:
-        carried = read_promptfoo(document, source.parent)
-        if not carried.prompts:
-            reasons = "; ".join(note.reason for note in carried.left_out if note.place.startswith("prompts"))
-            raise ConfigError(f"{source}: none of its prompts can be carried over: {reasons}")
-    elif {"tests", "evalcases"} & keys:
-        carried = read_agentv(document, source.parent)
-    else:
+def _print_what_differs(carried: CarriedEvaluation) -> None:
+    for name in carried.outside:
+        typer.echo(f"read     {escape_for_terminal(name)}, which is outside of the folder of {carried.source}")
+    for note in carried.left_out:
+        where = f"{note.file or carried.source}, line {note.line}"
+        print_stderr(escape_for_terminal(f"left out {where}: {note.place}: {note.reason}"))
+    judges = [one for case in carried.cases for one in case.graders if one.get("builtin") == "llm-judge"]
+    if any("judge_target" not in one for one in judges):
+        typer.echo("judges   a target judges its own answers, until quintain.yaml names its judge_target")
+
+
+def read_other_tool(source: Path, output: Path) -> CarriedEvaluation:
+    """Read an evaluation of promptfoo or AgentV, whose files are written to ``output``.
+
+    Raises `ConfigError` if it is neither, if nothing of it can be carried, or for a file of it that cannot be read.
+    """
+    value, at = read_document(source)
+    body = mapping(value)
+    carried = CarriedEvaluation(source=source, output=output)
+    if not body.keys() & {"prompts", "providers", "targets", "tests", "evalcases", "scenarios"}:
         raise ConfigError(f"{source}: an evaluation of promptfoo has the key prompts, and one of AgentV tests")
+    carried.is_agentv = _is_agentv(source, body)
+    if carried.is_agentv and not body.keys() & {"prompts", "providers"}:
+        read_agentv(carried, body, at)
+    else:
+        read_promptfoo(carried, body, at)
+        if not carried.prompts:
+            raise ConfigError(f"{source}: none of its prompts can be carried over: {_reasons(carried, 'prompts')}")
     if not carried.cases:
-        raise ConfigError(f"{source}: none of its tests can be carried over")
+        raise ConfigError(f"{source}: none of its tests can be carried over: {_reasons(carried, '')}")
     return carried
+
+
+def _reasons(carried: CarriedEvaluation, place: str) -> str:
+    notes = [note for note in carried.left_out if note.file or note.place.startswith(place)]
+    return (
+        "; ".join(f"{note.file or carried.source.name}, line {note.line}: {note.reason}" for note in notes)
+        or "it has none"
+    )
+
+
+def _is_agentv(source: Path, body: Mapping[str, object]) -> bool:
+    """Whether an evaluation is one of AgentV: by its name, its spelling, or what only AgentV has."""
+    if source.name.endswith((".eval.yaml", ".eval.yml")) or not body.keys() & {
+        "prompts",
+        "providers",
+        "targets",
+        "scenarios",
+    }:
+        return True
+    tests = body.get("tests")
+    listed = [mapping(test) for test in tests] if isinstance(tests, list) else []
+    asserted = [one for test in (body, *listed) if isinstance(test.get("assert"), list) for one in test["assert"]]
+    spellings = {"default_test", "evaluate_options", "nunjucks_filters", "input_files", "name"}
+    return (
+        bool(body.keys() & spellings)
+        or any(isinstance(one, str) for one in asserted)
+        or any("id" in test for test in listed)
+    )
 
 
 def _answers(
@@ -110,11 +157,8 @@ def _ask(question: str, names: list[str], default: str, *, asks: bool) -> str:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Return a dataset's path as the evaluation file names it: relative to its folder where that is possible."""
-    try:
-        return str(path.resolve().relative_to(folder.resolve()))
-    except ValueError:
-        return str(path.resolve())
+    """Return a dataset's path as the evaluation file names it: relative to its folder."""
+    return os.path.relpath(path.resolve(), folder.resolve())
 
 
 def _next_command(folder: Path) -> str:
@@ -194,8 +238,8 @@ def new_project(provider: str, grader: str, dataset: str | None) -> dict[str, st
         "graders": graders,
     }
     files = {
-        "quintain.yaml": f"# {choice.comment}\n{to_yaml({'targets': {target: dict(choice.target)}})}",
-        "eval.yaml": to_yaml(evaluation),
+        "quintain.yaml": f"# {choice.comment}\n{write_yaml({'targets': {target: dict(choice.target)}})}",
+        "eval.yaml": write_yaml(evaluation),
         "graders.py": packaged_file("graders.py"),
         "test_graders.py": packaged_file("test_graders.py"),
         ".gitignore": packaged_file("gitignore"),
@@ -228,10 +272,20 @@ def write_project(folder: Path, files: Mapping[str, str]) -> None:
     taken = sorted(name for name in files if (folder / name).exists())
     if taken:
         raise ConfigError(f"{folder}: has {', '.join(taken)} already, and nothing is overwritten; name another folder")
+    written: list[Path] = []
     try:
+        contents = {folder / name: text.encode() for name, text in files.items()}
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            with (folder / name).open("x", encoding="utf-8") as file:
-                file.write(text)
+        for path, content in contents.items():
+            with path.open("xb") as file:
+                written.append(path)
+                file.write(content)
     except OSError as error:
+        # Half of an evaluation is of no use.
+        for path in written:
+            path.unlink(missing_ok=True)
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None

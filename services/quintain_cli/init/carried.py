@@ -1,40 +1,64 @@
-"""An evaluation of another tool, carried over: the files that it becomes, and what could not be carried. No I/O."""
+"""An evaluation of another tool, carried over: its files, what is read of them, and what could not be carried."""
 
 from __future__ import annotations
 
-import json
+import glob
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quintain.config.yaml_file import Place, YamlDocument, read_yaml, write_yaml
+from quintain.config.yaml_file import Place, read_yaml
 from quintain.errors import ConfigError
+from quintain.runtime.text_files import InvalidLine, csv_rows, read_text
+from quintain_runner.files import InvalidJson, json_lines, read_exact_json
 
 JsonDict = dict[str, Any]
 
-#: Assertions that `assertions.py` checks, by the name that promptfoo and AgentV share.
-CHECKED_ASSERTIONS = frozenset(
-    {"equals", "contains", "contains-any", "contains-all", "starts-with", "ends-with", "regex", "is-json"}
+FILE_PREFIX = "file://"
+
+#: The beginnings of what is no file of this machine, and of programs, whatever white space follows.
+_REGISTRY = re.compile(r"(?:portkey|langfuse|helicone|huggingface|az)://|(?:package|exec):")
+_ADDRESS = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://")
+_PROGRAM = re.compile(r"\.(?:[cm]?[jt]s|py|rb|go|sh|bash|exe|bat|cmd|ps1|pl)(?::[\w.$-]+)?$", re.IGNORECASE)
+
+#: What one word looks like that is a path: a slash, a wildcard, or an ending.
+_PATH = re.compile(r"[/\\*]|\.[A-Za-z]\w{0,5}(?::\w+)?$")
+
+#: Files that are shown to a model as data, and not as their text.
+_MEDIA = re.compile(
+    r"\.(?:jpe?g|png|gif|bmp|webp|svg|tiff?|heic|avif|mp[34]|wav|ogg|flac|m4a|webm|mov|pdf|docx?|xlsx?)$", re.IGNORECASE
 )
 
-#: Assertions that a model decides, by their names there.
-JUDGED_ASSERTIONS = frozenset({"llm-rubric", "llm-grader", "rubric", "rubrics", "model-graded-closedqa", "g-eval"})
-
-#: Keys of an assertion that are carried, and names, which change nothing.
-_KNOWN_OF_ASSERTION = frozenset({"type", "value", "prompt", "criteria", "rubrics", "negate", "name", "description"})
-
-#: Keys that change what an assertion is applied to: without them it would check something else.
-_CHANGING_KEYS = frozenset({"transform", "contextTransform", "preprocessors", "flags"})
-
-#: The target of an evaluation none of whose own targets could be carried.
-STAND_IN = "mock"
-
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
-_FILE_VALUE = re.compile(r"(file://)?(?P<path>\.{0,2}/?[^\s]+\.(md|txt))$")
-_ELSEWHERE = re.compile(r"file://|package:|\.{0,2}/[^\s]+$")
-_ANY_CASE = re.compile(r"^i(contains.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a value stands: its file, and the keys and positions that lead to it there. ``line_of`` knows the lines."""
+
+    file: Path
+    line_of: Callable[[Place], int]
+    place: Place = ()
+
+    def under(self, *keys: str | int) -> At:
+        """Where a value inside this one stands."""
+        return replace(self, place=(*self.place, *keys))
+
+    def items(self, listed: object) -> list[Found]:
+        """The items of a list that stands here, or the one value, each with its place."""
+        if isinstance(listed, list):
+            return [(one, self.under(number)) for number, one in enumerate(listed)]
+        return [] if listed is None else [(listed, self)]
+
+    def __str__(self) -> str:
+        return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.place).removeprefix(".")
+
+
+#: A value that was read, and where it stands.
+Found = tuple[Any, At]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,191 +75,134 @@ class LeftOut:
 
 
 @dataclass(slots=True, kw_only=True)
-class CarriedEvaluation:
-    """What was read of another tool's evaluation, in the shape of our files; ``folder`` has the files that it names."""
+class CarriedCase:
+    """A test that became a case: ``fields`` are those that a case has by itself, such as its question, and ``lost`` the
+    kinds of its assertions that are not carried.
+    """
 
-    document: YamlDocument
-    folder: Path
-    targets: dict[str, JsonDict] = field(default_factory=dict)
-    evaluated: list[str] | None = None
-    prompts: list[object] = field(default_factory=list)
-    cases: list[JsonDict] = field(default_factory=list)
+    at: At
+    id: object
+    variables: JsonDict = field(default_factory=dict)
+    metadata: JsonDict = field(default_factory=dict)
+    fields: JsonDict = field(default_factory=dict)
     graders: list[JsonDict] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class CarriedEvaluation:
+    """What was read of another tool's evaluation, in the shape of our files.
+
+    ``source`` is its file, and ``output`` the folder that our files are written to. ``evaluated`` are the targets that
+    are asked, the others judge. ``outside`` are the files that it names and that are not in its folder.
+    """
+
+    source: Path
+    output: Path
+    is_agentv: bool = False
+    targets: dict[str, JsonDict] = field(default_factory=dict)
+    evaluated: list[str] = field(default_factory=list)
+    prompts: list[JsonDict] = field(default_factory=list)
+    cases: list[CarriedCase] = field(default_factory=list)
     repeats: int | None = None
     left_out: list[LeftOut] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
 
-    def leave_out(self, place: Place, reason: str) -> None:
-        """Note that the part at this place is not carried."""
-        self.left_out.append(LeftOut(self.document.line(place), _place_text(place), reason))
+    @property
+    def folder(self) -> Path:
+        """The folder that the paths of the evaluation are relative to."""
+        return self.source.parent
 
-    def leave_out_unknown(self, value: Mapping[str, object], place: Place, known: Iterable[str]) -> None:
+    def key(self, name: str) -> str:
+        """A key of promptfoo as this tool spells it."""
+        return re.sub(r"[A-Z]", lambda letter: f"_{letter[0].lower()}", name) if self.is_agentv else name
+
+    def plain(self, value: Any) -> Any:
+        """A value whose templates name the variables of a test by themselves, which AgentV also has below ``vars``."""
+        match value:
+            case str() if self.is_agentv:
+                return re.sub(r"(\{[{%][^}]*?)\bvars\.(?=\w)", r"\1", value)
+            case list():
+                return [self.plain(one) for one in value]
+            case dict():
+                return {key: self.plain(one) for key, one in value.items()}
+        return value
+
+    def leave_out(self, at: At, reason: object) -> None:
+        """Note, once, that the part at this place is not carried."""
+        file = "" if at.file == self.source else os.path.relpath(at.file, self.folder)
+        note = LeftOut(at.line_of(at.place), str(at), str(reason), file)
+        if note not in self.left_out:
+            self.left_out.append(note)
+
+    def leave_out_unknown(self, value: Mapping[str, object], at: At, known: Iterable[str]) -> None:
         """Note every key of a mapping that is not known."""
         for key in value:
             if key not in known:
-                self.leave_out((*place, key), "no counterpart")
+                self.leave_out(at.under(key), "no counterpart")
 
-    def read_text(self, name: str, place: Place) -> str | None:
-        """Return the text of a file that the evaluation names; None, with a note, if it cannot be carried."""
-        if re.search(r"\.(py|[cm]?[jt]s|rb|go)(:|$)", name) or ":" in name:
-            self.leave_out(place, f"a program that makes the text ({name})")
+    def relative(self, path: str | Path) -> str:
+        """A path of the evaluation, as our files name it."""
+        return os.path.relpath((self.folder / path).resolve(), self.output.resolve())
+
+    def files(self, text: str, at: At) -> list[Path] | None:
+        """The files that a text names; None of one that names none. Empty, with a note, if they are not read.
+
+        A text with white space or braces is a name only if there is such a file, or if ``file://`` is before it.
+        """
+        found = _existing(self.folder, text.removeprefix(FILE_PREFIX))
+        is_word = not re.search(r"\s|\{[{%#]", text)
+        if _REGISTRY.match(text) or (is_word and _ADDRESS.match(text)):
+            self.leave_out(at, f"{text}: what a program or a registry has to give")
+        elif not found and not text.startswith(FILE_PREFIX) and not (is_word and _PATH.search(text)):
             return None
-        try:
-            return (self.folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            self.leave_out(place, f"{name} cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}")
+        elif not found:
+            reason = "a program, which is not run" if _PROGRAM.search(text) else "there is no such file"
+            self.leave_out(at, f"{text}: {reason}")
+        return [path for path in found if self._is_read(path, at)]
+
+    def _is_read(self, path: Path, at: At) -> bool:
+        name = os.path.relpath(path, self.folder)
+        is_program = _PROGRAM.search(path.name) or (not path.suffix and os.access(path, os.X_OK))
+        if is_program or _MEDIA.search(path.name):
+            self.leave_out(at, f"{name}: {'a program, which is not run' if is_program else 'a file that is no text'}")
+            return False
+        if not path.resolve().is_relative_to(self.folder.resolve()) and name not in self.outside:
+            self.outside.append(name)
+        return True
+
+    def items(self, text: str, at: At) -> list[Found]:
+        """What stands in the files of YAML, JSON, JSON lines or CSV that a text names; none, with a note, of others."""
+        found = []
+        for path in self.files(f"{FILE_PREFIX}{text.removeprefix(FILE_PREFIX)}", at) or []:
+            if path.suffix in (".yaml", ".yml", ".json", ".jsonl", ".csv"):
+                found += read_items(path)
+            else:
+                self.leave_out(at, f"{path.name}: a file of another format")
+        return found
+
+    def content(self, text: str, at: At) -> Any:
+        """What stands in the one file of YAML, JSON or text that a text names; None, with a note, of others."""
+        paths = self.files(f"{FILE_PREFIX}{text.removeprefix(FILE_PREFIX)}", at) or []
+        if len(paths) != 1:
             return None
+        is_data = paths[0].suffix in (".yaml", ".yml", ".json")
+        return read_document(paths[0])[0] if is_data else read_text(paths[0]).strip()
 
-    def read_tests(self, name: str, place: Place) -> list[object]:
-        """Return the tests in a file of YAML, JSON or JSON lines; none, with a note, if it cannot be carried."""
-        text = self.read_text(name, place)
-        if text is None:
-            return []
-        try:
-            if name.endswith(".jsonl"):
-                return [json.loads(line) for line in text.splitlines() if line.strip()]
-            value = read_yaml(self.folder / name).value
-        except (ValueError, ConfigError) as error:
-            self.leave_out(place, f"{name} cannot be read: {error}")
-            return []
-        return list(value) if isinstance(value, list) else [value]
-
-    def add_target(self, name: str, target: JsonDict) -> None:
-        """Add a target under a name that queues may have, made unique."""
-        base = _NAME_CHARACTERS.sub("-", name).strip("-.") or "target"
+    def add_target(self, name: object, target: JsonDict) -> str:
+        """Add a target under a name that queues may have, made unique; returns it. One that is there is not added."""
+        base = _NAME_CHARACTERS.sub("-", str(name)).strip("-.") or "target"
         chosen, number = base, 2
-        while chosen in self.targets:
+        while self.targets.get(chosen, target) != target:
             chosen, number = f"{base}-{number}", number + 1
         self.targets[chosen] = target
+        return chosen
 
-    def add_case(self, case: JsonDict) -> None:
-        """Add a case; its id is made unique."""
-        base, number = str(case.get("id") or f"case-{len(self.cases) + 1}"), 2
-        case_id, ids = base, {one["id"] for one in self.cases}
-        while case_id in ids:
-            case_id, number = f"{base}-{number}", number + 1
-        self.cases.append({**case, "id": case_id})
-
-    def assertions(self, value: object, place: Place, *, criteria: object = None) -> list[JsonDict]:
-        """Convert one assertion, or the criteria that one lists; what has no counterpart becomes a note.
-
-        ``criteria``: what a model judges by where the assertion itself has no criterion.
-        """
-        if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-            self.leave_out(place, "an assertion without a type")
-            return [_uncheckable("an assertion without a type")]
-        kind = value["type"].removeprefix("not-")
-        without_case = _ANY_CASE.match(kind)
-        kind = "judge" if kind in JUDGED_ASSERTIONS else without_case[1] if without_case else kind
-        reason = self._reason_to_leave_out(kind, value)
-        if reason is not None:
-            self.leave_out(place, reason)
-            return [_uncheckable(value["type"])]
-        self.leave_out_unknown(value, place, _KNOWN_OF_ASSERTION)
-        flags = {
-            "negate": value["type"].startswith("not-") or value.get("negate") is True,
-            "any_case": without_case is not None,
-        }
-        asserted: list[object] = [value.get("value")]
-        if kind == "judge":
-            asserted = [self._criterion(one, place) for one in _criteria_of(value) or [criteria]]
-        elif kind in ("contains-any", "contains-all") and isinstance(value.get("value"), str):
-            # promptfoo takes a text with commas, too.
-            asserted = [[one.strip() for one in value["value"].split(",")]]
-        return [
-            _uncheckable(value["type"])
-            if kind == "judge" and one is None
-            else {"type": kind, "value": one, **{name: True for name, is_set in flags.items() if is_set}}
-            for one in asserted
-        ]
-
-    def _reason_to_leave_out(self, kind: str, value: JsonDict) -> str | None:
-        asserted = value.get("value")
-        if kind != "judge" and kind not in CHECKED_ASSERTIONS:
-            return f"no counterpart of the assertion {value['type']}; write a grader for it"
-        if changing := _CHANGING_KEYS & value.keys():
-            return f"an assertion with {min(changing)}; write a grader for it"
-        if kind == "is-json" and asserted is not None:
-            return "is-json with a schema; use the built-in grader json-schema"
-        if kind != "judge" and isinstance(asserted, str) and _ELSEWHERE.match(asserted):
-            return "an assertion whose value is in a file"
-        return None
-
-    def _criterion(self, value: object, place: Place) -> str | None:
-        """Return what a model judges by, read from its file if it is in one; None, with a note, without any."""
-        text = (
-            value
-            if isinstance(value, str)
-            else None
-            if value is None
-            else json.dumps(value, ensure_ascii=False, default=str)
-        )
-        if text is not None and (named := _FILE_VALUE.match(text)):
-            text = self.read_text(named["path"], place)
-        elif text is None or text.startswith("file://"):
-            self.leave_out(place, "a judge without a criterion, or with one that a program makes")
-            return None
-        if text is not None and re.search(r"\{\{|\{%", text) and named:
-            self.leave_out(place, f"the template of a judge's prompt ({named['path']}); write a grader for it")
-            return None
-        return text
-
-
-def _criteria_of(value: JsonDict) -> list[object]:
-    """The criteria of a judge: one, or a list of texts or of mappings with an outcome."""
-    for key in ("value", "prompt", "criteria", "rubrics"):
-        found = value.get(key)
-        if isinstance(found, list):
-            return [one.get("outcome", one.get("description")) if isinstance(one, dict) else one for one in found]
-        if found is not None:
-            return [found]
-    return []
-
-
-def _uncheckable(kind: str) -> JsonDict:
-    """Stand for an assertion that could not be carried, so that no answer passes for the lack of it."""
-    return {"type": "not-carried", "value": kind}
-
-
-def project_files(carried: CarriedEvaluation, assertions_source: str) -> dict[str, str]:
-    """Return the files of a carried evaluation, by name."""
-    targets = {**carried.targets}
-    evaluated = carried.evaluated if carried.evaluated is not None else list(targets)
-    if not evaluated:
-        targets.setdefault(STAND_IN, {"provider": "mock"})
-        evaluated = [STAND_IN]
-        carried.leave_out((), f"its target: {STAND_IN}, which repeats the question, stands in; edit quintain.yaml")
-    kinds = {assertion["type"] for case in carried.cases for assertion in case.get("assertions") or []}
-    graders: list[JsonDict] = [
-        {
-            "name": "assertions",
-            "function": "assertions:assertions",
-            **({"target": {"max_calls": _most_judged(carried.cases)}} if "judge" in kinds else {}),
-        },
-        *([{"name": "carried", "function": "assertions:carried", "weight": 0}] if "not-carried" in kinds else []),
-        *carried.graders,
-    ]
-    evaluation: JsonDict = {
-        "dataset": "cases.jsonl",
-        "targets": evaluated,
-        **({"prompts": carried.prompts} if carried.prompts else {}),
-        **({"repeats": carried.repeats} if carried.repeats else {}),
-        "graders": graders,
-    }
-    return {
-        "quintain.yaml": to_yaml({"targets": targets}),
-        "eval.yaml": to_yaml(evaluation),
-        "cases.jsonl": "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in carried.cases),
-        "assertions.py": assertions_source,
-    }
-
-
-def to_yaml(value: object) -> str:
-    """Write a value as YAML, in the order of its keys."""
-    return write_yaml(value)
-
-
-def _most_judged(cases: Sequence[JsonDict]) -> int:
-    return max(len([one for one in case.get("assertions") or [] if one["type"] == "judge"]) for case in cases)
+    def add_prompt(self, prompt: JsonDict, label: object) -> None:
+        """Add a prompt, named by its label."""
+        base = _NAME_CHARACTERS.sub("-", label).strip("-.")[:60] if isinstance(label, str) else ""
+        number = sum(str(one.get("name")).startswith(base) for one in self.prompts)
+        self.prompts.append({**({"name": f"{base}-{number + 1}" if number else base} if base else {}), **prompt})
 
 
 def mapping(value: object) -> JsonDict:
@@ -243,6 +210,44 @@ def mapping(value: object) -> JsonDict:
     return value if isinstance(value, dict) else {}
 
 
-def _place_text(place: Place) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return "".join(parts).removeprefix(".")
+def _existing(folder: Path, name: str) -> list[Path]:
+    """The files that a name means: that file, those of that folder, or those that it matches, in order."""
+    if re.search(r"[\n\0]|\{\{", name) or not name.strip():
+        return []
+    path = folder / name
+    # pathlib's own takes no absolute patterns.
+    names = glob.glob(name, root_dir=folder)  # noqa: PTH207
+    found = [path] if path.is_file() else path.iterdir() if path.is_dir() else (folder / one for one in names)
+    return sorted(one for one in found if one.is_file())
+
+
+def read_document(path: Path) -> Found:
+    """Read a file of YAML or JSON. Raises `ConfigError` with the line of what is wrong."""
+    try:
+        document = read_yaml(path)
+    except ConfigError:
+        # PyYAML refuses what JSON allows, such as tabs.
+        if path.suffix != ".json":
+            raise
+        try:
+            return read_exact_json(read_text(path)), At(path, lambda _: 1)
+        except InvalidJson as error:
+            raise ConfigError(f"{path}: it is not JSON ({error})") from None
+    return document.value, At(path, document.line)
+
+
+def read_items(path: Path) -> list[Found]:
+    """Read the items of a file: the rows of CSV, the values of JSON lines, or those of a list of JSON or YAML.
+
+    Raises `ConfigError` with the line of what cannot be read.
+    """
+    if path.suffix not in (".csv", ".jsonl"):
+        value, at = read_document(path)
+        return at.items(value)
+    rows: list[Found] = []
+    with path.open("rb") as file:
+        for number, row in csv_rows(file) if path.suffix == ".csv" else json_lines(file, '{"vars": {"name": "Ann"}}'):
+            if isinstance(row, InvalidLine):
+                raise ConfigError(f"{path}: line {number}: {row}")
+            rows.append((row, At(path, lambda _, number=number: number)))  # type: ignore[misc]
+    return rows

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
-import quintain
 from quintain.errors import ConfigError
-from quintain_cli.commands.init import packaged_file, read_other_tool
-from quintain_cli.init.carried import CarriedEvaluation, project_files
+from quintain_cli.commands.init import read_other_tool
+from quintain_cli.init.carried import CarriedEvaluation
+from quintain_cli.init.project import project_files
+from quintain_cli.init.promptfoo import assertion_of
 
 Read = Callable[..., CarriedEvaluation]
 
@@ -24,13 +23,13 @@ Read = Callable[..., CarriedEvaluation]
 def read(tmp_path: Path) -> Read:
     """Reads an evaluation in a folder with these files."""
 
-    def read(text: str, **files: str) -> CarriedEvaluation:
-        for name, content in files.items():
-            path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
+    def read(text: str, name: str = "evaluation.yaml", **files: str) -> CarriedEvaluation:
+        for file, content in files.items():
+            path = tmp_path / file.replace("__", "/").replace("_dot_", ".")
             path.parent.mkdir(exist_ok=True)
-            path.write_text(content)
-        (tmp_path / "evaluation.yaml").write_text(text)
-        return read_other_tool(tmp_path / "evaluation.yaml")
+            path.write_bytes(content.encode())
+        (tmp_path / name).write_bytes(text.encode())
+        return read_other_tool(tmp_path / name, tmp_path / "out")
 
     return read
 
@@ -39,77 +38,294 @@ def places(carried: CarriedEvaluation) -> list[str]:
     return [note.place for note in carried.left_out]
 
 
+def cases_of(carried: CarriedEvaluation) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in project_files(carried)["cases.jsonl"].split("\n")[:-1]]
+
+
+def evaluation_of(carried: CarriedEvaluation) -> dict[str, Any]:
+    evaluation = yaml.safe_load(project_files(carried)["eval.yaml"])
+    assert isinstance(evaluation, dict)
+    return evaluation
+
+
 PROMPTFOO = "prompts: ['Say {{word}}{{ending}}']\nproviders: [echo]\n"
+
+
+def one_grader(read: Read, assertion: str) -> Any:
+    """The grader of a case with one assertion, and the places of the notes."""
+    carried = read(PROMPTFOO + f"tests: [{{vars: {{word: one}}, assert: [{assertion}]}}]\n")
+    return [*(cases_of(carried)[0].get("graders") or []), *places(carried)]
+
+
+CONTAINS = {"builtin": "contains"}
+NOT_CARRIED = {"name": "not-carried", "builtin": "regex", "pattern": "(?!)"}
+
+
+@pytest.mark.parametrize(
+    ("assertion", "grader"),
+    [
+        ("{type: equals, value: ' a '}", {"builtin": "exact", "strip": False, "value": " a "}),
+        ("{type: equals, value: true}", {"builtin": "exact", "strip": False, "value": "true"}),
+        ("{type: not-equals, value: 1.0}", {"builtin": "exact", "strip": False, "value": "1", "not": True}),
+        ("{type: equals, value: [1, {a: 2}]}", {"builtin": "exact", "value": [[1, {"a": 2}]]}),
+        ("{type: contains, value: 5, weight: 0}", {**CONTAINS, "value": "5", "weight": 0}),
+        ("{type: icontains, value: '{{word}}!'}", {**CONTAINS, "ignore_case": True, "value": "one!"}),
+        ("{type: contains, value: a, metric: 'm {{word}}'}", {**CONTAINS, "value": "a", "name": "m one"}),
+        ("{type: starts-with, value: a}", {"builtin": "starts-with", "value": "a"}),
+        ("{type: contains-any, value: 'a, \"b, c\" ,'}", {**CONTAINS, "value": ["a", "b, c"]}),
+        ("{type: contains-all, value: [a, 1]}", {"all": [{**CONTAINS, "value": "a"}, {**CONTAINS, "value": "1"}]}),
+        ("{type: regex, value: '^a$'}", {"builtin": "regex", "pattern": "^a$"}),
+        ("{type: is-json}", {"builtin": "json-schema", "schema": {}}),
+        ("{type: levenshtein, value: a}", {"builtin": "edit-distance", "value": "a", "max": 5}),
+        ("{type: latency, threshold: 500}", {"builtin": "latency", "max_ms": 500}),
+        ("{type: cost, threshold: 0.1}", {"builtin": "cost", "max_usd": 0.1}),
+        (
+            "{type: assert-set, threshold: 0.5, assert: [{type: contains, value: a}]}",
+            {"all": [{**CONTAINS, "value": "a"}], "threshold": 0.5},
+        ),
+        (
+            "{type: not-llm-rubric, value: 'is {{word}}', threshold: 0.8}",
+            {
+                "builtin": "llm-judge", "not": True, "threshold": 0.8,
+                "rubric": [{"id": "criterion", "text": "is one"}],
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_an_assertion_becomes_a_grader_of_its_case(read: Read, assertion: str, grader: dict[str, Any]) -> None:
+    assert one_grader(read, assertion) == [grader]
+
+
+@pytest.mark.parametrize(
+    "assertion",
+    [
+        "{type: javascript, value: 'true'}",
+        "{type: contains, value: a, transform: output.trim()}",
+        "{type: contains, value: ''}",
+        "{type: contains, value: file://gone.txt}",
+        "{type: contains-any, value: ' , '}",
+        "{type: contains-any, value: [a, '']}",
+        "{type: contains-all, value: '\"a'}",
+        "{type: contains-all, value: '\"a\" b'}",
+        "{type: regex, value: '('}",
+        "{type: is-json, value: {type: nothing}}",
+        "{type: llm-rubric}",
+        "{type: llm-rubric, value: file://judge.py}",
+        "{type: contains, value: '{{ word | dump }}'}",
+        "{type: latency}",
+        "{value: a}",
+    ],
+)
+def test_an_assertion_without_a_counterpart_is_noted_and_passes_nothing(read: Read, assertion: str) -> None:
+    found = one_grader(read, assertion)
+    assert found[0] == NOT_CARRIED
+    assert set(found[1:]) == {"tests[0].assert[0]"}
+
+
+def test_similarity_is_judged_with_the_model_that_promptfoo_takes(read: Read) -> None:
+    (grader,) = one_grader(read, "{type: similar, value: hello}")
+    assert (grader["threshold"], grader["embedding_target"]) == (0.75, "text-embedding-3-large")
+
+
+@pytest.mark.parametrize(
+    ("cell", "assertion"),
+    [
+        ("is-json", {"type": "is-json", "value": None}),
+        ("similar: a", {"type": "similar", "value": "a", "threshold": 0.8}),
+        ("not-levenshtein(5): a", {"type": "not-levenshtein", "value": "a", "threshold": 5}),
+        ("grade:is polite", {"type": "llm-rubric", "value": "is polite"}),
+        ("answer: 42", {"type": "equals", "value": "answer: 42"}),
+        ("https://example.org/a", {"type": "equals", "value": "https://example.org/a"}),
+        ("containsx: a", {"type": "equals", "value": "containsx: a"}),
+        ("icontains-any: a, b", {"type": "icontains-any", "value": ["a", "b"]}),
+        ("fn: output", {"type": "javascript"}),
+        ("file://check.py:f", {"type": "python"}),
+    ],
+)
+def test_a_cell_is_an_assertion_by_promptfoos_syntax(cell: str, assertion: dict[str, Any]) -> None:
+    assert assertion_of(cell) == assertion
+
+
+def test_promptfoos_columns_are_carried_or_noted(read: Read) -> None:
+    header = (
+        "word,__expected1,__expected2,__description,__metric,__threshold,__metadata:area,__prefix,"
+        "__config:__expected1:threshold\n"
+    )
+    carried = read(
+        PROMPTFOO + "tests: cases.csv\n",
+        cases_dot_csv=f'\ufeff{header}a,contains: a,"contains: b",one,m,0.5,x,Please,1\n',
+    )
+    graders = [{**CONTAINS, "value": value, "name": "m"} for value in "ab"]
+    expected = {"id": "one", "area": "x", "word": "a", "ending": ""}
+    assert cases_of(carried) == [
+        {**expected, "graders": [{"name": "assertions", "all": graders, "threshold": 0.5}]},
+    ]  # fmt: skip
+    assert [(note.file, note.line) for note in carried.left_out] == [("cases.csv", 2)] * 2
 
 
 def test_promptfoos_templates_are_filled_in_assertions_and_variables(read: Read) -> None:
     carried = read(
         PROMPTFOO + "tests:\n"
-        "  - vars: {word: [one, two], twice: '{{word}}{{ word }}'}\n"
-        "    assert: [{type: contains-any, value: '{{twice}}, three'}, {type: javascript, value: 'true'}]\n"
+        "  - vars: {word: [one, two], twice: '{{word}}{{ word }}', user: {name: Ann}, line: \"a\\n\", number: 1.0}\n"
+        "    assert: [{type: contains-any, value: '{{twice}}, {{user.name}}'}, {type: javascript, value: 'true'}]\n"
     )
-    assert [(case["word"], case["twice"], case["ending"]) for case in carried.cases] == [
-        ("one", "oneone", ""), ("two", "twotwo", ""),
+    cases = cases_of(carried)
+    assert [(case["word"], case["twice"], case["ending"], case["line"], case["number"]) for case in cases] == [
+        ("one", "oneone", "", "a", 1), ("two", "twotwo", "", "a", 1),
     ]  # fmt: skip
-    assert [case["assertions"][0]["value"] for case in carried.cases] == [["oneone", "three"], ["twotwo", "three"]]
+    assert [case["graders"][0]["value"] for case in cases] == [["oneone", "Ann"], ["twotwo", "Ann"]]
+    assert [case["graders"][1] for case in cases] == [{**NOT_CARRIED, "weight": 0}] * 2
     assert places(carried) == ["tests[0].assert[1]"]  # once, not for each of the values
 
 
-def test_promptfoos_files_are_read(read: Read) -> None:
+def test_a_name_that_a_case_uses_itself_is_changed_everywhere(read: Read) -> None:
     carried = read(
-        "prompts: [file://asked/*.txt]\nproviders: [echo]\n"
-        "tests: [cases.jsonl, broken.jsonl, gone.yaml, {vars: {a: file://note.txt, b: file://make.py}}]\n",
-        asked__1_dot_txt="First {{a}}", asked__2_dot_txt="Second {{a}}",
-        cases_dot_jsonl='{"vars": {"a": "x"}}\n', broken_dot_jsonl="{", note_dot_txt="a note",
-    )  # fmt: skip
-    assert carried.prompts == ["First {{ a }}", "Second {{ a }}"]
-    assert [case["a"] for case in carried.cases] == ["x", "a note"]
-    assert places(carried) == ["tests[1]", "tests[2]", "tests[3].vars.b"]
+        "prompts: ['{{id}} {{ user.id }} {% if expected == \"id\" %}x{% endif %}']\nproviders: [echo]\n"
+        "tests: [{vars: {id: 7, user: {id: 8}, expected: y}}]\n"
+    )
+    assert evaluation_of(carried)["prompts"] == [
+        '{{var_id}} {{ var_user.id }} {% if var_expected == "id" %}x{% endif %}'
+    ]
+    assert cases_of(carried)[0].keys() >= {"var_id", "var_user", "var_expected"}
 
 
 @pytest.mark.parametrize(
-    ("assertion", "place"),
+    ("prompt", "is_carried"),
     [
-        ("{type: is-json, value: {type: object}}", ""),
-        ("{type: contains, value: a, transform: output.trim()}", ""),
-        ("{type: contains, value: file://a.txt}", ""),
-        ("{type: llm-rubric}", ""),
-        ("{type: llm-rubric, value: file://judge.py}", ""),
-        ("{$ref: '#/assertionTemplates/a'}", ""),
-        ("{type: contains, value: a, weight: 2}", ".weight"),
+        ("Translate {{a}} to English/French", True),
+        ("Is main.py a program?", True),
+        ("Hello", True),
+        ("{% for x in list %}{{ x | upper }}{% endfor %}", True),
+        ("[INST] {{a}} [/INST]", True),
+        ("prompts/gone", False),
+        ("gone.txt", False),
+        ("file://gone", False),
+        ("*.md", False),
+        ("make.py:ask", False),
+        ("exec:./make a", False),
+        ("langfuse://a:1", False),
+        ("package:@a/b:c", False),
+        ("https://example.org/prompt", False),
+        ("{{ a | dump }}", False),
+        ("{{ a.length }}", False),
+        ("{{ env.HOME }}", False),
+        ("{% asyncEach x in a %}{% endeach %}", False),
+        ("{% if a === b %}x{% endif %}", False),
+        ('{"messages": []}', False),
     ],
 )
-def test_what_an_assertion_has_beyond_ours_is_a_note(read: Read, assertion: str, place: str) -> None:
-    carried = read(PROMPTFOO + f"tests: [{{assert: [{assertion}]}}]\n")
-    assert places(carried) == [f"tests[0].assert[0]{place}"]
-    (one,) = carried.cases[0]["assertions"]
-    assert one["type"] == ("contains" if place else "not-carried")
+def test_a_prompt_is_a_text_or_is_left_out_by_name(read: Read, prompt: str, *, is_carried: bool) -> None:
+    text = json.dumps({"prompts": [prompt, "{{a}}"], "providers": ["echo"], "tests": [{"vars": {"a": "x"}}]})
+    carried = read(text)
+    assert [one.get("user") for one in carried.prompts] == [*([prompt] if is_carried else []), "{{a}}"]
+    assert places(carried) == ([] if is_carried else ["prompts[0]"])
 
 
-def test_a_default_test_in_a_file_is_read_and_one_that_cannot_be_is_in_each_row(read: Read) -> None:
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q: {{ a }}"}]
+
+
+def test_prompts_in_files_are_read_as_promptfoo_reads_them(read: Read) -> None:
+    carried = read(
+        "prompts: [asked/*.txt, chats, file://a.md, lines.jsonl, table.csv]\nproviders: [echo]\n",
+        asked__1_dot_txt="First {{a}}\r\n---\r\nSecond", asked__2_dot_txt="Third\n--- no\n",
+        chats__1_dot_json=json.dumps(CHAT), chats__2_dot_yaml=yaml.safe_dump(CHAT),
+        chats__3_dot_yml="- role: user\n  content: {{ a }}\n", chats__4_dot_sh="echo", a_dot_md="# A\n\n---\n\nB",
+        lines_dot_jsonl=json.dumps(CHAT), table_dot_csv='label,prompt\nshort,"One, {{a}}"\n',
+    )  # fmt: skip
+    assert carried.prompts == [
+        {"user": "First {{a}}"}, {"user": "Second"}, {"user": "Third\n--- no"},
+        {"messages": CHAT}, {"messages": CHAT}, {"messages": [{"role": "user", "content": "{{ a }}"}]},
+        {"user": "# A\n\n---\n\nB"}, {"messages": CHAT}, {"name": "short", "user": "One, {{a}}"},
+    ]  # fmt: skip
+    assert [note.reason for note in carried.left_out] == ["chats/4.sh: a program, which is not run"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": []},
+        {"role": "tool", "content": "a", "tool_call_id": "b"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]},
+        {"role": "user"},
+    ],
+)
+def test_a_message_that_a_prompt_has_no_place_for_is_named(read: Read, message: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="message 2"):
+        read("prompts: [a.json]\nproviders: [echo]\n", a_dot_json=json.dumps([CHAT[0], message]))
+
+
+def test_variables_and_tests_in_files_are_read(read: Read) -> None:
+    carried = read(
+        "prompts: ['{{a}}']\nproviders: [echo]\n"
+        "tests: [cases.jsonl, more.yaml, gone.yaml, make.py, {vars: {a: file://note.txt}},"
+        " {vars: {a: file://make.py}}, {vars: {a: file://notes/*.md}}, {vars: {a: file://table.yaml}}]\n",
+        cases_dot_jsonl='{"vars": {"a": "x"}}\n', more_dot_yaml="- vars: {a: y}\n", note_dot_txt="a note\n",
+        notes__1_dot_md="one", notes__2_dot_md="two", table_dot_yaml="b: [1]",
+    )  # fmt: skip
+    assert [case["a"] for case in cases_of(carried)] == ["x", "y", "a note", "one", "two", '{"b":[1]}']
+    assert places(carried) == ["tests[2]", "tests[3]", "tests[5].vars.a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("cases.csv", "a,b\n1\n", "cases.csv: line 2"),
+        ("cases.csv", 'a,b\n"1,2\n3,4\n', "cases.csv: line 2"),
+        ("cases.jsonl", '{"vars": {}}\n{\n', "cases.jsonl: line 2"),
+        ("cases.yaml", "- vars: {\n", "cases.yaml: line 2"),
+        ("cases.csv", "a,__config:b\n1,2\n", ""),
+    ],
+)
+def test_a_file_that_cannot_be_read_ends_the_import_with_its_line(
+    read: Read, name: str, content: str, where: str
+) -> None:
+    text = f"prompts: [a]\nproviders: [echo]\ntests: {name}\n"
+    if not where:
+        assert places(read(text, **{name.replace(".", "_dot_"): content})) == ["__config:b"]
+        return
+    with pytest.raises(ConfigError, match=where):
+        read(text, **{name.replace(".", "_dot_"): content})
+
+
+def test_a_file_outside_of_the_folder_is_read_and_said(read: Read, tmp_path: Path) -> None:
+    (tmp_path.parent / "shared-prompt.txt").write_text("Shared")
+    carried = read("prompts: [file://../shared-prompt.txt]\nproviders: [echo]\n")
+    assert (carried.prompts, carried.outside) == ([{"user": "Shared"}], ["../shared-prompt.txt"])
+
+
+def test_a_default_test_is_of_every_test(read: Read) -> None:
     text = PROMPTFOO + "defaultTest: file://shared.yaml\ntests: [{vars: {word: one}}]\n"
     carried = read(text, shared_dot_yaml="assert: [{type: contains, value: '{{word}}'}]")
-    assert [case["assertions"] for case in carried.cases] == [[{"type": "contains", "value": "one"}]]
-    unread = read(text.replace("shared", "gone"))
-    assert [case["assertions"] for case in unread.cases] == [[{"type": "not-carried", "value": "defaultTest"}]]
+    assert cases_of(carried)[0]["graders"] == [{**CONTAINS, "value": "one"}]
+    with pytest.raises(ConfigError, match="gone"):
+        read(text.replace("shared", "gone"))
 
 
-@pytest.mark.parametrize("key", ["threshold: 0.5", "assertScoringFunction: file://x.js", "options: {transform: x}"])
-def test_what_changes_when_a_test_passes_is_in_its_row(read: Read, key: str) -> None:
+@pytest.mark.parametrize("key", ["assertScoringFunction: file://x.js", "options: {transform: x}"])
+def test_assertions_about_something_else_are_not_carried(read: Read, key: str) -> None:
     carried = read(PROMPTFOO + f"tests: [{{vars: {{word: one}}, {key}, assert: [{{type: equals, value: one}}]}}]\n")
-    name = key.partition(":")[0]
-    assert carried.cases[0]["assertions"][1:] == [{"type": "not-carried", "value": name}]
-    assert f"tests[0].{name}" in places(carried)
+    (case,) = cases_of(carried)
+    assert (case["graders"], places(carried)) == ([NOT_CARRIED], ["tests[0]"])
 
 
-def test_an_evaluation_without_a_prompt_or_a_test_is_refused(read: Read) -> None:
-    for text in ("prompts: [file://gone.txt]\n", "tests: [{input: [{role: user, content: [{type: image}]}]}]"):
-        with pytest.raises(ConfigError):
-            read(text)
+def test_a_test_without_assertions_passes_as_it_does_there(read: Read) -> None:
+    (case,) = cases_of(read(PROMPTFOO))
+    assert (case["word"], case["ending"]) == ("", "")
+    assert [(one["name"], one["pattern"]) for one in case["graders"]] == [("no-assertions", "^")]
 
 
-def test_without_tests_promptfoos_prompts_are_asked_as_they_are(read: Read) -> None:
-    assert [{**case, "id": ""} for case in read(PROMPTFOO).cases] == [{"id": "", "word": "", "ending": ""}]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prompts: [file://gone.txt]\n",
+        "tests: [{input: [{role: user, content: [{type: image}]}]}]",
+        "prompts: [a]\ntests: [1]\n",
+        "prompts: [a]\ntests: gone.csv\n",
+    ],
+)
+def test_an_evaluation_without_a_prompt_or_a_test_is_refused(read: Read, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"line \d"):
+        read(text)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +339,7 @@ def test_without_tests_promptfoos_prompts_are_asked_as_they_are(read: Read) -> N
 def test_where_no_target_is_carried_a_mock_stands_in_and_is_noted(read: Read, text: str) -> None:
     targets = "targets: [{name: codex, provider: codex}, {name: dear, provider: openai, model: m}]\n"
     carried = read(text, targets_dot_yaml=targets)
-    files = project_files(carried, "")
+    files = project_files(carried)
     assert yaml.safe_load(files["eval.yaml"])["targets"] == ["mock"]
     assert yaml.safe_load(files["quintain.yaml"])["targets"]["mock"] == {"provider": "mock"}
     assert "" in places(carried)
@@ -140,8 +356,9 @@ tests:
       - {role: user, content: [{type: text, value: Read this.}, {type: file, value: ./notes.md}]}
     expected_output: {risk: low}
     assertions:
-      - {type: rubrics, criteria: [is kind, {id: b, outcome: is short}]}
-      - {type: llm-grader}
+      - {type: rubrics, criteria: [is kind, {id: b, outcome: is short, weight: 2}]}
+      - {type: llm-grader, min_score: 0.6}
+      - {type: equals, value: " a ", required: true}
     criteria: is right
   - id: gone
     input: [{role: user, content: [{type: file, value: gone.md}]}]
@@ -156,21 +373,35 @@ def test_agentvs_files_inputs_and_criteria_are_carried(read: Read) -> None:
         cases_dot_yaml="[{id: more, input: Hello}]",
         targets_dot_yaml="targets: [{name: default, provider: mock, judge_target: gone}]\n",
     )
-    first, more = carried.cases
+    first, more = cases_of(carried)
     assert (first["id"], more["id"]) == ("files", "more")
     assert first["messages"] == [
         {"role": "user", "content": "Be brief."},
         {"role": "system", "content": '{\n  "rules": [\n    "one"\n  ]\n}'},
         {"role": "user", "content": 'Read this.\n\n<file path="./notes.md">\nA note.\n</file>'},
     ]
-    assert json.loads(first["expected"]) == {"risk": "low"}
-    judged = [one["value"] for one in first["assertions"] if one["type"] == "judge"]
-    assert judged == ["is kind", "is short", "is right"]
-    # AgentV compares case, too.
-    assert first["assertions"][-1] == {"type": "contains", "value": "Yes"}
-    assert json.loads(project_files(carried, "")["cases.jsonl"].splitlines()[0])["day"] == "2026-01-02"
-    assert sorted(places(carried)) == ["targets", "tests[1]", "tests[1].input[0]"]
-    assert [note.file for note in carried.left_out if note.place == "targets"] == ["targets.yaml"]
+    assert (json.loads(first["expected"]), first["day"]) == ({"risk": "low"}, "2026-01-02")
+    judged = [(one["rubric"][0]["text"], one.get("weight"), one.get("threshold")) for one in first["graders"][:3]]
+    assert judged == [("is kind", None, None), ("is short", 2, None), ("is right", None, 0.6)]
+    # AgentV compares case, and no white space around the texts.
+    assert first["graders"][3:] == [{"builtin": "exact", "strip": True, "value": " a "}, {**CONTAINS, "value": "Yes"}]
+    assert set(places(carried)) == {
+        "targets[0]", "tests[0].metadata.id", "tests[0].assertions[2].required", "tests[1].input[0]", "tests[1]",
+    }  # fmt: skip
+    assert [note.file for note in carried.left_out if note.place == "targets[0]"] == ["targets.yaml"]
+
+
+def test_a_program_of_agentv_grades_every_test_in_its_folder(read: Read) -> None:
+    carried = read(
+        "assertions: [{name: gate, type: code-grader, command: [python3, gate.py], weight: 3, cwd: sub, "
+        "config: {a: 5}}]\n"
+        "tests: [{id: a, input: b}, {id: c, input: d, assertions: [{type: code-grader, command: [x]}]}]\n",
+        targets_dot_yaml="targets: [{name: default, provider: mock}]\n",
+    )
+    assert evaluation_of(carried)["graders"] == [
+        {"name": "gate", "command": ["python3", "gate.py"], "cwd": "../sub", "config": {"a": 5}, "weight": 3}
+    ]
+    assert places(carried) == ["tests[1]"]
 
 
 def test_a_target_that_agentvs_evaluation_does_not_use_needs_no_variables(read: Read) -> None:
@@ -179,53 +410,36 @@ def test_a_target_that_agentvs_evaluation_does_not_use_needs_no_variables(read: 
         targets_dot_yaml="targets: [{name: default, provider: mock, judge_target: judge}, "
         "{name: judge, provider: mock}, {name: other, provider: openai, model: '${{ UNSET }}'}]\n",
     )
-    assert list(carried.targets) == ["default", "judge"]
-    assert [note.reason for note in carried.left_out] == ["the target other, which this evaluation does not use"]
+    assert (carried.evaluated, sorted(carried.targets)) == (["default"], ["default", "judge"])
 
 
-@pytest.fixture
-def assertions(tmp_path: Path) -> ModuleType:
-    """The grader that `quintain init --from` writes."""
-    path = tmp_path / "assertions.py"
-    path.write_text(packaged_file("assertions.py"))
-    spec = importlib.util.spec_from_file_location("carried_assertions", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+AGENTV_5 = """\
+providers: [local]
+prompts: ["{{ input }}"]
+default_test: {options: {}, assert: [{type: icontains, value: agentv}]}
+evaluate_options: {repeat: 2, max_concurrency: 3}
+tests:
+  - id: chat
+    vars:
+      product: AgentV
+      input: [{role: system, content: Be brief.}, {role: user, content: "What is {{ vars.product }}?"}]
+    assert: [Explains it, {type: script, command: [python3, a.py]}]
+  - id: text
+    vars: {input: "What is AgentV?"}
+"""
 
 
-def graded(assertions: ModuleType, output: str, *listed: dict[str, Any]) -> list[bool]:
-    case = quintain.Case(id="a", question="b", metadata={"assertions": list(listed)})
-    return [one["pass"] for one in assertions.assertions(case, output, None)["checks"]]
-
-
-def test_a_case_none_of_whose_assertions_was_carried_is_an_error_and_no_pass(assertions: ModuleType) -> None:
-    not_carried = {"type": "not-carried", "value": "javascript"}
-    with pytest.raises(ValueError, match="javascript"):
-        graded(assertions, "x", not_carried)
-    assert graded(assertions, "x", not_carried, {"type": "equals", "value": "x"}) == [True]
-
-
-def test_a_case_some_of_whose_assertions_were_not_carried_says_so(assertions: ModuleType, read: Read) -> None:
-    carried = read(PROMPTFOO + "tests: [{assert: [{type: equals, value: x}, {type: javascript, value: 'true'}]}]\n")
-    graders = yaml.safe_load(project_files(carried, "")["eval.yaml"])["graders"]
-    assert [(grader["function"], grader.get("weight")) for grader in graders] == [
-        ("assertions:assertions", None),
-        ("assertions:carried", 0),
-    ]
-    case = quintain.Case(id="a", question="b", metadata=carried.cases[0])
-    verdict = assertions.assertions(case, "x", None)
-    assert (verdict["pass"], "javascript" in verdict["reason"]) == (True, True)
-    shown = assertions.carried(case)
-    assert (shown["pass"], [one["pass"] for one in shown["checks"]]) == (False, [True, False])
-    whole = read(PROMPTFOO + "tests: [{assert: [{type: equals, value: x}]}]\n")
-    assert len(yaml.safe_load(project_files(whole, "")["eval.yaml"])["graders"]) == 1
-
-
-def test_an_expected_object_is_compared_as_json(assertions: ModuleType) -> None:
-    expected = {"type": "equals", "value": {"a": [1]}}
-    assert graded(assertions, '{"a": [1]}', expected) == [True]
-    assert graded(assertions, '{"a": [2]}', expected) == [False]
-    assert graded(assertions, "{'a': [1]}", expected) == [False]
+def test_agentv_5_is_promptfoos_shape_in_snake_case(read: Read) -> None:
+    carried = read(
+        AGENTV_5,
+        _dot_agentv__providers_dot_yaml="- {id: openai, label: local, config: {model: '{{ env.MODEL }}', base_url: 'http://127.0.0.1/v1'}}\n",
+    )
+    chat, text = cases_of(carried)
+    assert chat["messages"][1] == {"role": "user", "content": "What is AgentV?"}
+    assert (text["question"], evaluation_of(carried)["repeats"]) == ("What is AgentV?", 2)
+    assert chat["graders"][1]["rubric"] == [{"id": "criterion", "text": "Explains it"}]
+    assert text["graders"] == [{**CONTAINS, "ignore_case": True, "value": "agentv"}]
+    assert carried.targets == {
+        "local": {"provider": "openai", "base_url": "http://127.0.0.1/v1", "model": "${{ MODEL }}"}
+    }
+    assert places(carried) == ["evaluate_options.max_concurrency", "tests[0]"]

@@ -1,0 +1,267 @@
+"""Assertions of promptfoo and AgentV as graders of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from quintain.config.file_errors import validation_messages
+from quintain.config.yaml_file import parse_yaml
+from quintain.errors import ConfigError
+from quintain_cli.init.carried import FILE_PREFIX, At, CarriedCase, CarriedEvaluation, Found, JsonDict, mapping
+from quintain_cli.init.nunjucks import rendered
+from quintain_cli.init.targets import add_provider
+from quintain_runner.graders.builtin import build_validator
+from quintain_runner.spec.graders import GraderSpec
+from quintain_runner.spec.right_answers import answer_text
+
+_SPEC: TypeAdapter[object] = TypeAdapter(GraderSpec)
+
+#: Assertions that compare with a text, or with one or all of a list: the grader, with its options.
+_TEXT: Mapping[str, JsonDict] = {
+    "equals": {"builtin": "exact", "strip": False},
+    "contains": {"builtin": "contains"},
+    "icontains": {"builtin": "contains", "ignore_case": True},
+    "starts-with": {"builtin": "starts-with"},
+    "ends-with": {"builtin": "ends-with"},
+}
+_LISTS = ("contains-any", "contains-all", "icontains-any", "icontains-all")
+
+#: Assertions that a model decides: how they are judged there, if not by the criterion alone.
+_JUDGED: Mapping[str, str] = {
+    **dict.fromkeys(("llm-rubric", "llm-grader", "llm-judge", "rubric", "rubrics", "model-graded-closedqa"), ""),
+    "g-eval": "in steps that a model writes first",
+    "factuality": "by categories of how it differs from a right answer",
+    "model-graded-factuality": "by categories of how it differs from a right answer",
+    "agent-rubric": "by an agent with tools",
+}
+_FACTS = "The answer agrees in its facts with this one: "
+
+_KNOWN = frozenset(
+    {"type", "value", "threshold", "weight", "metric", "assert", "name", "description", "negate", "provider"}
+)
+_KNOWN_OF_AGENTV = frozenset(
+    {"prompt", "criteria", "rubrics", "min_score", "command", "path", "cwd", "config", "target"}
+)
+
+#: Keys that change what an assertion is applied to: without them it would check something else.
+_CHANGING = ("transform", "contextTransform", "preprocessors", "postprocess", "flags")
+
+#: What passes where an assertion does not say it, and what promptfoo embeds with and takes a schema for by itself.
+_DEFAULTS: Mapping[str, float] = {"similar": 0.75, "similar:cosine": 0.75, "g-eval": 0.7, "levenshtein": 5}
+_EMBEDDING = "openai:embedding:text-embedding-3-large"
+_DRAFT = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+#: The parts of a list in a text: what is between its pieces, and a piece with quotes or without.
+_SEPARATORS = re.compile(r"[\s,]*")
+_PIECE = re.compile(r'"(?P<quoted>(?:\\["\\]|""|[^"])*+)"\s*|(?!")(?P<plain>[^,]*)')
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The test of an assertion: its variables, the provider that judges it, and by what if nothing else says it."""
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    provider: object = None
+    criteria: object = None
+
+
+def add_graders(carried: CarriedEvaluation, asserted: list[Found], case: CarriedCase, test: Judged) -> None:
+    """Add the graders of a case's assertions; its ``lost`` are the kinds of those without a counterpart, each noted."""
+    for value, at in asserted:
+        graders = graders_of(carried, value, at, test)
+        case.graders += graders
+        case.lost += [] if graders else [_kind_of(value)]
+
+
+def graders_of(carried: CarriedEvaluation, value: object, at: At, test: Judged) -> list[JsonDict]:
+    """Convert one assertion, filled with what its test has; none, with a note, if it has no counterpart."""
+    try:
+        return _convert(carried, value, at, test)
+    except ValidationError as error:
+        reason = "; ".join(validation_messages(error, {}))
+    except (ValueError, ConfigError) as error:
+        reason = str(error)
+    carried.leave_out(at, f"{_kind_of(value)}: {reason}")
+    return []
+
+
+def _kind_of(value: object) -> str:
+    return str(mapping(value).get("type", "assertion"))
+
+
+def _convert(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> list[JsonDict]:
+    if isinstance(value, str) and carried.is_agentv:
+        value = {"type": "llm-rubric", "value": value}
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise ValueError("it has no type")  # noqa: TRY004 -- a reason of a note
+    if changing := [key for key in _CHANGING if key in value]:
+        raise ValueError(f"its {changing[0]} changes what it is applied to")
+    kind = value["type"].removeprefix("not-")
+    kind = kind.replace("_", "-") if carried.is_agentv else kind
+    asked = None if kind in ("assert-set", *_JUDGED) else _value(carried, value.get("value"), at, test)
+    if kind in _JUDGED:
+        graders = _judges(carried, kind, value, at, test)
+    elif kind == "assert-set":
+        graders = [_set(carried, value, at, test)]
+    elif kind in _TEXT or kind in _LISTS:
+        graders = [_text_grader(kind, asked, is_trimmed=carried.is_agentv)]
+    else:
+        graders = [_other(carried, kind, {**value, "value": asked}, at, test)]
+    carried.leave_out_unknown(value, at, _KNOWN | (_KNOWN_OF_AGENTV if carried.is_agentv else frozenset()))
+    name = rendered(value.get("metric", value.get("name")), test.variables)
+    if name is not None and not re.fullmatch(r"[^\x00-\x1f\x7f]{1,64}", str(name)):
+        carried.leave_out(at.under("metric" if "metric" in value else "name"), "no name that a grader may have")
+        name = None
+    common = {"name": name, "weight": value.get("weight"), "threshold": value.get("min_score")}
+    is_negated = value["type"].startswith("not-") != (value.get("negate") is True)
+    common |= {"not": True} if is_negated else {}
+    graders = [{**one, **{key: given for key, given in common.items() if given is not None}} for one in graders]
+    for grader in graders:
+        # What `quintain check` refuses is not carried.
+        _SPEC.validate_python({"name": "grader", **grader})
+    return graders
+
+
+def _value(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> Any:
+    """The value of an assertion: read from its file, or filled with the variables."""
+    if isinstance(value, list):
+        return [_value(carried, one, at, test) for one in value]
+    if isinstance(value, str) and value.startswith((FILE_PREFIX, "package:")):
+        if (content := carried.content(value, at)) is None:
+            raise ValueError(f"its value is in {value}")
+        return content
+    return rendered(value, test.variables)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | dict) or value is None:
+        raise ValueError("its value is no text")
+    return answer_text(value)
+
+
+def _text_grader(kind: str, value: Any, *, is_trimmed: bool) -> JsonDict:
+    """The grader of an assertion about a text. ``is_trimmed``: it compares without white space around it, as AgentV."""
+    if kind in _LISTS:
+        options = _TEXT[kind[:-4]]
+        texts = [_text(one) for one in (divided(value) if isinstance(value, str) else value or [])]
+        if not texts or "" in texts:
+            raise ValueError("its list is empty" if not texts else "its list has an empty text, which every answer has")
+        if kind.endswith("-any"):
+            return {**options, "value": texts}
+        return {"all": [{**options, "value": text} for text in texts]}
+    if kind == "equals" and isinstance(value, dict | list):
+        # A list in a list: the answer is that list, and not any of its items.
+        return {"builtin": "exact", "value": [value]}
+    if is_trimmed and kind in ("starts-with", "ends-with"):
+        pattern = re.sub(r"([^\w\s])", r"\\\1", _text(value).strip())
+        return {"builtin": "regex", "pattern": rf"^\s*{pattern}" if kind == "starts-with" else rf"{pattern}\s*$"}
+    return {**_TEXT[kind], **({"strip": True} if is_trimmed and kind == "equals" else {}), "value": _text(value)}
+
+
+def divided(text: str) -> list[str]:
+    """Divide a text at commas, by promptfoo's rule: quoted pieces have a quote doubled or behind a backslash.
+
+    Raises `ValueError` for a quote that is not closed, or that something follows.
+    """
+    pieces: list[str] = []
+    place = len(_SEPARATORS.match(text)[0])  # type: ignore[index]
+    while place < len(text):
+        piece = _PIECE.match(text, place)
+        if piece is None or text[piece.end() : piece.end() + 1] not in ("", ","):
+            raise ValueError("a quote of its list is never closed, or has no comma behind it")
+        quoted = piece["quoted"]
+        pieces.append(piece["plain"].strip() if quoted is None else re.sub(r'\\(["\\])|"(")', r"\1\2", quoted))
+        place = _SEPARATORS.match(text, piece.end()).end()  # type: ignore[union-attr]
+    return pieces
+
+
+def _other(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test: Judged) -> JsonDict:  # noqa: PLR0911 -- a table
+    """The grader of an assertion about anything else. Raises `ValueError` if there is none."""
+    asked, threshold = value["value"], value.get("threshold", _DEFAULTS.get(kind))
+    if carried.is_agentv and kind in ("latency", "cost"):
+        threshold = value.get("threshold", value.get("budget", asked))
+    match kind:
+        case "regex":
+            return {"builtin": "regex", "pattern": _text(asked)}
+        case "is-json" | "contains-json":
+            return {"builtin": "json-schema" if kind == "is-json" else kind, "schema": _schema(asked)}
+        case "levenshtein":
+            return {
+                "builtin": "edit-distance",
+                "value": _text(asked),
+                "max": floor(threshold) if isinstance(threshold, float) else threshold,
+            }
+        case "latency":
+            return {"builtin": "latency", "max_ms": threshold}
+        case "cost":
+            return {"builtin": "cost", "max_usd": threshold}
+        case "similar" | "similar:cosine" if not carried.is_agentv:
+            target = add_provider(
+                carried, value.get("provider") or mapping(test.provider).get("embedding", _EMBEDDING), at
+            )
+            return {"builtin": "similar", "value": asked, "threshold": threshold, "embedding_target": target}
+        case "script" | "code-grader" | "code-judge" if carried.is_agentv:
+            command, limits = value.get("command", value.get("path")), value.get("target", value.get("provider"))
+            words = ["sh", "-c", command] if isinstance(command, str) else command
+            options = {"target": limits, "config": value.get("config")}
+            folder = carried.relative(str(value.get("cwd", ".")))
+            return {"command": words, "cwd": folder, **{key: one for key, one in options.items() if one is not None}}
+    raise ValueError("no counterpart; write a grader for it")
+
+
+def _schema(value: Any) -> JsonDict:
+    """The schema of an assertion about JSON, which may be a text of YAML; promptfoo's is of draft 7 by itself."""
+    schema = parse_yaml(value, "its schema").value if isinstance(value, str) else value
+    if schema and not isinstance(schema, dict):
+        raise ValueError("its value is no schema")
+    schema = {**_DRAFT, **schema} if schema else {}
+    build_validator(schema, Path())
+    return schema
+
+
+def _set(carried: CarriedEvaluation, value: JsonDict, at: At, test: Judged) -> JsonDict:
+    listed = at.under("assert").items(value.get("assert"))
+    parts = [graders_of(carried, one, place, test) for one, place in listed]
+    if not parts or not all(parts) or any("command" in one for graders in parts for one in graders):
+        raise ValueError("some of it could not be carried")
+    threshold = {} if value.get("threshold") is None else {"threshold": value["threshold"]}
+    return {"all": [grader for graders in parts for grader in graders], **threshold}
+
+
+def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test: Judged) -> list[JsonDict]:
+    """The judges of an assertion, one for each criterion that it lists."""
+    keys = ("value", "prompt", "criteria", "rubrics") if carried.is_agentv else ("value",)
+    asked = next((value[key] for key in keys if value.get(key) is not None), test.criteria)
+    provider = value.get("provider") or test.provider
+    provider = mapping(provider).get("text", provider)
+    judge = None if provider is None or carried.is_agentv else add_provider(carried, provider, at)
+    graders = []
+    for one, place in at.items(asked):
+        fields = mapping(one) if carried.is_agentv else {}
+        text = next((fields[key] for key in ("outcome", "criteria", "description", "text") if key in fields), one)
+        criterion = _value(carried, text, place, test)
+        carried.leave_out_unknown(
+            fields, place, ("outcome", "criteria", "description", "text", "id", "weight", "min_score")
+        )
+        if not criterion:
+            raise ValueError("it has no criterion")
+        text = f"{_FACTS if 'factuality' in kind else ''}{answer_text(criterion)}"
+        given = {
+            "rubric": [{"id": "criterion", "text": text}],
+            "judge_target": judge,
+            "threshold": fields.get("min_score", value.get("threshold", _DEFAULTS.get(kind))),
+            "weight": fields.get("weight"),
+        }
+        graders.append({"builtin": "llm-judge", **{key: one for key, one in given.items() if one is not None}})
+    if not graders:
+        raise ValueError("it has no criterion")
+    if _JUDGED[kind]:
+        carried.leave_out(at, f"{kind}: how it is judged there ({_JUDGED[kind]}); our own judge takes its criterion")
+    return graders

@@ -1,0 +1,149 @@
+"""The files that a carried evaluation becomes. No I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from quintain.config.yaml_file import write_yaml
+from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict, mapping
+from quintain_cli.init.nunjucks import paths_in, renamed, rendered
+
+#: The target of an evaluation none of whose own targets could be carried.
+STAND_IN = "mock"
+
+#: Fields of a case that have a meaning of their own: a variable of this name gets another one.
+_RESERVED = frozenset({"id", "messages", "settings", "system_prompt", "expected", "turns", "graders", "not_carried"})
+
+#: Stands for the assertions that are not carried, so that no answer passes for the lack of them: none matches it.
+_NOT_CARRIED: JsonDict = {"name": "not-carried", "builtin": "regex", "pattern": "(?!)"}
+
+#: Stands for no assertion, which every answer passes there: every answer matches it.
+_NO_ASSERTIONS: JsonDict = {"name": "no-assertions", "builtin": "regex", "pattern": "^"}
+
+
+def project_files(carried: CarriedEvaluation) -> dict[str, str]:
+    """Return the files of a carried evaluation, by name."""
+    targets, evaluated = dict(carried.targets), list(carried.evaluated)
+    if not evaluated:
+        targets.setdefault(STAND_IN, {"provider": "mock"})
+        evaluated = [STAND_IN]
+        at = At(carried.source, lambda _: 1)
+        carried.leave_out(at, f"its target: {STAND_IN}, which repeats the question, stands in; edit quintain.yaml")
+    prompts = _without_direct_input(carried)
+    for case in carried.cases:
+        _fill(carried, case, [text for prompt in prompts for text in _texts(prompt)])
+    names = _names_to_change(carried)
+    cases = [_fields(carried, case, names) for case in carried.cases]
+    programs = [
+        one for one in cases[0]["graders"] if "command" in one and all(one in case["graders"] for case in cases)
+    ]
+    for case, fields in zip(carried.cases, cases, strict=True):
+        own = _named([one for one in fields.pop("graders") if "command" not in one])
+        if any("command" in one and one not in programs for one in case.graders):
+            carried.leave_out(case.at, "a program of this test alone; one of all tests is a grader of the evaluation")
+            case.lost.append("script")
+        if case.lost:
+            own.append({**_NOT_CARRIED, **({"weight": 0} if own or programs else {})})
+            fields["not_carried"] = case.lost
+        elif not own and not programs:
+            own = [_NO_ASSERTIONS]
+        fields |= {"graders": own} if own else {}  # noqa: PLW2901 -- changed in place
+    evaluation: JsonDict = {
+        "dataset": "cases.jsonl",
+        "targets": evaluated,
+        **({"prompts": [_changed(prompt, names) for prompt in prompts]} if prompts else {}),
+        **({"repeats": carried.repeats} if carried.repeats else {}),
+        **(
+            {"graders": [{"name": f"program-{n}", **one} for n, one in enumerate(programs, start=1)]}
+            if programs
+            else {}
+        ),
+    }
+    return {
+        "quintain.yaml": write_yaml({"targets": targets}),
+        "eval.yaml": write_yaml(evaluation),
+        "cases.jsonl": "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in _with_ids(cases)),
+    }
+
+
+def _texts(prompt: JsonDict) -> list[str]:
+    return [prompt["user"]] if "user" in prompt else [message["content"] for message in prompt["messages"]]
+
+
+def _without_direct_input(carried: CarriedEvaluation) -> list[JsonDict]:
+    """The prompts; none where the only one is a variable with the messages themselves, as AgentV has it."""
+    texts = [text for prompt in carried.prompts for text in _texts(prompt)]
+    only = re.fullmatch(r"\{\{\s*(\w+)\s*\}\}", texts[0]) if len(texts) == 1 else None
+    if only is None or not any(isinstance(case.variables.get(only[1]), list) for case in carried.cases):
+        return carried.prompts
+    for case in carried.cases:
+        asked = case.variables.pop(only[1], None)
+        if isinstance(asked, list):
+            asked = [{**one, "content": rendered(one.get("content"), case.variables)} for one in map(mapping, asked)]
+        case.fields["messages" if isinstance(asked, list) else "question"] = asked
+    return []
+
+
+def _fill(carried: CarriedEvaluation, case: CarriedCase, templates: list[str]) -> None:
+    """Give a case an empty text for what a prompt asks for and promptfoo prints as nothing."""
+    variables = case.variables
+    variables |= {name: "" for name, value in variables.items() if value is None}
+    for template in templates:
+        for *keys, last in paths_in(template, required=True):
+            values: Any = variables
+            for key in keys:
+                values = values.setdefault(key, {}) if isinstance(values, dict) else None
+            if isinstance(values, dict):
+                values.setdefault(last, "")
+        for name in re.findall(r"\{\{-?\s*(\w+)\s*-?\}\}", template):
+            if isinstance(variables[name], dict | list):
+                carried.leave_out(case.at.under("vars", name), "how it is printed, which here is its JSON")
+
+
+def _names_to_change(carried: CarriedEvaluation) -> frozenset[str]:
+    """The variables whose names are fields of a case with another meaning, or that are not what such a field holds."""
+    values = [(name, value) for case in carried.cases for name, value in case.variables.items()]
+    odd = {name for name, value in values if name == "question" and not (isinstance(value, str) and value)}
+    return _RESERVED | odd | {name for name, value in values if name == "user" and isinstance(value, dict)}
+
+
+def _changed(prompt: JsonDict, names: frozenset[str]) -> Any:
+    if "user" not in prompt:
+        messages = [{**one, "content": renamed(one["content"], names)} for one in prompt["messages"]]
+        return {**prompt, "messages": messages}
+    changed = {**prompt, "user": renamed(prompt["user"], names)}
+    return changed if "name" in changed else changed["user"]
+
+
+def _fields(carried: CarriedEvaluation, case: CarriedCase, names: frozenset[str]) -> JsonDict:
+    """The fields of a case: its metadata and its variables, under names that mean nothing else."""
+    taken = {*case.variables, *_RESERVED, "question", "user"}
+    for name in case.metadata.keys() & taken:
+        carried.leave_out(case.at.under("metadata", name), "a name that has another meaning in a case")
+    metadata = {name: value for name, value in case.metadata.items() if name not in taken}
+    own = {f"var_{name}" if name in names else name: value for name, value in case.variables.items()}
+    return {"id": case.id, **metadata, **own, **case.fields, "graders": case.graders}
+
+
+def _named(graders: list[JsonDict]) -> list[JsonDict]:
+    """The graders of a case, none with the name of another."""
+    names = [one.get("name") for one in graders]
+    return [
+        {**one, "name": f"{names[n]}-{n + 1}"} if names[n] is not None and names[n] in names[:n] else one
+        for n, one in enumerate(graders)
+    ]
+
+
+def _with_ids(cases: list[JsonDict]) -> Iterator[JsonDict]:
+    """Iterate over the cases, each with an id of its own."""
+    ids: set[str] = set()
+    for number, case in enumerate(cases, start=1):
+        base, suffix = str(case["id"] or f"case-{number}"), 2
+        name = base
+        while name in ids:
+            name, suffix = f"{base}-{suffix}", suffix + 1
+        ids.add(name)
+        yield {**case, "id": name}
