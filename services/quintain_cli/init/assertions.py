@@ -218,10 +218,10 @@ def _other(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test:
 
 def _schema(value: Any) -> JsonDict:
     """The schema of an assertion about JSON, which may be a text of YAML; promptfoo's is of draft 7 by itself."""
-    schema = parse_yaml(value, "its schema").value if isinstance(value, str) else value
-    if schema and not isinstance(schema, dict):
+    given = parse_yaml(value, "its schema").value if isinstance(value, str) else value
+    if given and not isinstance(given, dict):
         raise ValueError("its value is no schema")
-    schema = {**_DRAFT, **schema} if schema else {}
+    schema = {**_DRAFT, **mapping(given)} if given else {}
     build_validator(schema, Path())
     return schema
 
