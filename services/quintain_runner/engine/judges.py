@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from quintain.config.loader import Config
 from quintain.config.targets import ModelTarget, TargetConfig, TargetTarget
@@ -19,7 +20,7 @@ from quintain_runner.graders.pairwise import filled_prompt
 from quintain_runner.plan.selection import FILLS_TEMPLATES, CaseRequirement
 from quintain_runner.spec.comparing_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import judges_of
+from quintain_runner.spec.graders import judges_of, single_graders
 from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
 from quintain_runner.spec.templates import parse_template
 
@@ -82,15 +83,15 @@ def judge_warnings(
 
 
 def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
-    """The instructions of the judges by grader name."""
+    """The instructions of the judges by grader name, those in lists too."""
     prompts: dict[str, str] = {}
-    for grader in evaluation.spec.graders:
-        if isinstance(grader, JudgeGrader | PairwiseGrader) and grader.prompt is not None:
+    for judge in single_graders(evaluation.spec.graders):
+        if isinstance(judge, JudgeGrader | PairwiseGrader) and judge.prompt is not None:
             # A prompt that cannot be read, or is no template, is already among the problems.
             with contextlib.suppress(ConfigError, ValueError):
-                text = read_text_file(evaluation.folder, grader.prompt)
+                text = read_text_file(evaluation.folder, judge.prompt)
                 parse_template(text)
-                prompts[grader.name] = text
+                prompts[judge.name] = text
     return prompts
 
 
@@ -100,22 +101,29 @@ def judge_requirements(
     """The requirements on every case: that it fills the judges' templates, and that judges which are shown images or
     files can be."""
     judge_targets = {name: target.judge_target for name, target in configured.items()}
-    requirements, prompts = list[CaseRequirement](), judge_prompts(evaluation)
+    requirements = list(_template_requirements(evaluation))
     for _, judge in _judges(evaluation):
-        requirements.append(_template_requirement(judge, prompts.get(judge.name, ""), evaluation))
         asked = dict.fromkeys(one for name in targets for one in judges_of(judge, name, judge_targets))
         blind = [name for name in asked if name in configured and not configured[name].takes_images]
         requirements.extend(_requirements_of(judge, blind, evaluation))
     return tuple(requirements)
 
 
-def _template_requirement(judge: JudgeGrader | PairwiseGrader, text: str, evaluation: Evaluation) -> CaseRequirement:
-    def filled_with(case: Case) -> object:
-        return filled(judge, text, case) if isinstance(judge, JudgeGrader) else filled_prompt(judge, text, case) or True
+def _template_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
+    prompts = judge_prompts(evaluation)
+    for judge in single_graders(evaluation.spec.graders):
+        if isinstance(judge, JudgeGrader | PairwiseGrader):
+            text = prompts.get(judge.name, "")
+            fill = (
+                partial(filled, judge, text) if isinstance(judge, JudgeGrader) else partial(filled_prompt, judge, text)
+            )
+            yield replace(FILLS_TEMPLATES, is_met=partial(_fills, fill, evaluation))
 
-    return replace(
-        FILLS_TEMPLATES, is_met=lambda case: all(filled_with(prompt.apply(case)) for prompt in evaluation.prompts)
-    )
+
+def _fills(fill: Callable[[Case], object], evaluation: Evaluation, case: Case) -> bool:
+    for prompt in evaluation.prompts:
+        fill(prompt.apply(case))
+    return True
 
 
 def _requirements_of(

@@ -178,7 +178,7 @@ def build_own(spec: GraderSpec, folder: Path = Path()) -> GraderRunner:
     """Build a case's own grader, or another that needs no file but a schema in ``folder``. Raises `ConfigError`."""
     match spec:
         case JudgeGrader():
-            return JudgeGraderRunner(spec, "", spec.fingerprint)
+            return JudgeGraderRunner(spec, "", spec.fingerprint, is_data=True)
         case SimilarGrader():
             return SimilarGraderRunner(spec)
         case AllGrader() | AnyGrader():

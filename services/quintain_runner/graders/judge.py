@@ -60,12 +60,14 @@ class _Vote:
 @dataclass(frozen=True, slots=True)
 class JudgeGraderRunner:
     """An ``llm-judge`` that is ready to grade answers. ``prompt`` is the text of its instructions, and
-    ``specification`` the fingerprint of what all its judges are asked.
+    ``specification`` the fingerprint of what all its judges are asked. ``is_data``: a case has it, and it has no
+    templates.
     """
 
     spec: JudgeGrader
     prompt: str
     specification: str = ""
+    is_data: bool = False
 
     @property
     def name(self) -> str:
@@ -109,7 +111,10 @@ class JudgeGraderRunner:
         return None if known is None else fingerprint_of([self.specification, known])
 
     def _request(self, trial: Trial, result: Result | None, judge: str) -> InvokeRequest:
-        return build_judge_request(*filled(self.spec, self.prompt, trial.case), trial.graded_case, result, target=judge)
+        return build_judge_request(*self._filled(trial), trial.graded_case, result, target=judge)
+
+    def _filled(self, trial: Trial) -> tuple[JudgeGrader, str]:
+        return (self.spec, self.prompt) if self.is_data else filled(self.spec, self.prompt, trial.case)
 
     def _request_id(self, trial: Trial, vote: _Vote, context: GradingContext, number: int) -> str:
         """The request id of a judge's call: the same after a crash, so that the call is charged once.
@@ -169,7 +174,7 @@ class JudgeGraderRunner:
             )
         reply, text = call.result, call.result.raw_text
         try:
-            said = parse_judgement(text, filled(self.spec, "", trial.case)[0].rubric, self.spec.vote_type)
+            said = parse_judgement(text, self._filled(trial)[0].rubric, self.spec.vote_type)
         except GraderError as error:
             said = GraderRow(error=error.message)
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)

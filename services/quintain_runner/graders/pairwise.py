@@ -240,7 +240,7 @@ def filled_prompt(spec: PairwiseGrader, prompt: str, case: Case) -> str:
 
 
 def pairwise_instructions(prompt: str) -> str:
-    """The system prompt of a judge of pairs: the same for all of them, so that providers can cache it."""
+    """The system prompt of a judge of pairs: the same for all pairs of a case, so that providers can cache it."""
     return "\n\n".join([prompt.strip() or _DEFAULT_PROMPT, DATA_RULES, _CHOICE_RULES])
 
 

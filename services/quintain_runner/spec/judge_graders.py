@@ -9,7 +9,6 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, TargetName
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, SpecModel, Weight
-from quintain_runner.spec.templates import parse_template
 
 #: Default timeout of a judge's call, in seconds, including its time in the target's queue.
 JUDGE_TIMEOUT_SECONDS = 600.0
@@ -35,17 +34,11 @@ class RubricCriterion(SpecModel):
     id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     """Its name in the results."""
     text: NonEmptyString
-    """What the judge is told to judge, a template."""
+    """What the judge is told to judge; a template, but for a grader that a case has."""
     weight: Weight = 1.0
     """The weight of its score in the grader's; 0: it is only reported."""
     required: bool = False
     """Whether the answer passes only if it passes this criterion, with a score of at least 0.5."""
-
-    @field_validator("text")
-    @classmethod
-    def _is_template(cls, text: str) -> str:
-        parse_template(text)
-        return text
 
 
 class JudgeGrader(GraderOptions):

@@ -79,6 +79,10 @@ async def test_the_templates_of_a_judge_are_filled_with_the_case_and_never_with_
     assert "- fit: It is short, at level 3.\n" in told
     (check,) = outcome.row.graders["judge"].checks or ()
     assert check.text == "It is short, at level 3."
+    client = ScriptedJudge('{"criteria": {"fit": {"score": 1}}}')
+    await run_trial(TRIAL, grading_context(client, replace(runner, prompt="", is_data=True)))
+    # What a case has is data.
+    assert "- fit: It is {{ rubric | join }}, at level" in (client.requests[-1].system_prompt or "")
 
 
 def test_the_same_answer_is_the_same_request_and_another_one_is_not() -> None:
