@@ -232,7 +232,7 @@ def print_report(report: RunReport, command: str) -> None:
         print_table(table)
     summary = report.summary
     notes = (
-        *account_lines(summary.total, report.bill),
+        *account_lines(summary.total, summary.per_target, report.bill),
         *parked_target_notes(summary),
         *unavailable_grader_notes(summary),
     )

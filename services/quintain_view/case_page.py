@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from quintain.contracts.invoke import ChatMessage, OutputMessage
 from quintain.web import visible
 from quintain_runner.graders.judge_request import sent_request
+from quintain_runner.results.counts import has_cut_answer
 from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row, RowCase
 from quintain_view.index_schema import Outcome, outcome_of
 from quintain_view.text import (
@@ -281,6 +282,8 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{row.token_usage.input:,} in, {row.token_usage.output:,} out"
     if row.tries > 1:
         yield "tries", f"{row.tries}"
+    if has_cut_answer(row):
+        yield "cut", "at max_tokens"
     if (held := row.conversation) is not None:
         ended = ", ended by the simulated user" if held.stopped else ""
         again = f"; begun {held.attempts} times, {held.lost_turns} turns lost" if held.attempts > 1 else ""

@@ -267,7 +267,7 @@ def run_page(
         status=status_of(run),
         is_ended=run.ended_at is not None,
         tables=[*run_tables(report), *([bill_table(run.bill)] if run.bill else [])] if run.ended_at is not None else [],
-        notes=[plain_line(line, max_length=1_000) for line in account_lines(run.totals, run.bill)],
+        notes=[plain_line(line, max_length=1_000) for line in account_lines(run.totals, run.targets, run.bill)],
         wrong=[(visible(text), leads) for text, leads in _wrong(run, counts, is_whole=progress.is_complete)],
         histograms=histograms(counts),
         differences=difference_plot(report.analysis),

@@ -379,11 +379,9 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     if results_folder is not None and evaluation.spec.dataset.command is not None and found.problems:
         # The command may take long, and its output would be stored: the other errors are to be fixed first.
         return
-    # Of a running fleet they are not known.
-    config = None if found.is_on_fleet else found.config
+    config = None if found.is_on_fleet else found.config  # Of a running fleet they are not known.
     limits, configured = ({}, {}) if config is None else (token_limits(config, found.targets), config.targets)
-    requirements = case_requirements(evaluation, found.targets, limits)
-    requirements += judge_requirements(evaluation, found.targets, configured)
+    needed = case_requirements(evaluation, found.targets, limits)
     found.problems += comparing_problems(evaluation, found.settings, keeps_content=found.options.keeps_content)
     with (
         found.collect_errors(),
@@ -391,10 +389,11 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         tempfile.TemporaryDirectory() as temporary_folder,
     ):
         folder = Path(temporary_folder) if results_folder is None else results_folder
-        found.dataset = open_dataset(evaluation, folder, found.env, (*requirements, *compared))
+        judged = judge_requirements(evaluation, found.targets, configured)
+        found.dataset = open_dataset(evaluation, folder, found.env, (*needed, *judged, *compared))
         found.warnings += found.dataset.warnings
-        counts, used = found.dataset.feature_fields, fields_in_use(evaluation)
-        found.warnings += (f"{evaluation.path}: {text}" for text in feature_warnings(counts, used))
+        unused = feature_warnings(found.dataset.feature_fields, fields_in_use(evaluation))
+        found.warnings += (f"{evaluation.path}: {text}" for text in unused)
         if (labels := evaluation.spec.labels) is not None:
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
         if configured:

@@ -28,7 +28,7 @@ from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.jury import jury_result
-from quintain_runner.graders.verdict import GraderError
+from quintain_runner.graders.verdict import GraderError, cut_note
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow, JudgeUsed
 from quintain_runner.spec.graders import judges_of
@@ -176,7 +176,7 @@ class JudgeGraderRunner:
         try:
             said = parse_judgement(text, self._filled(trial)[0].rubric, self.spec.vote_type)
         except GraderError as error:
-            said = GraderRow(error=error.message)
+            said = GraderRow(error=error.message + cut_note(reply))
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
         cut = max(0, len(text) - _MAX_REPLY_CHARACTERS)
         used = used.with_fields(request=request_hash(request), reply=text[:_MAX_REPLY_CHARACTERS], reply_cut=cut)

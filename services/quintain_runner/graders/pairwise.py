@@ -37,7 +37,7 @@ from quintain_runner.graders.judge_sections import (
     marked_content,
     section_text,
 )
-from quintain_runner.graders.verdict import PASS_SCORE, without_surrogates
+from quintain_runner.graders.verdict import PASS_SCORE, cut_note, without_surrogates
 from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
@@ -230,6 +230,7 @@ class PairwiseGraderRunner:
             usage = call.result.token_usage or NO_TOKENS
             if call.error is None:
                 vote = parse_choice(call.result.raw_text)
+                vote = vote.with_fields(error=vote.error and vote.error + cut_note(call.result))
         vote = vote.with_fields(calls=call.calls, request_id=call.request_id)
         return _AskedVote(vote, call.calls - counted_calls, usage, call)
 

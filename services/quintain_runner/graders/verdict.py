@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue, TypeAdapter
 
+from quintain.contracts.invoke import Result
 from quintain.errors import QuintainError
 from quintain_runner.files import InvalidJson, unique_keys
+from quintain_runner.results.answer import is_cut
 from quintain_runner.results.row import Check, GraderRow
 
 #: The lowest score that passes, if the grader does not return ``pass``.
@@ -35,6 +37,12 @@ _DETAILS = TypeAdapter(dict[str, JsonValue])
 
 class GraderError(QuintainError):
     """A grader returned no verdict; the message says why."""
+
+
+def cut_note(reply: Result) -> str:
+    """The end of an error about a judge's reply: that it was cut, where it was."""
+    cut = f"; it was cut at max_tokens: raise max_tokens of {reply.target}"
+    return cut if is_cut(reply) else ""
 
 
 def parse_verdict(stdout: bytes) -> GraderRow:

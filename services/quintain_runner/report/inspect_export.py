@@ -16,6 +16,7 @@ from quintain_runner.report.exports import asked_messages, to_json_line
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.agent_steps import steps_of
+from quintain_runner.results.counts import has_cut_answer
 from quintain_runner.results.row import GraderRow, Row, split_column
 from quintain_runner.results.store import key_hash
 
@@ -23,9 +24,8 @@ JsonObject = dict[str, Any]
 
 #: Why a model stopped: its provider's word (OpenAI's or Anthropic's) → Inspect's.
 _STOP_REASONS: Final[Mapping[str | None, str]] = {
-    "stop": "stop", "end_turn": "stop", "stop_sequence": "stop", "length": "max_tokens", "max_tokens": "max_tokens",
-    "tool_calls": "tool_calls", "tool_use": "tool_calls", "content_filter": "content_filter",
-    "refusal": "content_filter",
+    "stop": "stop", "end_turn": "stop", "stop_sequence": "stop", "tool_calls": "tool_calls",
+    "tool_use": "tool_calls", "content_filter": "content_filter", "refusal": "content_filter",
 }  # fmt: skip
 
 
@@ -116,7 +116,11 @@ def _sample(row: Row) -> JsonObject:
     if row.output is not None:
         if not row.turns():
             messages += _answer_messages(row.steps, row.output, row.target)
-        stop_reason = _STOP_REASONS.get(None if answer is None else answer.finish_reason, "unknown")
+        stop_reason = (
+            "max_tokens"
+            if has_cut_answer(row)
+            else _STOP_REASONS.get(None if answer is None else answer.finish_reason, "unknown")
+        )
         choices.append({"message": messages[-1], "stop_reason": stop_reason})
         output["completion"] = row.output
     elif row.error is not None:

@@ -22,12 +22,14 @@ from quintain_runner.report.summary import (
 )
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
+from quintain_runner.results.counts import has_cut_answer
 from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
 _LEADING_COLUMNS = ("repeat", "status", "score", "pass")
 _TRAILING_COLUMNS = (
-    "calls", "input_tokens", "output_tokens", "duration_ms", "turns", "lost_turns", "error_code", "error", "output",
+    "calls", "input_tokens", "output_tokens", "duration_ms", "turns", "lost_turns", "cut", "error_code", "error",
+    "output",
 )  # fmt: skip
 
 Cell = str | int | float | None
@@ -86,6 +88,7 @@ def _cells(row: Row, graders: Sequence[str], judges: Mapping[str, Sequence[str]]
     usage, error, held = row.token_usage, row.error, row.conversation
     cells += [row.calls, usage.input, usage.output, row.duration_ms]
     cells += [None, None] if held is None else [len(held.turns), held.lost_turns]
+    cells.append(int(has_cut_answer(row)) if row.has_answer else None)
     return [*cells, *((None, None) if error is None else (error.code, error.error)), row.output]
 
 
@@ -128,7 +131,7 @@ def render_markdown(report: RunReport, command: str) -> str:
         page.write(f"\n{markdown_code_span(note, max_length=1000)}\n")
     for table in (*run_tables(report), *([] if report.bill is None else [bill_table(report.bill)])):
         page.write(f"\n{''.join(markdown_table_lines(table))}")
-    for line in account_lines(report.summary.total, report.bill):
+    for line in account_lines(report.summary.total, report.summary.per_target, report.bill):
         page.write(f"\n{_escape_markdown(line)}\n")
     rows = list(islice(_rows_not_passed(report), MAX_SHOWN_CASES + 1))
     if rows:

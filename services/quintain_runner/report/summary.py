@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
@@ -52,7 +53,8 @@ class ParkedTarget(Message):
 class TrialCounts(Message):
     """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has, and
     ``stale`` of them count although what made them changed. Of the graded rows ``tied`` are neither passed nor failed
-    by a jury, and ``lacks_votes`` have a verdict without all votes of one.
+    by a jury, and ``lacks_votes`` have a verdict without all votes of one. Answers of ``cut`` rows ended at a limit
+    of tokens.
     """
 
     trials: int = 0
@@ -63,6 +65,7 @@ class TrialCounts(Message):
     stale: int = 0
     tied: int = Field(default=0, exclude_if=is_zero)
     lacks_votes: int = Field(default=0, exclude_if=is_zero)
+    cut: int = Field(default=0, exclude_if=is_zero)
     mean_score: float | None = None
     calls: int = 0
     token_usage: TokenUsage = NO_TOKENS
@@ -93,9 +96,8 @@ class RunTotals(TrialCounts):
     ``lost_turns`` of conversations were lost with the workers that held them, and asked again. ``uncompared`` rows lack
     a comparison with another answer that the last command was to make.
     ``calls_without_row`` of the calls are in no row: agents made them, or a grader or the run was killed before its row
-    was written.
-    ``calls_left`` is the estimate for the trials that the same command would
-    execute; ``run.json`` has it if the budget is spent.
+    was written. ``calls_left`` is the estimate for the trials that the same command would execute; ``run.json`` has it
+    if the budget is spent.
     """
 
     cases: int = 0
@@ -210,7 +212,7 @@ def summarize(
 
 def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
     """The sum of the counts of several columns, by the names of `TrialCounts`."""
-    names = ("trials", "graded", "passed", "errors", "in_doubt", "stale", "tied", "lacks_votes", "calls")
+    names = ("trials", "graded", "passed", "errors", "in_doubt", "stale", "tied", "lacks_votes", "cut", "calls")
     counts: dict[str, object] = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
     scored = sum(tally.scored for tally in tallies)
     score = sum((tally.score_sum for tally in tallies), Fraction())
@@ -223,10 +225,20 @@ def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
 _BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =]\S+")
 
 
-def account_lines(total: RunTotals, bill: Bill | None) -> list[str]:
-    """What a report says below its tables of money, requests and calls, a line each."""
+def account_lines(total: RunTotals, columns: Mapping[str, ColumnTotals], bill: Bill | None) -> list[str]:
+    """What a report says below its tables of money, requests, calls and answers that were cut, a line each."""
     lines = (cost_line(bill), tries_line(bill), unaccounted_calls_note(total, bill), lost_turns_note(total))
-    return [line for line in lines if line is not None]
+    return [*(line for line in lines if line is not None), *_cut_notes(columns)]
+
+
+def _cut_notes(columns: Mapping[str, ColumnTotals]) -> Iterator[str]:
+    """A sentence about the answers of each target that ended at a limit of tokens."""
+    cut = Counter[str]()
+    for name, column in columns.items():
+        cut[column.target or name] += column.cut
+    for target, count in (+cut).items():
+        answers = "1 answer was" if count == 1 else f"{count:,} answers were"
+        yield f"{target}: {answers} cut at max_tokens; raise max_tokens of the target, or ask for less"
 
 
 def unaccounted_calls_note(total: RunTotals, bill: Bill | None) -> str | None:

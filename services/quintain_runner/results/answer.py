@@ -34,6 +34,20 @@ def _known_counts(usage: TokenUsage) -> dict[str, int]:
     return {kind: count for kind, count in usage if count is not None}
 
 
+#: The finish reasons of answers that ended at a limit of tokens, in the words of APIs, vendors and their libraries.
+_CUT_REASONS = frozenset(
+    {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit", "incomplete"}
+    | {"model_context_window_exceeded", "context_length_exceeded", "finish_reason_max_tokens"}
+)
+
+
+def is_cut(result: Result) -> bool:
+    """Whether an answer ended at a limit of tokens, by its finish reason, or that of its agent's last message."""
+    last = (result.steps or ())[-1:]
+    told = [message.get("finish_reason") for step in last for message in step.messages or ()]
+    return str(result.finish_reason or [None, *told][-1]).lower() in _CUT_REASONS
+
+
 #: Token usage as a row holds it.
 StoredUsage = Annotated[TokenUsage, PlainSerializer(_known_counts)]
 
@@ -57,14 +71,15 @@ class Answer(Message):
     """What a target answered, beside its text and its duration: with them the answer can be graded again.
 
     ``messages`` is absent where the answer is one message, and the text is all of it. ``attempts`` is absent where it
-    is 1. ``steps`` are what an agent did, and ``steps_cut`` what its worker left out of them; a model's are made of its
-    messages where they are shown (`Row.steps`).
+    is 1. ``cut``: it ended at a limit of tokens. ``steps`` are what an agent did, and ``steps_cut`` what its worker
+    left out of them; a model's are made of its messages where they are shown (`Row.steps`).
     """
 
     request_id: str | None = Field(default=None, exclude_if=is_none)
     messages: list[OutputMessage] | None = Field(default=None, exclude_if=is_none)
     model: str | None = Field(default=None, exclude_if=is_none)
     finish_reason: str | None = Field(default=None, exclude_if=is_none)
+    cut: bool = Field(default=False, exclude_if=is_zero)
     token_usage: StoredUsage | None = Field(default=None, exclude_if=is_none)
     attempts: int = Field(default=1, exclude_if=is_one)
     steps: list[StoredStep] | None = Field(default=None, exclude_if=is_none)
@@ -79,6 +94,7 @@ class Answer(Message):
             messages=None if is_text else result.output,
             model=result.model,
             finish_reason=result.finish_reason,
+            cut=is_cut(result),
             token_usage=result.token_usage,
             attempts=result.attempts,
             steps=result.steps,

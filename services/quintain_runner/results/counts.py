@@ -18,6 +18,11 @@ def count_most_calls(most_calls: Counter[str], row: Row) -> None:
             most_calls[name] = max(most_calls[name], verdict.calls)
 
 
+def has_cut_answer(row: Row) -> bool:
+    """Whether the answer of a row, or one to a turn of its conversation, ended at a limit of tokens."""
+    return any(one is not None and one.cut for one in (row.answer, *(turn.answer for turn in row.turns())))
+
+
 class RowTally:
     """The counts of one target's rows. ``trials`` is the number of rows that the complete run has."""
 
@@ -29,6 +34,8 @@ class RowTally:
         self.scored = 0
         #: The turns of conversations that were lost with the workers that held them.
         self.lost_turns = 0
+        #: The number of rows with an answer that ended at a limit of tokens.
+        self.cut = 0
         #: The number of rows that count although what made them changed.
         self.stale = 0
         #: The numbers of rows whose jury is tied, and of graded rows whose jury lacks votes.
@@ -44,6 +51,7 @@ class RowTally:
         self.stale += times * row.stale_kept
         self.tied += times * row.tied
         self.lacks_votes += times * (row.open_status is not row.status)
+        self.cut += times * has_cut_answer(row)
         self.lost_turns += 0 if row.conversation is None else times * row.conversation.lost_turns
         self.calls += times * row.calls
         self.input_tokens += times * row.token_usage.input
@@ -66,6 +74,7 @@ class RowTally:
         self.tied += other.tied
         self.lacks_votes += other.lacks_votes
         self.lost_turns += other.lost_turns
+        self.cut += other.cut
         for denominator, numerator in other._scores.items():
             self._scores[denominator] = self._scores.get(denominator, 0) + numerator
         return self

@@ -159,7 +159,6 @@ class GraderRow(Message):
     """The result of one grader, or the vote of one judge of a jury: a verdict, or an error.
 
     ``calls`` counts the calls that it made; of a judge those that it made for this answer before too.
-
     ``score`` is from 0 to 1; ``details`` is any JSON object.
     ``fingerprint`` is the grader's fingerprint, or None if it is not known. ``weight`` is that of its score in the
     row's mean; a grader of weight 0 is reported, and counts neither in the score nor in the pass. ``generation`` counts
@@ -189,7 +188,6 @@ class GraderRow(Message):
     tied: bool = Field(default=False, exclude_if=is_zero)
     votes: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
     parts: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
-
     comparisons: list[PairwiseRow] | None = Field(default=None, exclude_if=is_none)
 
     @property
