@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from quintain_cli.__main__ import app
+from support.command_line import CommandLine, command_line
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 from support.snapshots import fields_of_values, hold
 
@@ -24,38 +23,35 @@ CONFIG = (
 )
 
 
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[CommandLine]:
     """A folder of its own, and none of this machine's settings."""
-    for name in [name for name in os.environ if name.startswith(("QUINTAIN_", "OTEL_"))]:
-        if name != "QUINTAIN_RECORD_SNAPSHOTS":
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUINTAIN_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+    with command_line(tmp_path) as shell:
+        yield shell
 
 
-def printed(*words: str, code: int = 0) -> object:
-    """The one JSON value that a command prints."""
-    ended = CliRunner().invoke(app, [*words, "--json"])
-    assert ended.exit_code == code, (words, ended.output, ended.stderr)
-    return json.loads(ended.stdout)
+def printed(shell: CommandLine, *words: str, code: int = 0) -> dict[str, object]:
+    """The one JSON object that a command prints."""
+    return shell.run(*words, "--json", code=code).json
 
 
-def test_what_commands_print_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = {"demo": fields_of_values(printed("demo"))}
-    folder = Path("quintain-demo")
+def test_what_commands_print_of_a_run(shell: CommandLine) -> None:
+    fields = {"demo": fields_of_values(printed(shell, "demo"))}
+    folder = shell.folder / "quintain-demo"
     again = ("--config", str(folder / "quintain.yaml"))
-    other = str(tmp_path / "other")
-    fields["run"] = fields_of_values(printed("run", str(folder / "eval.yaml"), "--output", other, *again))
-    (tmp_path / "broken.yaml").write_text("targets: {broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n")
-    (tmp_path / "eval.yaml").write_text(f"dataset: {folder}/cases.jsonl\ngraders: [{{name: same, builtin: exact}}]\n")
-    fields["run of a parked target"] = fields_of_values(
-        printed("run", "eval.yaml", "--config", "broken.yaml", "--fail-fast", code=1)
+    other = str(shell.folder / "other")
+    fields["run"] = fields_of_values(printed(shell, "run", str(folder / "eval.yaml"), "--output", other, *again))
+    (shell.folder / "broken.yaml").write_text("targets: {broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n")
+    (shell.folder / "eval.yaml").write_text(
+        f"dataset: {folder}/cases.jsonl\ngraders: [{{name: same, builtin: exact}}]\n"
     )
-    fields["check"] = fields_of_values(printed("check", str(folder / "eval.yaml"), *again))
+    fields["run of a parked target"] = fields_of_values(
+        printed(shell, "run", "eval.yaml", "--config", "broken.yaml", "--fail-fast", code=1)
+    )
+    fields["check"] = fields_of_values(printed(shell, "check", str(folder / "eval.yaml"), *again))
     results = folder / "demo-results"
-    fields["report"] = fields_of_values(printed("report", str(results)))
-    fields["compare"] = fields_of_values(printed("compare", str(results), other))
+    fields["report"] = fields_of_values(printed(shell, "report", str(results)))
+    fields["compare"] = fields_of_values(printed(shell, "compare", str(results), other))
     rows = [json.loads(line) for line in (results / "results.jsonl").read_text().splitlines()]
     fields["results.jsonl"] = fields_of_values(*rows)
     calls = [json.loads(line) for line in (results / "calls.jsonl").read_text().splitlines()]
@@ -64,26 +60,24 @@ def test_what_commands_print_of_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     # Which revision it was depends on where this folder lies.
     record["revision"] = None
     fields["run.json"] = fields_of_values(record)
-    fields["run of no file"] = fields_of_values(printed("run", "none.yaml", code=2))
-    monkeypatch.setenv("QUINTAIN_LEDGER_URL", f"sqlite://{(results / 'ledger.sqlite3').absolute()}")
-    fields["ledger verify"] = fields_of_values(printed("ledger", "verify"))
+    fields["run of no file"] = fields_of_values(printed(shell, "run", "none.yaml", code=2))
+    audited = shell.with_environment({"QUINTAIN_LEDGER_URL": f"sqlite://{results / 'ledger.sqlite3'}"})
+    fields["ledger verify"] = fields_of_values(printed(audited, "ledger", "verify"))
     hold(RECORDED / "printed_run.json", fields)
 
 
-async def test_what_commands_print_of_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_commands_print_of_a_session(shell: CommandLine) -> None:
     fields = {}
 
     async def keep(*words: str, code: int = 0) -> dict[str, object]:
-        said = await asyncio.to_thread(printed, *words, code=code)
-        assert isinstance(said, dict)
+        said = await asyncio.to_thread(printed, shell.with_environment(env), *words, code=code)
         fields[" ".join(words[:2])] = fields_of_values(said)
         return said
 
-    async with memory_fleet(tmp_path, CONFIG) as fleet:
-        monkeypatch.setenv("QUINTAIN_GATEWAY_URL", fleet.gateway_url)
-        monkeypatch.setenv("QUINTAIN_ADMIN_TOKEN", ADMIN_TOKEN)
+    async with memory_fleet(shell.folder, CONFIG) as fleet:
+        env = {"QUINTAIN_GATEWAY_URL": fleet.gateway_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         opened = await keep("session", "open", "--default-target", "echo", "--max-calls", "2")
-        monkeypatch.setenv("QUINTAIN_SESSION_TOKEN", str(opened["token"]))
+        env["QUINTAIN_SESSION_TOKEN"] = str(opened["token"])
         await keep("invoke", "hello")
         await keep("invoke", "failed", "--target", "broken", code=1)
         await keep("info")
