@@ -18,6 +18,7 @@ from quintain.rpc import private_queues as reply_queue
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange, Topology
+from support.skipped_time import skip_waits
 
 
 class ScriptedService:
@@ -206,6 +207,7 @@ async def test_a_service_that_never_comes_up_is_said_with_its_mend(rpc_client: R
 async def test_the_wait_for_a_service_and_for_its_answer_share_one_deadline(
     memory: MemoryBroker, rpc_client: RpcClient
 ) -> None:
+    skip_waits()
     loop = asyncio.get_running_loop()
     began = loop.time()
     asking = start_release(rpc_client, "r1", seconds=0.6)

@@ -18,6 +18,7 @@ from quintain.topology import Exchange, admit_topology
 from quintain_worker.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, grant
 from support.quick import timings
+from support.skipped_time import skip_waits
 from support.waiting import wait_until
 
 #: The same rules, a hundred times faster.
@@ -161,6 +162,7 @@ async def test_whoever_is_held_waits_past_the_silence_and_is_granted_when_it_may
 async def test_the_deadline_ends_the_wait_of_whoever_is_held(
     admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
 ) -> None:
+    skip_waits()
     ledger.admit_policy = lambda _: "held"
     loop = asyncio.get_running_loop()
     began = loop.time()

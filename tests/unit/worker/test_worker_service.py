@@ -22,6 +22,7 @@ from quintain_worker.worker import Worker
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, next_fault, next_result, running_worker
+from support.skipped_time import skip_waits
 
 
 @pytest.fixture
@@ -272,6 +273,7 @@ async def test_a_drain_gives_back_what_has_not_started(
 
 
 async def test_all_targets_share_one_grace(ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture) -> None:
+    skip_waits()
     gates = [GatedProvider() for _ in range(3)]
     loop = asyncio.get_running_loop()
     async with running_worker(ledger, *gates) as (worker, _):
@@ -282,7 +284,7 @@ async def test_all_targets_share_one_grace(ledger: FakeLedgerService, caplog: py
             await gate.requests.get()
         began = loop.time()
         await worker.stop(grace_seconds=0.2)
-        assert 0.2 <= loop.time() - began < 0.39
+        assert loop.time() - began == pytest.approx(0.2)
     assert "A call did not end within" in caplog.text
 
 
