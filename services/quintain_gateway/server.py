@@ -120,9 +120,9 @@ async def serve_app(
         yield address.url(listener)
 
 
-#: How long a rejected connection, or one that was answered before its body arrived, stays open, in seconds. If it
-#: were closed at once, a TCP reset could discard the response of a client that still sends.
-LINGER_SECONDS = 2.0
+#: How long a connection whose client still sends stays open after its answer, in seconds, and how much is read of it
+#: meanwhile, in bytes. If it were closed at once, a TCP reset could discard the answer.
+LINGER_SECONDS, LINGER_BYTES = 5.0, 64 * 1024 * 1024
 
 #: The maximum number of rejected connections that stay open; further ones are reset without a response.
 MAX_LINGERING = 64
@@ -149,6 +149,7 @@ class LimitedH11Protocol(H11Protocol):
         self.access_log = False  # uvicorn's log would contain paths chosen by clients; see `access_log`
         self._shared = shared
         self._is_rejected = False
+        self._discarded_bytes: int | None = None
         self._received_cycle: object = None
         self._header_timer: asyncio.TimerHandle | None = None
 
@@ -157,7 +158,7 @@ class LimitedH11Protocol(H11Protocol):
         if len(self.connections) >= self._shared.limits.max_connections:
             self._reject(transport)
             return
-        super().connection_made(transport)
+        super().connection_made(ClosedAfterBody(transport, self))  # type: ignore[arg-type]
         if hasattr(transport, "max_size"):  # of asyncio's sockets; other loops' and TLS's transports have none
             transport.max_size = READ_BYTES
         self._shared.metrics.connections.inc()
@@ -177,8 +178,10 @@ class LimitedH11Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes; the header timer stops when the headers are complete."""
-        if self._is_rejected:
-            self.transport.close()
+        if self._discarded_bytes is not None:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > LINGER_BYTES:
+                self.transport.close()
             return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
@@ -197,14 +200,14 @@ class LimitedH11Protocol(H11Protocol):
             self._received_cycle = self.cycle
             self.flow.resume_reading()
 
-    def on_response_complete(self) -> None:
-        """End a request whose response was sent.
-
-        If its body is still arriving, it is discarded, and the connection is closed after `LINGER_SECONDS`.
-        """
-        super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
-            self.loop.call_later(LINGER_SECONDS, self._close_after_linger, self.cycle)
+    def linger(self, transport: asyncio.Transport) -> None:
+        """Close a connection once its client has, or after `LINGER_SECONDS`; discard what it sends until then."""
+        self._discarded_bytes = 0
+        self._stop_header_timer()
+        if transport.can_write_eof():
+            transport.write_eof()
+        transport.resume_reading()
+        self.loop.call_later(LINGER_SECONDS, transport.close)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not valid HTTP with 400, or with 431 if the headers are too large."""
@@ -229,7 +232,7 @@ class LimitedH11Protocol(H11Protocol):
             transport.abort()
             return
         self._write_fault(TooManyConnections(), "too many connections")
-        self.loop.call_later(LINGER_SECONDS, transport.close)
+        self.linger(transport)
 
     def _start_header_timer(self) -> None:
         self._header_timer = self.loop.call_later(self._shared.limits.header_timeout_seconds, self._on_header_timeout)
@@ -249,13 +252,9 @@ class LimitedH11Protocol(H11Protocol):
             "slow head",
         )
 
-    def _close_after_linger(self, cycle: object) -> None:
-        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
-            self.transport.close()
-
     def _respond_and_close(self, fault: Fault, reason: str) -> None:
         self._write_fault(fault, reason)
-        self.transport.close()
+        self.linger(self.transport)
 
     def _write_fault(self, fault: Fault, reason: str) -> None:
         self._shared.metrics.count_rejected_connection(reason)
@@ -265,6 +264,29 @@ class LimitedH11Protocol(H11Protocol):
             f"content-length: {len(body)}\r\nconnection: close\r\nx-request-id: {valid_or_new_id(None)}\r\n\r\n"
         )
         self.transport.write(header_block.encode() + body)
+
+
+class ClosedAfterBody:
+    """A transport that lingers where it is to be closed while the body of a request still arrives."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: LimitedH11Protocol) -> None:
+        self._transport, self._protocol = transport, protocol
+        self._is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection, now or once its body has arrived."""
+        if self.is_closing() or self._protocol.conn.their_state is not h11.SEND_BODY:
+            self._transport.close()
+        else:
+            self._is_lingering = True
+            self._protocol.linger(self._transport)
 
 
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
@@ -303,8 +325,12 @@ class StrictConnection(h11.Connection):
         """Return the bytes of an event; those of a head with a Content-Length come with what follows it.
 
         uvicorn writes the bytes of each event at once. A body of known length follows its head immediately, so both
-        leave in one system call and mostly one packet.
+        leave in one system call and mostly one packet. An answer before the end of its request's body closes the
+        connection: what is still to come is no other request.
         """
+        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+            headers = [*event.headers, (b"connection", b"close")]
+            event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
         sent = super().send(event)
         if sent is None:
             return None

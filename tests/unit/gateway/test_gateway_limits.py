@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import resource
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,11 +14,12 @@ import pytest
 
 from quintain.contracts.credentials import SessionToken
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
+from quintain_gateway import server
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import LINGER_SECONDS, MAX_LINGERING, READ_BYTES, LimitedH11Protocol, run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
-from support.memory_fleet import MemoryFleet, memory_fleet
+from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, delay_ms: 1000}}\n"
 LIMITS = GatewayLimits(max_connections=50, header_timeout_seconds=0.6, body_timeout_seconds=0.6, max_body_bytes=100_000)
@@ -78,6 +80,52 @@ async def test_a_body_without_a_length_is_cut_at_the_limit(socket: RawConnection
     answer = await socket.read_response()
     assert answer is not None
     assert answer.status == 413
+
+
+@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}, {"Transfer-Encoding": "chunked"}])
+@pytest.mark.parametrize("path", ["/invoke", "/v1/chat/completions", "/sessions"])
+async def test_who_reads_only_after_sending_still_hears_why_it_was_refused(
+    fleet: MemoryFleet, token: str, path: str, headers: dict[str, str]
+) -> None:
+    def send(token: str) -> tuple[int, int]:
+        connection = http.client.HTTPConnection(fleet.gateway_url.removeprefix("http://"), timeout=30)
+        pieces, chunked = (b"x" * 100_000 for _ in range(80)), "Transfer-Encoding" in headers
+        body, sent = pieces if chunked else b"".join(pieces), {"Authorization": f"Bearer {token}", **headers}
+        connection.request("POST", path, body, sent, encode_chunked=chunked)
+        response = connection.getresponse()
+        return response.status, len(response.read())
+
+    # An admin's body is as large as anybody's, and who has no token hears nothing of it.
+    known = ADMIN_TOKEN if path == "/sessions" else token
+    assert (await asyncio.to_thread(send, known))[0] == 413
+    status, size = await asyncio.to_thread(send, "nobody")
+    assert (status, size > 0) == (401, True)
+
+
+async def test_a_rejected_connection_that_sends_a_body_hears_why(tmp_path: Path) -> None:
+    async with memory_fleet(tmp_path, CONFIG, limits=GatewayLimits(max_connections=1)) as fleet:
+        async with open_raw_connection(fleet.gateway_url), open_raw_connection(fleet.gateway_url) as rejected:
+            await rejected.write(request_head("POST", "/invoke", {"Content-Length": "3000000"}))
+            await rejected.write(b"x" * 3_000_000)
+            answer = await rejected.read_response()
+        assert answer is not None
+        assert answer.status == 503
+
+
+async def test_no_more_than_a_number_of_bytes_is_read_after_the_answer(
+    socket: RawConnection, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LINGER_BYTES", 500_000)
+    await socket.write(invoke_head(token, **{"Content-Length": "100000000"}))
+    answer = await socket.read_response()
+    assert answer is not None
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(ConnectionError):
+        while True:
+            await socket.write(b"x" * 100_000)
+            await asyncio.sleep(0.01)
+    assert asyncio.get_running_loop().time() - began < LINGER_SECONDS
 
 
 async def test_the_rest_of_an_answered_body_is_not_heard_for_ever(socket: RawConnection, token: str) -> None:
