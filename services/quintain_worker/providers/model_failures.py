@@ -219,12 +219,26 @@ def _error_object(body: object) -> dict[str, object] | None:
     if isinstance(body, str):
         # A proxy's error page says nothing in its first characters.
         return {"message": body} if body.strip() and not body.lstrip().startswith("<") else None
+    if isinstance(body, list) and len(body) == 1:
+        # Google's way.
+        return _error_object(body[0])
     if not isinstance(body, dict):
         return None
-    return _error_object(body["error"]) if isinstance(body.get("error"), dict | str) else body
+    inner = next((body[key] for key in ("error", "detail") if isinstance(body.get(key), dict)), body.get("error"))
+    return _error_object(inner) if isinstance(inner, dict | str) else body
 
 
 def _message(fields: dict[str, object], secrets: Iterable[str]) -> str | None:
-    found = next((fields[key] for key in ("message", "detail") if isinstance(fields.get(key), str)), "")
+    found = next((fields[key] for key in ("message", "detail", "msg") if isinstance(fields.get(key), str)), "")
+    if not found and isinstance(problems := fields.get("detail") or fields.get("errors"), list):
+        found = "; ".join(map(_problem, problems))
     text = clean(str(found), secrets)
     return (text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]}…") or None
+
+
+def _problem(item: object) -> str:
+    """Return one of the problems that servers list, as FastAPI's ``{"loc": ["body", "top_k"], "msg": …}``."""
+    if not isinstance(item, dict):
+        return str(item)
+    message, place = item.get("msg") or item.get("message") or "", item.get("loc")
+    return f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message)
