@@ -7,7 +7,7 @@ one answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,25 +37,26 @@ _ID_PREFIXES: Final[Mapping[ApiName, str]] = {
 _WITH_CHOICES = frozenset({"chat", "completions"})
 
 
-def ignored_fields(results: Sequence[Result]) -> list[str]:
-    """Return the names of what any of these calls was made without, or its answer is without."""
-    return sorted({name for result in results for name in result.ignored or ()})
-
-
 @dataclass(slots=True)
 class AnswerEncoder:
     """Encodes the answer to one HTTP request, whole or as server-sent events.
 
-    ``key`` names its calls, and ``target`` is the model of an answer that names none.
+    ``key`` names its calls, and ``target`` is the model of an answer that names none. ``ignored`` are the names of what
+    its calls are made without, whatever the provider.
     """
 
     api: ApiName
     key: str
     target: str
     include_usage: bool = False
+    ignored: Sequence[str] = ()
     _choices: dict[int, _StreamedChoice] = field(default_factory=dict)
     _names_target: bool | None = None
     _next_number: int = 0
+
+    def ignored_fields(self, results: Iterable[Result]) -> list[str]:
+        """Return the names of what any of these calls was made without, or its answer is without."""
+        return sorted({*self.ignored, *(name for result in results for name in result.ignored or ())})
 
     def encode_response(self, results: Sequence[Result]) -> Json:
         """Return the answer as one JSON body. Raises `ProviderFailed` for a result without one."""
@@ -65,7 +66,7 @@ class AnswerEncoder:
             choices = [{**choice, "index": index} for index, body in enumerate(bodies) for choice in body["choices"]]
             usages = [body["usage"] for body in bodies if body.get("usage")]
             whole = {**whole, "choices": choices, **({"usage": _sum_usages(usages)} if usages else {})}
-        ignored = ignored_fields(results)
+        ignored = self.ignored_fields(results)
         return {**whole, "ignored_parameters": ignored} if ignored else whole
 
     def encode_error(self, fault: Fault) -> Json:
@@ -92,7 +93,7 @@ class AnswerEncoder:
 
     def encode_end(self, results: Sequence[Result]) -> bytes:
         """Return the events that end the stream, after all choices have ended."""
-        ignored = ignored_fields(results)
+        ignored = self.ignored_fields(results)
         if self.api not in _WITH_CHOICES:
             # These APIs have no event that could hold it, and clients skip a comment.
             return f": ignored_parameters {json.dumps(ignored)}\n\n".encode() if ignored else b""

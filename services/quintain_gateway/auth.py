@@ -16,6 +16,7 @@ from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
+from quintain.contracts import credentials
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, BudgetExhausted, PayloadTooLarge, Unauthorized
@@ -34,10 +35,9 @@ CLOCK_MAX_AGE_SECONDS = 60.0
 
 def bearer_token(request: Request) -> str:
     """Return the token of ``Authorization: Bearer <token>``. Raises `Unauthorized` if there is none."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme != "Bearer" or not token:
-        raise Unauthorized
-    return token
+    if token := credentials.bearer_token(request.headers.getlist("authorization")):
+        return token
+    raise Unauthorized
 
 
 def model_token(request: Request) -> str:

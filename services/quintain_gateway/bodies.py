@@ -21,7 +21,7 @@ from quintain.client.client import Client
 from quintain.contracts.api_request import CARRIED_HEADERS, ApiName, ApiRequest, JsonText, parse_json_object
 from quintain.errors import BadRequest, Cancelled, PayloadTooLarge
 from quintain_gateway.endpoint import RequestContext, context_of
-from quintain_gateway.errors import BUSY_RETRY_MS, LargeBodiesBusy, RequestTimeout
+from quintain_gateway.errors import BUSY_RETRY_MS, LargeBodiesBusy, RequestTimeout, UnsupportedEncoding
 from quintain_gateway.settings import GatewayLimits
 
 
@@ -37,8 +37,11 @@ class BodyReader:
 
         With ``client``, its session may allow a larger body: it is asked before such a body is read.
 
-        Raises `PayloadTooLarge`, `LargeBodiesBusy`, `RequestTimeout`, or `Cancelled` if the client disconnects.
+        Raises `PayloadTooLarge`, `LargeBodiesBusy`, `RequestTimeout`, `UnsupportedEncoding` for a body that is
+        compressed, or `Cancelled` if the client disconnects.
         """
+        if any(each.strip().lower() not in {"", "identity"} for each in request.headers.getlist("content-encoding")):
+            raise UnsupportedEncoding
         max_bytes, timeout_seconds = self._limits.max_body_bytes, self._limits.body_timeout_seconds
         size, is_asked = int(request.headers.get("content-length", 0)), False
         body = bytearray()
@@ -100,7 +103,8 @@ MAX_CHOICES, MAX_PROMPTS = 128, 2048
 
 _Objects = Annotated[list[dict[str, Any]], Field(min_length=1)]
 _Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None
-_Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[int], Field(min_length=1)]
+_Tokens = Annotated[list[int], Field(min_length=1)]
+_Prompt = Annotated[str, Field(min_length=1)] | _Tokens
 
 
 class StreamOptions(RequestModel):
@@ -125,9 +129,12 @@ class ChatBody(CallBody):
 
 
 class CompletionBody(CallBody):
-    """A completion request; each of ``n`` choices for each prompt is one call."""
+    """A completion request; each of ``n`` choices for each prompt is one call.
 
-    prompt: _Prompt | Annotated[list[_Prompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+    Without a prompt the server takes its own default, which is the beginning of a document.
+    """
+
+    prompt: str | _Tokens | Annotated[list[str | _Tokens], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     n: _Choices = None
     stream_options: StreamOptions | None = None
 
@@ -151,7 +158,7 @@ class MessageBody(CallBody):
     """A messages request."""
 
     messages: _Objects
-    max_tokens: Annotated[int, Field(gt=0)]
+    max_tokens: Annotated[int, Field(ge=0)]
 
 
 BODIES: Mapping[ApiName, type[RequestModel]] = {
@@ -170,6 +177,8 @@ class ParsedBody(NamedTuple):
     requests: list[ApiRequest]
     stream: bool
     include_usage: bool
+    #: The names of the options of a stream that have no effect here.
+    ignored: list[str]
 
 
 def parse_body(api: ApiName, body: bytes, headers: Headers) -> ParsedBody:
@@ -187,18 +196,24 @@ def parse_body(api: ApiName, body: bytes, headers: Headers) -> ParsedBody:
     count = (read.n or 1) if has_choices else 1
     requests = [ApiRequest(api, each, carried, read.model) for each in bodies for _ in range(count)]
     options = read.stream_options if has_choices else None
+    given, known = sent.values.get("stream_options"), {"include_usage"} if has_choices else set()
+    if isinstance(given, dict):
+        ignored = [f"stream_options.{name}" for name in given.keys() - known if given[name] is not None]
+    else:
+        ignored = [] if given is None else ["stream_options"]
     return ParsedBody(
         target=read.model,
         requests=requests,
         stream=read.stream is True,
         include_usage=options is not None and options.include_usage is True,
+        ignored=ignored,
     )
 
 
 def _prompts(body: JsonText) -> list[JsonText]:
     """Return the body for each prompt: a list of numbers is one of them, as its tokens."""
-    prompt = body.values["prompt"]
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
+    prompt = body.values.get("prompt")
+    if not isinstance(prompt, list) or isinstance(prompt[0], int):
         return [body]
     return [body.with_members({"prompt": each}) for each in prompt]
 

@@ -16,13 +16,19 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BudgetUnavailable, BusError, Cancelled, Fault, NoAnswer, Unauthorized
 from quintain.rpc.server import log_defect
-from quintain_gateway.errors import MethodNotAllowed, anthropic_response, fault_response, openai_response
+from quintain_gateway.errors import (
+    MethodNotAllowed,
+    UnsupportedEncoding,
+    anthropic_response,
+    fault_response,
+    openai_response,
+)
 
 #: The route of requests that match no API: their paths must not become label values or log fields.
 UNMATCHED_ROUTE = "elsewhere"
@@ -92,6 +98,18 @@ Handler = Callable[[Request], Awaitable[Response]]
 HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
+class AnyMethodRoute(Route):
+    """A route that takes any method but OPTIONS, which is answered alike for all paths."""
+
+    def __init__(self, path: str, endpoint: Handler) -> None:
+        super().__init__(path, endpoint)
+        self.methods = None
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether this is the route of a request."""
+        return (Match.NONE, {}) if scope.get("method") == "OPTIONS" else super().matches(scope)
+
+
 def method_route(
     path: str, handlers: Mapping[str, Handler], to_endpoint: Callable[[Handler], Handler], *, any_prefix: bool = False
 ) -> Route:
@@ -106,17 +124,10 @@ def method_route(
 
     async def handle(request: Request) -> Response:
         if request.method not in handlers_by_method:
-            raise MethodNotAllowed(f"{path} does not allow {request.method}; it allows {allowed}")
+            raise MethodNotAllowed.at(path, request.method, allowed)
         return await handlers_by_method[request.method](request)
 
-    async def respond(request: Request) -> Response:
-        response = await endpoint(request)
-        if response.status_code == MethodNotAllowed.status:
-            response.headers["Allow"] = allowed
-        return response
-
-    endpoint = to_endpoint(handle)
-    route = Route(path, respond, methods=[method for method in HTTP_METHODS if method != "OPTIONS"])
+    route = AnyMethodRoute(path, to_endpoint(handle))
     if any_prefix:
         route.path_regex = re.compile("^(?:/.*)?" + route.path_regex.pattern.removeprefix("^"), re.DOTALL)
     return route
@@ -168,6 +179,10 @@ class Api:
         response = self.error_response(fault)
         if response.status_code == Unauthorized.status:
             response.headers["WWW-Authenticate"] = "Bearer"
+        if isinstance(fault, UnsupportedEncoding):
+            response.headers["Accept-Encoding"] = "identity"
+        if isinstance(fault, MethodNotAllowed):
+            response.headers["Allow"] = fault.allowed
         if fault.retry_after_ms is not None:
             response.headers["Retry-After"] = str(math.ceil(fault.retry_after_ms / 1000))
         return response

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
@@ -35,11 +35,27 @@ class MethodNotAllowed(BadRequest):
 
     code, status = "method_not_allowed", 405
 
+    #: The methods that it allows.
+    allowed = ""
+
+    @classmethod
+    def at(cls, path: str, method: str, allowed: str) -> Self:
+        """Return the fault of a method that is none of those ``allowed``."""
+        fault = cls(f"{path} does not allow {method}; it allows {allowed}")
+        fault.allowed = allowed
+        return fault
+
 
 class RequestTimeout(BadRequest):
     """The request did not arrive in time."""
 
     code, status = "request_timeout", 408
+
+
+class UnsupportedEncoding(BadRequest):
+    """The body has a Content-Encoding; send it without one."""
+
+    code, status = "unsupported_encoding", 415
 
 
 class HeadersTooLarge(BadRequest):

@@ -18,7 +18,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
@@ -49,11 +48,11 @@ class _PendingAdmit:
     admit: Admit
     #: None: the call is returned to its queue, and this attempt must not run.
     answer: asyncio.Future[Admission | None]
-    #: The deadline of the call.
+    #: The deadline of the call, and until when it may wait.
     ends_at: float
+    waits_until: float = math.inf
     #: When its message was held for long enough, so that it returns to its queue.
     return_at: float = math.inf
-    #: Called once the ledger says that the admit must wait.
     on_held: Callable[[], object] | None = None
     #: It waits for its batch, or that is being published.
     is_being_sent: bool = False
@@ -78,10 +77,11 @@ class _PendingAdmit:
         return None
 
     def is_due(self, now: float, repeat_seconds: float) -> bool:
-        """Return whether to send it again: a repeat is due, or its deadline has passed since it was sent."""
+        """Return whether to send it again: a repeat is due, or it may wait no longer since it was sent."""
         if self.first_sent_at == math.inf:
-            return now >= self.ends_at
-        return not self.is_being_sent and (now - self.sent_at >= repeat_seconds or self.sent_at < self.ends_at <= now)
+            return now >= min(self.ends_at, self.waits_until)
+        due = (self.sent_at + repeat_seconds, self.ends_at, self.waits_until)
+        return not self.is_being_sent and any(self.sent_at < at <= now for at in due)
 
 
 class AdmissionClient:
@@ -129,6 +129,7 @@ class AdmissionClient:
         request: Admit,
         *,
         ends_at: float,
+        waits_until: float = math.inf,
         return_at: float = math.inf,
         on_held: Callable[[], object] | None = None,
     ) -> Admission | None:
@@ -138,15 +139,14 @@ class AdmissionClient:
         None where the call must return to its queue: the worker stops, `return_calls` was called for its target, or it
         is ``return_at``, in the loop's seconds. ``on_held`` is called once the ledger says that the admit must wait.
 
-        ``ends_at`` is the call's deadline, in the loop's seconds. The ledger is asked once more when it passes: its own
-        refusal says whether the call is charged. Raises `Expired` if there is no such answer, and `BudgetUnavailable`
-        when no metadata service answers anything. The attempt must then be settled as never sent, so that a grant that
-        is still on its way becomes void.
+        The ledger is asked once more at ``ends_at``, the call's deadline, and at ``waits_until``, the end of its wait:
+        its refusal says whether the call is charged. Raises `Expired` if there is no such answer, `BudgetUnavailable`
+        when no metadata service answers. The attempt must then be settled as never sent: a late grant becomes void.
         """
         if self._stopped:
             return None
         loop = asyncio.get_running_loop()
-        pending = _PendingAdmit(request, loop.create_future(), ends_at, return_at, on_held)
+        pending = _PendingAdmit(request, loop.create_future(), ends_at, waits_until, return_at, on_held)
         self._pending[request.attempt_id] = pending
         if len(self._under_way) < MAX_UNDER_WAY:
             self._under_way.add(request.attempt_id)
@@ -213,9 +213,10 @@ class AdmissionClient:
         """
         key = (self._own_key if is_first else None) or ADMIT.key
         try:
-            items = list(map(attrgetter("admit"), batch))
             envelope = Envelope(
-                body=AdmitBatch.unchecked(incarnation=self._incarnation, items=items).to_wire(),
+                body=AdmitBatch.unchecked(
+                    incarnation=self._incarnation, items=[each.admit for each in batch]
+                ).to_wire(),
                 type=ADMIT.key,
                 correlation_id=CORRELATION_ID,
                 reply_to=self._rpc_client.reply_key,
@@ -275,8 +276,7 @@ class AdmissionClient:
             self._under_way.discard(item.attempt_id)
         for attempt_id in answer.held or ():
             self._under_way.discard(attempt_id)
-            held = self._pending.get(attempt_id)
-            if held is not None and held.on_held is not None:
+            if (held := self._pending.get(attempt_id)) is not None and held.on_held is not None:
                 on_held, held.on_held = held.on_held, None
                 on_held()
         if self._unsent:

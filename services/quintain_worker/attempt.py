@@ -72,6 +72,8 @@ class AttemptResult(NamedTuple):
 class RetryPolicy(NamedTuple):
     """Limits on the tries of one attempt. ``ends_at`` is the deadline in the loop's seconds.
 
+    ``waits_until`` is until when the call may wait for its provider, which is paused or asks to slow down.
+
     ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the
     target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
     unbilled. ``is_one_try``: the attempt is one try, after which the call asks again if it may; ``max_tries`` are those
@@ -89,6 +91,7 @@ class RetryPolicy(NamedTuple):
     is_probe: bool = False
     asks_once: bool = False
     holds_conversations: bool = False
+    waits_until: float = math.inf
 
 
 class _CallReturned(Exception):
@@ -179,7 +182,8 @@ class Attempt:
 
     def _may_ask_again(self, failure: ProviderFailure) -> bool:
         """Whether the call waits for another attempt after this try, the only one of its own."""
-        if not self.policy.is_one_try or not self._tries or self._remaining_seconds <= 0:
+        waits_until = min(self.policy.ends_at, self._timeout_ends_at, self.policy.waits_until)
+        if not self.policy.is_one_try or not self._tries or waits_until <= asyncio.get_running_loop().time():
             return False
         if failure.outcome is TryOutcome.THROTTLED and self.policy.has_quota:
             return True
@@ -257,7 +261,10 @@ class Attempt:
         ends_at = loop.time() + seconds
         while (remaining_seconds := max(ends_at - (now := loop.time()), self.pause.remaining_seconds)) > 0:
             is_paused = self.pause.remaining_seconds > 0
-            if remaining_seconds >= (self.policy.ends_at - now if is_paused else self._remaining_seconds):
+            limit = self.policy.ends_at if is_paused else min(self.policy.ends_at, self._timeout_ends_at)
+            if is_paused or (self._failure is not None and self._failure.outcome is TryOutcome.THROTTLED):
+                limit = min(limit, self.policy.waits_until)
+            if remaining_seconds >= limit - now:
                 raise self._failure or _pause_failure(remaining_seconds)
             is_unbilled = self._billing is Billing.UNBILLED and not self.policy.unproven
             if is_unbilled and (self.pause.stopping or self.pause.holds_no_longer(remaining_seconds)):
@@ -314,7 +321,9 @@ class CallTries:
     _last: Fault | None = None
     _has_quota: bool = False
 
-    def policy(self, target: WorkerTarget, grant: Admission, ends_at: float) -> RetryPolicy:
+    def policy(
+        self, target: WorkerTarget, grant: Admission, ends_at: float, waits_until: float = math.inf
+    ) -> RetryPolicy:
         """Return what is left for an attempt."""
         self._has_quota = target.has_quota
         return RetryPolicy(
@@ -327,6 +336,7 @@ class CallTries:
             is_probe=bool(grant.is_probe),
             asks_once=target.asks_once,
             holds_conversations=target.holds_conversations,
+            waits_until=waits_until,
         )
 
     def add(self, result: AttemptResult, seconds: float, *, is_probe: bool) -> float:

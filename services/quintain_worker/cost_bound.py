@@ -294,6 +294,9 @@ def _asked_in_api(request: ApiRequest, defaults: Mapping[str, Any]) -> _PricedRe
         questions = len(given["input"]) if isinstance(given.get("input"), list) else 1
     else:
         limits = _pop_limits(given, _OUTPUT_LIMITS[request.api]) or own_limits
+        if request.api == "messages" and limits == [0]:
+            # Anthropic's way to fill its cache; elsewhere a limit of 0 may be none.
+            limits = [1]
     if request.api == "completions" and not isinstance(given.get("prompt"), dict):
         content = [given.pop("prompt", None)]
         if isinstance(content[0], list) and not all(isinstance(each, int) for each in content[0]):

@@ -20,7 +20,6 @@ from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_GROUPS, ACCEPT_PROG
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES, Message
-from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, QUEUE_WAIT, SpanStart, process_span, reply_span, settle_span
@@ -39,7 +38,7 @@ from quintain_worker.providers.provider import CallHolder, Delta
 from quintain_worker.request import IncomingRequest, parse_request
 from quintain_worker.returns import return_copy
 from quintain_worker.session_waits import MessageHold
-from quintain_worker.streaming import InterimAttempt, interim_messages
+from quintain_worker.streaming import InterimAttempt, interim_messages, telling_that_it_runs
 from quintain_worker.target import GIVEN_BACK, OK, REPLAYED, PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -71,8 +70,9 @@ class DeliveryHandler:
         self._request: IncomingRequest
         self._attempt_id = ""
         self._tries = CallTries()
-        #: The request's deadline in the loop's seconds; where it names none, the ledger ends its wait.
-        self._ends_at = 0.0
+        #: The request's deadline in the loop's seconds; where it names none, the ledger ends its wait. And until when
+        #: its call may wait.
+        self._ends_at, self._waits_until = 0.0, 0.0
         #: Before this time of the loop no admission is asked for.
         self._ask_at = 0.0
         self._is_traced = False
@@ -89,7 +89,9 @@ class DeliveryHandler:
             echo = str(truncate_echo(request_id_of(delivery)))
             await self._context.completion.finish(Reply(delivery, fault, echo, delivery.ack))
             return
-        await in_span(self._span_start, self._process, parent=delivery.headers.get(TRACEPARENT_HEADER))
+        seconds = self._waits_until - asyncio.get_running_loop().time()
+        async with telling_that_it_runs(self._context.bus, delivery, self._request, seconds, self._context.timings):
+            await in_span(self._span_start, self._process, parent=delivery.headers.get(TRACEPARENT_HEADER))
 
     def _span_start(self) -> SpanStart:
         request, target = self._request, self._target.name
@@ -100,10 +102,7 @@ class DeliveryHandler:
         """Parse the delivery, and name its call in the log. Raises `Unauthorized`."""
         self._request = request = parse_request(self._delivery, self._target.name, self._target.check)
         self._attempt_id = self._context.attempt_ids.next()
-        seconds = MAX_DEADLINE_SECONDS
-        if request.deadline is not None and request.problem is None:
-            seconds = max(0.0, min(self._context.clock.seconds_until(request.deadline), seconds))
-        self._ends_at = asyncio.get_running_loop().time() + seconds
+        self._ends_at, self._waits_until = request.ends(self._context.clock, asyncio.get_running_loop().time())
         target = self._target.name
         logs.log_ids.set({"requestId": request.request_id, "sessionId": request.credential.id, "target": target})
 
@@ -222,9 +221,9 @@ class DeliveryHandler:
         context, loop = self._context, asyncio.get_running_loop()
         if self._ask_at:
             # After a failure, at most until the deadline.
-            await self._pause.wait_until(min(self._ask_at, self._ends_at))
+            await self._pause.wait_until(min(self._ask_at, self._waits_until))
         if not visit.is_inside:
-            await context.gate.enter(visit, self._ends_at - loop.time())
+            await context.gate.enter(visit, self._waits_until - loop.time())
         on_held = None
         if self._hold is not None:
             on_held = partial(self._hold.begin_waiting, partial(context.admission_client.return_call, self._attempt_id))
@@ -252,7 +251,7 @@ class DeliveryHandler:
         admit = self._request.admit(self._attempt_id, name, trace, alone=alone, copied=copied, cost_rule=rule)
         self._is_estimate = admit.is_estimate
         return await self._context.admission_client.admit(
-            admit, ends_at=self._ends_at, return_at=return_at, on_held=on_held
+            admit, ends_at=self._ends_at, waits_until=self._waits_until, return_at=return_at, on_held=on_held
         )
 
     async def _run_attempt(self, call: InflightCall, grant: Admission) -> float | None:
@@ -308,7 +307,7 @@ class DeliveryHandler:
             number = InterimAttempt(grant.attempt, self._tries.count, target.progress_seconds)
             interim = interim_messages(context.bus, context.chunk_groups, self._delivery, request, number)
         async with interim as on_text:
-            policy = self._tries.policy(target, grant, ends_at)
+            policy = self._tries.policy(target, grant, ends_at, self._waits_until)
             attempt = Attempt(provider, asked, policy, self._pause, on_text, context.time_limits)
             call.task, call.ends_at = asyncio.current_task(), ends_at
             try:

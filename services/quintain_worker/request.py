@@ -18,15 +18,17 @@ from quintain.contracts.headers import (
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
+    WAIT_UNTIL_HEADER,
 )
 from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
 from quintain.contracts.ledger import Admit, AttemptOutcome, Settle
 from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.contracts.money import picodollars
 from quintain.contracts.quota import TryReport
-from quintain.contracts.values import sanitize_request_id, shorten
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.rpc.server import Credential, call_credential, integer_header, request_id_of
+from quintain.timings import Clock
 from quintain_worker.cost_bound import CostBound, CostRule
 from quintain_worker.inflight import CallIdentity
 
@@ -41,13 +43,14 @@ _NO_BOUND = CostBound(None)
 class IncomingRequest(NamedTuple):
     """One parsed delivery. ``request`` is None where the request is invalid; ``problem`` then says why.
 
-    ``deadline`` and ``published_at`` are milliseconds since the epoch. ``accepts`` lists the interim messages that the
-    caller asked for, such as `quintain.contracts.headers.ACCEPT_CHUNKS`.
+    ``deadline``, ``wait_until`` and ``published_at`` are milliseconds since the epoch. ``accepts`` lists the interim
+    messages that the caller asked for, such as `quintain.contracts.headers.ACCEPT_CHUNKS`.
     """
 
     credential: Credential
     request_id: str
     deadline: int | None
+    wait_until: int | None
     published_at: int | None
     body_sha256: str
     body_bytes: int
@@ -60,6 +63,14 @@ class IncomingRequest(NamedTuple):
     def age_ms(self, now: int) -> int:
         """How long ago it was sent, as far as that is known: in the queue, and in the line of its quota."""
         return 0 if self.published_at is None else max(0, now - self.published_at)
+
+    def ends(self, clock: Clock, now: float) -> tuple[float, float]:
+        """Return the deadline and until when the call may wait, on the clock by which it is ``now``, in seconds."""
+        seconds = MAX_DEADLINE_SECONDS
+        if self.deadline is not None and self.problem is None:
+            seconds = max(0.0, min(clock.seconds_until(self.deadline), seconds))
+        waits = seconds if self.wait_until is None else min(seconds, clock.seconds_until(self.wait_until))
+        return now + seconds, now + waits
 
     def admit(
         self,
@@ -86,6 +97,7 @@ class IncomingRequest(NamedTuple):
             body_sha256=self.body_sha256,
             body_bytes=self.body_bytes,
             deadline=self.deadline,
+            wait_until=self.wait_until,
             problem=None if self.problem is None else FaultReply.from_fault(self.problem),
             traceparent=traceparent,
             alone=alone,
@@ -149,10 +161,12 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
     request: InvokeRequest | ApiRequest | None = None
     problem: Fault | None = None
     deadline: int | None = None
+    wait_until: int | None = None
     named_id, body_sha256 = request_id_of(delivery), hashlib.sha256(body).hexdigest()
     request_id = sanitize_request_id(named_id)
     try:
         deadline = integer_header(headers, DEADLINE_HEADER)
+        wait_until = None if deadline is None else integer_header(headers, WAIT_UNTIL_HEADER)
     except BadRequest as unreadable:
         problem = unreadable
     credential = call_credential(headers, named_id, target, body_sha256, deadline)
@@ -173,6 +187,7 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
         credential=credential,
         request_id=request_id,
         deadline=deadline,
+        wait_until=wait_until,
         published_at=published_at if isinstance(published_at, int) else None,
         body_sha256=body_sha256,
         body_bytes=len(body),

@@ -23,9 +23,10 @@ from quintain.contracts.headers import (
     REQUEST_ID_HEADER,
 )
 from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
-from quintain.contracts.values import replace_surrogates
+from quintain.contracts.values import MAX_DEADLINE_SECONDS, replace_surrogates
 from quintain.errors import BadRequest, BusError
 from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
+from quintain.timings import Timings
 from quintain.topology import REPLY
 from quintain_worker.providers.provider import Delta, next_join
 from quintain_worker.request import IncomingRequest
@@ -58,11 +59,33 @@ async def _publish(bus: Bus, delivery: Delivery, item: GroupItem) -> None:
     await bus.publish(REPLY, delivery.reply_to or "", envelope, timeout_seconds=EXPIRATION_SECONDS)
 
 
+#: Within which part of the repeat interval of admits the ledger has refused a call that may wait no longer.
+REFUSED_PART = 0.1
+
+
+def telling_that_it_runs(
+    bus: Bus, delivery: Delivery, request: IncomingRequest, seconds: float, timings: Timings
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Tell a caller of limited patience once, when its call may not wait any more, that it runs, here or elsewhere.
+
+    It may wait for so many ``seconds``; one that still waits then is refused, which ends the context.
+    """
+    if request.wait_until is None or ACCEPT_PROGRESS not in request.accepts:
+        return contextlib.nullcontext()
+    send = partial(send_progress, bus, delivery, request.request_id)
+    first_seconds = max(0.0, seconds + timings.admit_repeat_seconds * REFUSED_PART)
+    return report_progress(MAX_DEADLINE_SECONDS, 1, send, first_seconds=first_seconds)
+
+
 @contextlib.asynccontextmanager
 async def report_progress(
-    interval_seconds: float, attempt: int, send: Callable[[Progress], Awaitable[None]]
+    interval_seconds: float,
+    attempt: int,
+    send: Callable[[Progress], Awaitable[None]],
+    *,
+    first_seconds: float | None = None,
 ) -> AsyncIterator[None]:
-    """Send a progress message every ``interval_seconds`` while the context is open.
+    """Send a progress message every ``interval_seconds`` while the context is open, the first after ``first_seconds``.
 
     Stops at the first message that cannot be sent.
     """
@@ -70,8 +93,10 @@ async def report_progress(
     async def send_periodically() -> None:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
+        seconds = interval_seconds if first_seconds is None else first_seconds
         while True:
-            await asyncio.sleep(interval_seconds)
+            await asyncio.sleep(seconds)
+            seconds = interval_seconds
             try:
                 await send(Progress(attempt=attempt, elapsed_ms=int((loop.time() - started_at) * 1000)))
             except BusError as error:

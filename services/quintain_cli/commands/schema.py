@@ -53,6 +53,7 @@ _HEADERS: Node = {
     headers.PROOF_HEADER: {**_TEXT, "pattern": "^[0-9a-f]{64}$", "description": "Proves this call; needs a deadline"},
     headers.REQUEST_ID_HEADER: {**_TEXT, "maxLength": 128, "description": "The idempotency key, or correlation_id"},
     headers.DEADLINE_HEADER: {**_NUMBER, "description": "Milliseconds since the epoch, at most 12 hours ahead"},
+    headers.WAIT_UNTIL_HEADER: {**_NUMBER, "description": "Until when the call may wait, beside its deadline"},
     headers.PROTOCOL_HEADER: {**_NUMBER, "description": "The protocol version"},
     headers.ACCEPT_HEADER: {**_TEXT, "description": "Replies it reads besides single ones: chunk, progress, group"},
     headers.PUBLISHED_AT_HEADER: {**_INTEGER, "description": "Publish time, in milliseconds since the epoch"},

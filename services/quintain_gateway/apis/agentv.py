@@ -1,8 +1,8 @@
 """AgentV's proxy API in all its versions: ``GET /info``, ``POST /invoke``, ``POST /invokeBatch``.
 
 Requests are checked in AgentV's order: CORS, token, path; then body and budget. Paths, methods and queries match
-exactly, with any prefix. Everything else is 404, after the token was checked. ``docs/protocol/http.md`` lists the
-intentional differences from AgentV; the error messages are AgentV's.
+exactly, with any prefix. Everything else is 404, after the token was checked, or 405 for the methods that no path has.
+``docs/protocol/http.md`` lists the intentional differences from AgentV; the error messages are AgentV's.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from quintain.contracts.message import Message, describe_validation_error
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
-from quintain_gateway.calls import read_deadline_seconds, read_request_id
+from quintain_gateway.calls import send_in_time
 from quintain_gateway.endpoint import HTTP_METHODS, UNMATCHED_ROUTE, Api, cancel_on_disconnect, context_of
-from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound
+from quintain_gateway.errors import JSON_MEDIA_TYPE, MethodNotAllowed, NotFound
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
+from quintain_gateway.request_terms import read_client_timeout, read_deadline_seconds, read_request_id
 from quintain_gateway.response_writer import ignored_header
 
 #: Codes of provider failures, which AgentV's API answers with status 500; the body has the code.
@@ -181,7 +182,7 @@ CORS_HEADERS = {
 #: The only query string that is accepted; it adds what calls took, which AgentV's own API does not have.
 USAGE_QUERY = b"usage=true"
 
-_CALL_FAULT_STATUSES = (400, 401, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503, 504)
+_CALL_FAULT_STATUSES = (400, 401, 403, 404, 405, 408, 409, 410, 413, 415, 429, 431, 500, 503, 504)
 
 OPERATIONS = (
     Operation(
@@ -189,7 +190,7 @@ OPERATIONS = (
         "/info",
         "Show the session and its counters",
         token=SESSION_TOKEN,
-        responses={200: AgentVInfo, **fault_responses(401, 404, 431, 500, 503)},
+        responses={200: AgentVInfo, **fault_responses(401, 404, 405, 431, 500, 503)},
         query={"usage": {"enum": ["true"]}},
     ),
     Operation(
@@ -221,12 +222,15 @@ def error_response(fault: Fault) -> Response:
 API = Api(error_response=error_response, headers=CORS_HEADERS)
 
 
+_METHODS = {b"info": "GET", b"invoke": "POST", b"invokeBatch": "POST"}
+
+
 class AgentVEndpoints:
     """The endpoints of AgentV's proxy API, behind a route that matches every path."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
-        # All methods are routed here: as in AgentV, a wrong one gets 404 after the token check, and never 405.
+        # All methods are routed here: as in AgentV, they are answered after the token check.
         route = partial(Route, endpoint=API.to_endpoint(self.handle), methods=list(HTTP_METHODS))
         self.routes = [route("/{path:path}")]
         #: The same without a prefix: no other API has these paths, and they are found at once where they come first.
@@ -248,6 +252,8 @@ class AgentVEndpoints:
         client = await self._gateway.session_client(request)
         if handler is None:
             await client.get_info()
+            if last_segment in _METHODS and request.method in {"HEAD", "PUT", "PATCH", "DELETE"}:
+                raise MethodNotAllowed.at(f"/{last_segment.decode()}", request.method, _METHODS[last_segment])
             raise NotFound
         return await handler(request, client)
 
@@ -262,7 +268,13 @@ class AgentVEndpoints:
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
             body = parse_json(await self._gateway.bodies.read(request, client))
             invoke_request = read_invoke(body)
-        call = client.send(invoke_request, request_id=request_id, deadline_seconds=deadline_seconds)
+        call = send_in_time(
+            client,
+            invoke_request,
+            read_client_timeout(request),
+            request_id=request_id,
+            deadline_seconds=deadline_seconds,
+        )
         result = await cancel_on_disconnect(request, call)
         headers = ignored_header({*ignored_keys(body), *(result.ignored or ())})
         return Response(write_result(result).to_wire(), headers=headers, media_type=JSON_MEDIA_TYPE)

@@ -6,6 +6,7 @@ or none. ``Idempotency-Key`` is the request id: a retry under the same key is th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,14 +21,14 @@ from quintain.errors import BadRequest, UnknownTarget
 from quintain_gateway.answer_encoder import AnswerEncoder
 from quintain_gateway.auth import FleetGateway, model_token, verify_token_on_body_error
 from quintain_gateway.bodies import BODIES, parse_body
-from quintain_gateway.calls import CallGroup, read_deadline_seconds, read_idempotency_key, retry_identity
+from quintain_gateway.calls import CallGroup, seconds_before
 from quintain_gateway.endpoint import (
     ANTHROPIC,
-    HTTP_METHODS,
     MESSAGES_PATH,
     MODEL_API_PATH,
     OPENAI,
     UNMATCHED_ROUTE,
+    AnyMethodRoute,
     Api,
     Handler,
     cancel_on_disconnect,
@@ -37,12 +38,18 @@ from quintain_gateway.endpoint import (
 )
 from quintain_gateway.errors import AnthropicErrorResponse, NotFound, OpenAIErrorResponse
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
+from quintain_gateway.request_terms import (
+    read_client_timeout,
+    read_deadline_seconds,
+    read_idempotency_key,
+    retry_identity,
+)
 from quintain_gateway.response_writer import ResponseWriter
 
 MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
 
 
-_FAULT_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 410, 413, 422, 429, 499, 500, 502, 503, 504)
+_FAULT_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 410, 413, 415, 422, 429, 499, 500, 502, 503, 504)
 
 
 class ModelAnswer(BaseModel):
@@ -151,11 +158,7 @@ class ModelEndpoints:
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
-        unmatched = Route(
-            "/v1/{path:path}",
-            to_endpoint(self.not_found),
-            methods=[method for method in HTTP_METHODS if method != "OPTIONS"],
-        )
+        unmatched = AnyMethodRoute("/v1/{path:path}", to_endpoint(self.not_found))
         unmatched.path_regex = MODEL_API_PATH
         self.routes: list[Route] = [
             method_route(MODELS_PATH, {"GET": self.list_models}, to_endpoint, any_prefix=True),
@@ -197,6 +200,7 @@ class ModelEndpoints:
         client = await self._gateway.session_client(request, model_token)
         async with verify_token_on_body_error(client):
             key, deadline_seconds = read_idempotency_key(request), read_deadline_seconds(request, self._gateway.clock)
+            timeout_seconds = read_client_timeout(request)
             body = await self._gateway.bodies.read(request, client)
             parsed = parse_body(api, body, request.headers)
         limits, window = self._gateway.limits, self._gateway.retry_window
@@ -211,10 +215,20 @@ class ModelEndpoints:
         identity, is_retry = retry_identity(request, body)
         calls = window.take(identity) if is_retry else None
         if calls is None:
-            calls = CallGroup(client, parsed.requests, key, deadline_seconds, stream=parsed.stream)
+            calls = CallGroup(
+                client,
+                parsed.requests,
+                key,
+                deadline_seconds,
+                timeout_seconds=timeout_seconds,
+                stream=parsed.stream,
+            )
         if identity:
             calls.keep_for_retry(window, identity)
-        encoder = AnswerEncoder(api, calls.key.text, parsed.target, parsed.include_usage)
+        encoder = AnswerEncoder(api, calls.key.text, parsed.target, parsed.include_usage, parsed.ignored)
+        if timeout_seconds is not None:
+            keep_alive_seconds = timeout_seconds - seconds_before(timeout_seconds) / 3
+            limits = replace(limits, keep_alive_seconds=min(limits.keep_alive_seconds, keep_alive_seconds))
         writer = ResponseWriter(encoder, calls, context_of(request), limits)
         return await cancel_on_disconnect(
             request, writer.streaming_response() if parsed.stream else writer.json_response()

@@ -45,7 +45,7 @@ SESSION_PATH = "/sessions/{session_id}"
 CHILDREN_PATH = f"{SESSION_PATH}/children"
 
 _COMMON_FAULT_STATUSES = (401, 431, 500, 503)
-_BODY_FAULT_STATUSES = (400, 408, 413)
+_BODY_FAULT_STATUSES = (400, 408, 413, 415)
 
 
 class SessionPatch(StrictMessage):

@@ -64,7 +64,7 @@ class DeferReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """An admit that must wait. ``deadline`` is the call's if it were granted now, in milliseconds since the epoch.
+    """An admit that must wait. ``deadline`` is when it waits no longer, in milliseconds since the epoch.
 
     ``share`` is what it has of its quota. ``payer`` is the session for whose money it waits.
     """
@@ -226,14 +226,15 @@ def _start_attempt(
         # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
         session.require_not_paused()
     deadline = _deadline(changes, request, session, call)
-    _require_in_time(changes, request, key, deadline)
+    waits_until = deadline if is_running or request.wait_until is None else min(deadline, request.wait_until)
+    _require_in_time(changes, request, key, waits_until)
     if request.copy_of is not None:
         return Admission(attempt_id=request.attempt_id, needs_slot=True)
     worker = changes.rows.workers.get(incarnation)
     if worker is None or not worker.is_alive:
-        return _deferred(changes, request, session, DeferReason.LEASE)
+        return Deferred(*key, request.target, DeferReason.LEASE, waits_until, session.share)
     if _is_target_awaited(changes, operation, is_running=is_running):
-        return Deferred(*key, request.target, DeferReason.TARGET, deadline, session.share, is_running)
+        return Deferred(*key, request.target, DeferReason.TARGET, waits_until, session.share, is_running)
     if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
         return Admission(attempt_id=request.attempt_id, must_be_alone=True)
     # Before the call is charged: what is refused for its cost changes nothing.
@@ -245,7 +246,7 @@ def _start_attempt(
         if change.used:
             changes.counters.refund(session)
         reason = DeferReason.QUOTA if payer is None else DeferReason.MONEY
-        return Deferred(*key, request.target, reason, deadline, session.share, is_running, payer)
+        return Deferred(*key, request.target, reason, waits_until, session.share, is_running, payer)
     started = CallRow(
         *key,
         request.body_sha256,
@@ -297,7 +298,7 @@ def _reserve_cost(changes: Changes, operation: AdmitOperation, session: SessionR
 
 
 def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:
-    """Raise the `Fault` of an attempt that comes too late: after its call's deadline, or after its own end."""
+    """Raise the `Fault` of an attempt that comes too late: after its call may start, or after its own end."""
     if deadline <= changes.moment.now:
         raise Expired("The deadline passed before a worker was free")
     if request.attempt_id in changes.rows.attempts.get(key, ()):

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from quintain.apis.policy import PUBLISHED_FIELDS, Policy, check_request
+from quintain.apis.policy import PUBLISHED_FIELDS, Policy, check_request, fields_without_effect
 from quintain.apis.requests import CONVERSATION_APIS, own_name, request_from_chat, request_to_chat
 from quintain.apis.translation import Json, Translation, invalid, text_of, tool_call
 from quintain.config.targets import AnthropicTarget, OpenAITarget
@@ -80,11 +80,16 @@ class RequestBuilder:
 
         Raises `BadRequest`, which names the field.
         """
+        without_effect = fields_without_effect(request.api, request.body.values)
+        if without_effect:
+            request = request._replace(body=request.body.without(*without_effect))
         if request.api in self.apis:
-            return ProviderCall(request.api, self._own_body(request, stream=stream), request.headers)
+            return ProviderCall(request.api, self._own_body(request, stream=stream), request.headers, without_effect)
         own = self._conversation_api
         assert own is not None, "the request was checked"
         translation = Translation(API_WORDS[own], ignore_unsupported=request.ignore_unsupported)
+        for name in without_effect:
+            translation.note(name)
         for name in sorted(request.headers):
             if name != "anthropic-version":
                 translation.leave_out(name)

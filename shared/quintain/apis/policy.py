@@ -80,6 +80,9 @@ REFUSED_FIELDS: Mapping[str, str] = {
     **dict.fromkeys(("input", "instructions", "messages", "system"), "this API has no such field"),
 }  # fmt: skip
 
+#: Values that ask a provider only to store what is asked: nothing is stored, and a call is made without them.
+_ONLY_STORED: Mapping[ApiName, Mapping[str, object]] = {"messages": {"thread": {"type": "create"}}}
+
 #: What the requests of each API are made of, and may thus have.
 _OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {
     "chat": frozenset({"messages"}),
@@ -184,10 +187,16 @@ class Policy(NamedTuple):
     image_urls: str = "pass"
 
 
+def fields_without_effect(api: ApiName, body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the fields that have no effect here, and without which a call is made."""
+    return tuple(name for name, value in _ONLY_STORED.get(api, {}).items() if body.get(name) == value)
+
+
 def check_request(api: ApiName, body: Mapping[str, Any], policy: Policy, path: str = "") -> None:
     """Check a request of this API, or the part of one at this path. Raises `BadRequest`, which names the field."""
+    without_effect = fields_without_effect(api, body)
     for name, value in body.items():
-        if value is not None and value is not False:
+        if value is not None and value is not False and name not in without_effect:
             _check_field(api, path, name, policy)
     for field, key, value, owner in _nested(body, path):
         # A field that is switched off asks for nothing.

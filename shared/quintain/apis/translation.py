@@ -37,9 +37,18 @@ DEFAULT_VALUES: Final[Mapping[str, tuple[object, ...]]] = {
 
 #: Fields that change no answer, wherever they stand: a call is made without them, and says so.
 WITHOUT_EFFECT = frozenset(
-    {"annotations", "cache_control", "generate_summary", "metadata", "phase", "prompt_cache_key",
-     "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "summary", "user"}
+    {"annotations", "cache_control", "eager_input_streaming", "generate_summary", "metadata", "phase",
+     "prompt_cache_breakpoint", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+     "safety_identifier", "service_tier", "store", "summary", "user"}
 )  # fmt: skip
+
+#: The same, of fields that change an answer with other values.
+_WITHOUT_EFFECT_AS: Final[Mapping[str, tuple[object, ...]]] = {
+    "allowed_callers": (["direct"],),
+    "async": (False,),
+    "caller": ({"type": "direct"},),
+    "defer_loading": (False,),
+}
 
 
 class Translation:
@@ -77,7 +86,8 @@ class Translation:
         for name in sorted(value.keys() - set(known)):
             if value[name] in (None, [], {}):
                 continue
-            if name.rpartition(".")[2] not in WITHOUT_EFFECT:
+            last = name.rpartition(".")[2]
+            if last not in WITHOUT_EFFECT and value[name] not in _WITHOUT_EFFECT_AS.get(last, ()):
                 self.leave_out(f"{path}{name}", value=value[name])
             elif value[name] is not False:
                 self.note(f"{path}{name}")

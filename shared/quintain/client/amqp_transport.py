@@ -37,6 +37,7 @@ from quintain.contracts.headers import (
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
     TOKEN_HEADER,
+    WAIT_UNTIL_HEADER,
 )
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import MAX_BODY_BYTES
@@ -310,6 +311,7 @@ class AmqpTransport:
                 **self._authorization.of_call(request_id, key, body, deadline_ms),
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
+                **({} if call.wait_until is None else {WAIT_UNTIL_HEADER: call.wait_until}),
                 PROTOCOL_HEADER: PROTOCOL_VERSION,
                 ACCEPT_HEADER: ACCEPTED[call.on_chunk is not None, call.on_progress is not None],
             },

@@ -105,12 +105,13 @@ class Client:
             raise BadRequest(describe_validation_error(error)) from None
         return await self._transport.invoke(InvokeCall(request, request_id, timeout, cancel_with_task=not request_id))
 
-    async def send(
+    async def send(  # noqa: PLR0913 -- all that may be said of a call
         self,
         request: InvokeRequest | ApiRequest,
         *,
         request_id: str | None = None,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+        wait_seconds: float | None = None,
         on_chunk: OnChunk | None = None,
         on_progress: OnProgress | None = None,
         cancel_with_task: bool | None = None,
@@ -119,6 +120,8 @@ class Client:
 
         - ``request_id`` is the idempotency key: the same id is the same call, charged once, with the same result.
         - ``deadline_seconds`` is the time limit from now, at most 12 hours.
+        - ``wait_seconds`` is for how long the call may wait until its provider is asked, over a broker. One that runs
+          then goes on, and ``on_progress`` is called.
         - ``on_chunk`` is called with each piece of the answer; a piece of a higher attempt voids all pieces before it.
         - ``on_progress`` is called every 10 s while the call runs. Neither callback is available over HTTP
           (`ConfigError`).
@@ -140,6 +143,7 @@ class Client:
             on_chunk=on_chunk,
             on_progress=on_progress,
             cancel_with_task=not request_id if cancel_with_task is None else cancel_with_task,
+            wait_until=None if wait_seconds is None else self._transport.clock.now_ms() + int(wait_seconds * 1000),
         )
         return await self._transport.invoke(call)
 

@@ -37,7 +37,8 @@ OnProgress = Callable[[Progress], None]
 class InvokeCall(NamedTuple):
     """The arguments of one invocation, as `Client.send` describes them.
 
-    Without a ``request_id`` the transport or the gateway generates one.
+    Without a ``request_id`` the transport or the gateway generates one. ``wait_until`` is in milliseconds since the
+    epoch.
     """
 
     request: InvokeRequest | ApiRequest
@@ -46,6 +47,7 @@ class InvokeCall(NamedTuple):
     on_chunk: OnChunk | None = None
     on_progress: OnProgress | None = None
     cancel_with_task: bool = True
+    wait_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import re
 import secrets
 import string
 import zlib
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from quintain.contracts.values import sanitize_request_id
@@ -94,6 +95,16 @@ def digest(secret: str) -> bytes:
 def same_secret(secret: str, expected_digest: bytes) -> bool:
     """Return whether a secret has this digest, comparing in constant time."""
     return hmac.compare_digest(digest(secret), expected_digest)
+
+
+#: A token of the ``Bearer`` scheme, in any case and after any spaces or tabs (RFC 9110, 11.1).
+_BEARER = re.compile(r"bearer[ \t]+(\S.*)", re.IGNORECASE)
+
+
+def bearer_token(headers: Iterable[str]) -> str:
+    """Return the bearer token of ``Authorization`` headers; empty where there is none, or where two headers differ."""
+    tokens = {match[1] if (match := _BEARER.fullmatch(header.strip(" \t"))) else "" for header in headers}
+    return tokens.pop() if len(tokens) == 1 else ""
 
 
 def mask_tokens(text: str) -> str:

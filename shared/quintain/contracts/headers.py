@@ -7,6 +7,8 @@ TOKEN_HEADER = "x-quintain-session"  # noqa: S105 -- the name of a header
 PROOF_HEADER = "x-quintain-proof"
 REQUEST_ID_HEADER = "x-quintain-request-id"
 DEADLINE_HEADER = "x-quintain-deadline"
+#: Until when a call may wait, in milliseconds since the epoch, beside its deadline: one that runs then goes on.
+WAIT_UNTIL_HEADER = "x-quintain-wait-until"
 PROTOCOL_HEADER = "x-quintain-protocol"
 ACCEPT_HEADER = "x-quintain-accept"
 ROUTED_HEADER = "x-quintain-routed"
@@ -37,8 +39,9 @@ TRACEPARENT_HEADER = "traceparent"
 
 #: The headers of one call. In a group they stand in the head of its item; all others are the message's.
 CALL_HEADERS = frozenset(
-    {PROOF_HEADER, REQUEST_ID_HEADER, DEADLINE_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER, TRACEPARENT_HEADER}
-)
+    {PROOF_HEADER, REQUEST_ID_HEADER, DEADLINE_HEADER, WAIT_UNTIL_HEADER, PUBLISHED_AT_HEADER, PROTOCOL_HEADER,
+     TRACEPARENT_HEADER}
+)  # fmt: skip
 
 #: Headers that RabbitMQ adds to a message that it delivers again, and that are not part of it: how often it delivered
 #: it before.

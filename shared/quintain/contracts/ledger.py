@@ -173,6 +173,8 @@ class Admit(Message):
     ``alone``: the worker has ended its other calls, or waited for them as long as it may, and begins none beside it.
     ``copy_of``: its message is a copy of the one of this attempt's call, for which the worker holds no slot.
 
+    ``wait_until``: until when the call may wait for its first attempt, or for its next one after it was throttled.
+
     ``max_cost`` is the most that one try can cost, in picodollars; with ``is_estimate`` it may cost more. Where it is
     None, ``cost_problem`` says why it is not known. ``grader`` is that of the request.
     """
@@ -186,6 +188,7 @@ class Admit(Message):
     body_sha256: Token
     body_bytes: Whole | None = None
     deadline: Whole | None = None
+    wait_until: Whole | None = None
     problem: FaultReply | None = None
     traceparent: str | None = None
     alone: bool | None = None

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quintain.contracts.credentials import bearer_token
 from quintain.contracts.invoke import FaultReply
 from quintain.errors import Fault, TargetUnavailable, TimedOut, Unauthorized
 from quintain.programs.agent_urls import AgentUrls
@@ -28,9 +29,9 @@ GRACE_SECONDS: Final = 1
 
 _TOKEN_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
-#: The headers of one connection, and of the form in which a body is sent there.
+#: The headers of one connection.
 _OF_CONNECTION = frozenset(
-    {"accept-encoding", "connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
+    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "transfer-encoding"}
 )
 
 
@@ -51,8 +52,8 @@ class AgentUrlApp:
         inside = {**scope, "path": slash + rest, "raw_path": (slash + rest).encode()}
         if (token := self._urls.token_of(key)) is None:
             inside, headers = dict(scope), Headers(scope=scope)
-            bearer = headers.get("authorization", "").removeprefix("Bearer ")
-            token = self._urls.token_of(headers.get("x-api-key") or bearer)
+            keys = (bearer_token(headers.getlist("authorization")), *headers.getlist("x-api-key"))
+            token = next(filter(None, map(self._urls.token_of, keys)), None)
         if token is None:
             refused = Unauthorized("This URL stands for no session now: no call of its agent runs")
             await self._refuse(inside, refused)(scope, receive, send)
@@ -94,7 +95,10 @@ class _GatewayProxy:
         try:
             async with self._client.request(request.method, path, body, headers, FORWARD_SECONDS) as response:
                 content = response.content.iter_any()
-                answer = StreamingResponse(content, response.status, _passed_on(response.headers))
+                # The client has decoded the answer.
+                answer = StreamingResponse(
+                    content, response.status, _passed_on(response.headers, but="content-encoding")
+                )
                 await answer(scope, receive, send)
         except (NotSent, ConnectionLost, TimeoutError) as error:
             if answer is not None:
@@ -106,8 +110,8 @@ class _GatewayProxy:
             )
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _OF_CONNECTION}
+def _passed_on(headers: Mapping[str, str], *, but: str = "") -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in {*_OF_CONNECTION, but}}
 
 
 def _refused(_: Scope, fault: Fault) -> Response:

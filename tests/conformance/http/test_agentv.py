@@ -76,7 +76,7 @@ async def test_02_info_lists_every_target_once(gateway_client: GatewayClient, ke
     assert (await gateway_client.get("/info"))[1][key] == TARGETS
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "bearer {}", "Basic {}", "Bearer x{}", "{}"])
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer{}", "Basic {}", "Bearer x{}", "{}"])
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/info"), ("POST", "/invoke"), ("POST", "/invokeBatch"), ("GET", "/nowhere"), ("HEAD", "/info")],

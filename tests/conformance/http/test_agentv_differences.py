@@ -22,10 +22,14 @@ from support.process_fleet import delete_protocol_queues
 
 MALFORMED = "the caller's mistake, and not the server's"
 TYPES = "AgentV checks no type, and its provider gets the value"
+METHOD = "405 says which method the path has"
 KEY = "the same call: charged once, with the same answer"
 
 #: Why the gateway does not do as AgentV does.
 REASONS: Mapping[str, str] = {
+    "HEAD /info": METHOD,
+    "PUT /invoke": METHOD,
+    "info with the scheme in lower case": "a scheme has no case (RFC 9110)",
     "2 MiB": "a body has a limit",
     "target: an object": "the text names the type that is missing",
     "target: null": "`null` is absent: AgentV's Python client sends it for every key that is not set",
