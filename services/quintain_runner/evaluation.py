@@ -177,7 +177,7 @@ def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("eval.yaml", write_yaml(content)), ("cases.jsonl", "\n".join(lines))):
         with atomic_write(folder / name) as file:
-            file.write(f"{text}\n".encode())
+            file.write(f"{text}\n".encode(errors="backslashreplace"))
     return run(folder / "eval.yaml", output=folder, config=config, max_calls=max_calls, max_cost_usd=max_cost_usd)
 
 

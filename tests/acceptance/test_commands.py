@@ -185,6 +185,8 @@ def test_invoke_asks_the_target_it_is_told(caller: CommandLine) -> None:
 def test_invoke_reads_the_question_from_standard_input(caller: CommandLine) -> None:
     question = "a question\nof two lines, and ümläüts"
     assert caller.run("invoke", "-", "--target", "echo", stdin=question).stdout == f"{question}\n"
+    asked = caller.run("invoke", "-", "--target", "echo", "--json", stdin="\ufeffa\rb\u2028c\r\nd").json
+    assert asked["rawText"] == "a\rb\u2028c\r\nd"
 
 
 def test_invoke_with_json_prints_the_result_of_the_protocol(caller: CommandLine) -> None:

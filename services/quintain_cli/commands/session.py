@@ -28,6 +28,7 @@ from quintain.contracts.session import (
     SessionState,
 )
 from quintain.errors import ConfigError, Fault, UnknownTarget
+from quintain.runtime.text_files import decode_text
 from quintain.settings import environment, read_settings
 from quintain_cli.console import (
     AsJson,
@@ -200,8 +201,7 @@ def invoke(
 
     Needs QUINTAIN_SESSION_TOKEN, and QUINTAIN_BROKER_URL or QUINTAIN_GATEWAY_URL.
     """
-    text = sys.stdin.read() if question == "-" else question
-    calling = _invoke(text, target, system_prompt, no_wait=no_wait)
+    calling = _invoke(question, target, system_prompt, no_wait=no_wait)
     print_result(run_command(calling, as_json=as_json), as_json=as_json)
 
 
@@ -222,6 +222,7 @@ def info(as_json: AsJson = False) -> None:
 
 
 async def _invoke(question: str, target: str | None, system_prompt: str | None, *, no_wait: bool) -> Result:
+    text = decode_text(sys.stdin.buffer, "standard input") if question == "-" else question
     async with connect(timeout_seconds=10.0) as client:
         info = await client.get_info()
         if (missing := missing_workers(info, [info.target_name if target is None else target])) is not None:
@@ -229,7 +230,7 @@ async def _invoke(question: str, target: str | None, system_prompt: str | None, 
                 raise UnknownTarget(f"Nothing was called: {missing}", available_targets=info.available_targets)
             print_missing(missing)
         try:
-            return await client.invoke(question, target=target, system_prompt=system_prompt)
+            return await client.invoke(text, target=target, system_prompt=system_prompt)
         except asyncio.CancelledError:
             # The client cancels the call when it closes; the ledger records whether that was in time.
             print_stderr("cancelling the call; `quintain info` shows whether it was charged")

@@ -238,7 +238,7 @@ class Inspection:
         try:
             yield
         except ConfigError as error:
-            self.problems.extend(line for line in error.message.splitlines() if line not in self.problems)
+            self.problems.extend(line for line in error.message.split("\n") if line not in self.problems)
 
     def checked(self) -> RunSettings:
         """The settings of the run. Raises `ConfigError` with all problems, a line each."""
@@ -364,8 +364,7 @@ def _check_kept(error: UnavailableGraders, folder: Path | None, *, keeps_stale: 
 
 
 def _inspect_providers(found: Inspection, config: Config) -> None:
-    """Check the providers of all targets, as a worker in this process serves all, and the programs of those targets
-    that are called."""
+    """Check the providers of all targets, as a worker here serves all, and the programs of those that are called."""
     context = ProviderContext(folder=config.folder, env=found.env)
     called = found.called_targets
     for name, target in config.targets.items():

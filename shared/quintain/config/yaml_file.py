@@ -6,8 +6,9 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -46,7 +47,8 @@ class YamlDocument:
 
     value: object
     lines: Mapping[Place, int] = field(default_factory=dict)
-    _loader: _Loader | None = None
+    _differing: Sequence[yaml.ScalarNode] = ()
+    _construct: Callable[[], object] = object
 
     def line(self, place: Place) -> int:
         """The line of the value at a place, or of the nearest one around it that has a line; 0 if there is none."""
@@ -54,12 +56,25 @@ class YamlDocument:
             place = place[:-1]
         return self.lines.get(place, 0)
 
-    def notes(self, read: Callable[[object], object]) -> list[str]:
+    def notes(self, read: Callable[[object], object]) -> Iterator[str]:
         """Say, by line, of which values ``read`` makes something else than of what they mean in YAML 1.1.
 
         ``read`` is given a tree; it raises `ConfigError` or `ValueError` for one that is no valid file.
         """
-        return [] if self._loader is None else list(self._loader.notes(read))
+        now = read(self.value) if self._differing else None
+        for node in self._differing:
+            tag, node.tag = node.tag, _OLDER_TAG
+            is_same = True
+            with contextlib.suppress(ConfigError, ValueError, yaml.YAMLError):
+                is_same = read(self._construct()) == now
+            node.tag = tag
+            if not is_same:
+                read_as = parse_yaml(node.value, "").value, yaml.safe_load(node.value)
+                ours, older = (json.dumps(one, default=lambda _: "a date") for one in read_as)
+                yield (
+                    f"line {node.start_mark.line + 1}: {node.value} is read as {ours}, as in YAML 1.2, and not as "
+                    f"{older}, as in YAML 1.1; write {ours}, or {older}"
+                )
 
 
 def read_yaml(path: Path, errors: list[str] | None = None) -> YamlDocument:
@@ -86,23 +101,20 @@ def parse_yaml(text: str, name: str, errors: list[str] | None = None) -> YamlDoc
             return YamlDocument(None)
         # Before the values are constructed, because that resolves merge keys and changes the nodes.
         lines = dict(_lines(node, ()))
-        loader.root = node
         value = loader.construct_document(node)
-    except _Refused as error:
-        raise ConfigError(f"{name}: {_mark_position(error.mark)}{error.reason}") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark or loader.get_mark()
-        raise ConfigError(f"{name}: {_mark_position(mark)}not YAML: {error.problem}") from None
-    except (ValueError, OverflowError) as error:
-        # An escape stands for no character.
-        raise ConfigError(f"{name}: {_mark_position(loader.get_mark())}not YAML: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}") from None
+    except (yaml.MarkedYAMLError, ValueError, OverflowError) as error:
+        # Of Python's own errors the escape of no character is one.
+        position = _position(getattr(error, "problem_mark", None) or loader.get_mark())
+        raise ConfigError(f"{name}: {position}not YAML: {getattr(error, 'problem', error)}") from None
     finally:
         loader.dispose()
     if errors is None and loader.errors:
         raise ConfigError("\n".join(f"{name}: {error}" for error in loader.errors))
     if errors is not None:
         errors += loader.errors
-    return YamlDocument(value, lines, loader)
+    return YamlDocument(value, lines, loader.differing, partial(loader.construct_document, node))
 
 
 def write_yaml(value: object) -> str:
@@ -121,14 +133,6 @@ def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
                 yield from _lines(value, (*place, key.value))
 
 
-class _Refused(Exception):
-    """What PyYAML would read otherwise than it is meant, or of which there is too much."""
-
-    def __init__(self, mark: yaml.Mark, reason: str) -> None:
-        super().__init__(reason)
-        self.mark, self.reason = mark, reason
-
-
 @dataclass(frozen=True, slots=True)
 class _Extent:
     """The number of nodes and levels of a node, itself included, with aliases expanded."""
@@ -143,30 +147,9 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.errors: list[str] = []
-        self.root: yaml.Node | None = None
-        self._differing: list[yaml.ScalarNode] = []
+        self.differing: list[yaml.ScalarNode] = []
         self._extents: dict[int, _Extent] = {}
         self._nodes = self._depth = self._deepest = 0
-
-    def notes(self, read: Callable[[object], object]) -> Iterator[str]:
-        """See `YamlDocument.notes`."""
-        now = read(self.construct_document(self.root))
-        for node in self._differing:
-            tag, node.tag = node.tag, _OLDER_TAG
-            try:
-                is_same = read(self.construct_document(self.root)) == now
-            except (ConfigError, ValueError, yaml.YAMLError):
-                # In YAML 1.1 it is refused.
-                is_same = True
-            finally:
-                node.tag = tag
-            if not is_same:
-                read_as = [self.yaml_constructors[one](self, node) for one in (tag, _OLDER_TAG)]
-                ours, older = (json.dumps(one, default=lambda _: "a date") for one in read_as)
-                yield (
-                    f"line {node.start_mark.line + 1}: {node.value} is read as {ours}, as in YAML 1.2, and not as "
-                    f"{older}, as in YAML 1.1; write {ours}, or {older}"
-                )
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -180,7 +163,7 @@ class _Loader(yaml.SafeLoader):
         if is_alias:
             extent = self._extents.get(id(node))
             if extent is None:
-                raise _Refused(mark, "an anchor contains itself; write the value out")
+                raise ConfigError(f"{_position(mark)}an anchor contains itself; write the value out")
             self._count(mark, nodes=extent.nodes - 1, depth=self._depth + extent.depth - 1)
         else:
             self._extents[id(node)] = _Extent(self._nodes - nodes_before, self._deepest - self._depth + 1)
@@ -192,11 +175,12 @@ class _Loader(yaml.SafeLoader):
         self._nodes += nodes
         self._deepest = max(self._deepest, depth)
         if self._nodes > MAX_NODES:
-            raise _Refused(
-                mark, f"with aliases expanded it has more than {MAX_NODES:,} values; use fewer or smaller aliases"
+            raise ConfigError(
+                f"{_position(mark)}with aliases expanded it has more than {MAX_NODES:,} values; use fewer or smaller "
+                "aliases"
             )
         if self._deepest > MAX_DEPTH:
-            raise _Refused(mark, f"nested too deeply: more than {MAX_DEPTH} levels, aliases expanded")
+            raise ConfigError(f"{_position(mark)}nested too deeply: more than {MAX_DEPTH} levels, aliases expanded")
 
     def compose_scalar_node(self, anchor: dict[str, yaml.Node]) -> yaml.ScalarNode:
         is_plain = self.peek_event().implicit[0]  # type: ignore[no-untyped-call]
@@ -205,10 +189,10 @@ class _Loader(yaml.SafeLoader):
             # Two escapes may stand for one character, as in JSON.
             node.value = node.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
-            raise _Refused(node.start_mark, "half of a surrogate pair is no character; write both halves") from None
+            raise ConfigError(f"{_position(node.start_mark)}half of a surrogate pair is no character") from None
         older = _OLDER.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
         if is_plain and node.tag != older:
-            self._differing.append(node)
+            self.differing.append(node)
         return node
 
     def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
@@ -234,7 +218,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
-def _mark_position(mark: yaml.Mark) -> str:
+def _position(mark: yaml.Mark) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: "
 
 

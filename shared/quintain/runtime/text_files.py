@@ -39,12 +39,18 @@ def read_text(path: Path, *, advice: str = "", keep_line_ends: bool = False) -> 
     """
     try:
         with path.open("rb") as file:
-            text = "".join(line for _, line in text_lines(file))
-            return text if keep_line_ends else text.replace("\r\n", "\n")
+            text = decode_text(file, str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}{advice}") from None
+    return text if keep_line_ends else text.replace("\r\n", "\n")
+
+
+def decode_text(lines: Iterable[bytes], name: str) -> str:
+    """Return the text of a file that is open for reading bytes, with its line ends; errors begin with ``name``."""
+    try:
+        return "".join(line for _, line in text_lines(lines))
     except InvalidLine as error:
-        raise ConfigError(f"{path}: line {error.line}: {error}") from None
+        raise ConfigError(f"{name}: line {error.line}: {error}") from None
 
 
 def text_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
@@ -99,7 +105,11 @@ def _header_names(cells: list[str], required: str, number: int) -> list[str]:
     if "\r" in "".join(names):
         problem = "has a CR alone, which ends no line; save the file with LF or CRLF"
     elif required and required not in names:
-        fix = "separate the cells by commas" if ";" in names[0] else f"name the columns: {required},question,expected"
+        fix = (
+            "separate the cells by commas"
+            if re.search("[;\t]", names[0])
+            else f"name the columns: {required},question,expected"
+        )
         problem = f"names no {required}; {fix}"
     elif twice:
         problem = f"names {', '.join(map(repr, twice))} twice; rename one"

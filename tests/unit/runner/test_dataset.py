@@ -237,6 +237,7 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
     [
         ("question\nq\n", "line 1: the header row names no id; name the columns"),
         ("id;question\n1;q\n", "line 1: the header row names no id; separate the cells by commas"),
+        ("id\tquestion\n1\tq\n", "line 1: the header row names no id; separate the cells by commas"),
         ("id,question,question\n1,q,r\n", "line 1: the header row names 'question' twice"),
         ("id,question\n1,q,r\n", "line 2: it has 3 cells, and the header row names 2"),
         ("id,question\n,q\n", "line 2: it has no id"),
