@@ -320,7 +320,8 @@ def _shown_verdict(name: str, grader: GraderRow, row: Row, origin: CaseOrigin, r
         prompt=partial(_shown_prompt, origin.judges.get(recorded), row, used),
         reply=None if used is None or used.reply is None else shown(used.reply),
         notes=[visible(note) for note in _judge_notes(grader, row.target)],
-        votes=[_shown_verdict(judge, vote, row, origin, recorded) for judge, vote in grader.votes.items()],
+        votes=[_shown_verdict(judge, vote, row, origin, recorded) for judge, vote in grader.votes.items()]
+        + [_shown_verdict(part, one, row, origin, part) for part, one in grader.parts.items()],
     )
 
 

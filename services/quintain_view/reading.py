@@ -18,7 +18,7 @@ from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.run_report import read_recorded_report
 from quintain_runner.results.bill import dollars
 from quintain_runner.results.labels import Note, NoteKey, latest_notes, read_notes
-from quintain_runner.results.row import Row
+from quintain_runner.results.row import GraderRow, Row
 from quintain_view.case_page import CaseOrigin, CasePage, ShownCall, case_page, target_call_ids
 from quintain_view.filters import TrialFilter
 from quintain_view.index_reader import CaseEntry, IndexReader, open_index, rows_of_case
@@ -167,9 +167,16 @@ def _lines_by_call(folder: Path) -> dict[str, list[bytes]]:
     return found
 
 
+def _with_inner(grader: GraderRow) -> Iterator[GraderRow]:
+    """The verdict of a grader, the votes of a jury, and the verdicts of a list's graders."""
+    yield grader
+    for one in (*grader.votes.values(), *grader.parts.values()):
+        yield from _with_inner(one)
+
+
 def _calls(lines: Mapping[str, list[bytes]], run: RunFile, rows: Sequence[Row]) -> dict[str, list[ShownCall]]:
     """The calls of the rows' targets and graders, by request id and by session id."""
-    graders = [one for row in rows for grader in row.graders.values() for one in (grader, *grader.votes.values())]
+    graders = [one for row in rows for grader in row.graders.values() for one in _with_inner(grader)]
     wanted = {key for grader in graders for key in (grader.request_id, grader.session_id) if key}
     wanted.update(key for row in rows for key in target_call_ids(row))
     found: dict[str, list[ShownCall]] = {}

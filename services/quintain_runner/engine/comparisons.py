@@ -21,6 +21,7 @@ from quintain_runner.results.row import Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import RESULTS_FILE_NAME, RowReader
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
+from quintain_runner.spec.graders import single_graders
 
 
 def pairwise_graders(evaluation: Evaluation) -> list[PairwiseGrader]:
@@ -190,7 +191,8 @@ def comparing_problems(evaluation: Evaluation, settings: Settings, *, keeps_cont
         place = f"{evaluation.path}: graders[{index}] ({grader.name})"
         if isinstance(grader, PairwiseGrader) and not keeps_content:
             yield f"{place}: it compares the answers in rows, and --no-content leaves them out"
-        if isinstance(grader, SimilarGrader) and settings.broker_url is None and settings.gateway_url is not None:
+        embeds = any(isinstance(one, SimilarGrader) for one in single_graders([grader]))
+        if embeds and settings.broker_url is None and settings.gateway_url is not None:
             yield f"{place}: embeddings are asked for over a broker, and not through a gateway: set QUINTAIN_BROKER_URL"
 
 

@@ -21,7 +21,7 @@ from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.trials import calling_graders
 from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import judge_target_of, judges_of
+from quintain_runner.spec.graders import judge_target_of, judges_of, single_graders
 from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_worker.cost_bound import CostRule
 
@@ -147,7 +147,7 @@ def _planned_calls(
 ) -> Iterator[tuple[str, PlannedCalls]]:
     """The calls of the graders of a row of this target, by the grader's name."""
     judges, prompts = judge_targets_of(found.config), judge_prompts(evaluation)
-    for grader in evaluation.spec.graders:
+    for grader in single_graders(evaluation.spec.graders):
         if isinstance(grader, JudgeGrader):
             body_bytes = len(judge_instructions(grader, prompts.get(grader.name, ""))) + MARKS_CHARACTERS + shown_bytes
             for judge in judges_of(grader, target, judges):

@@ -22,7 +22,7 @@ from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import judges_of
+from quintain_runner.spec.graders import judges_of, single_graders
 from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: Approximate tokens of a judge's verdict.
@@ -139,7 +139,7 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
     for target in inputs.targets:
         answers = _estimate_answers(inputs, target)
         _add_tokens(totals, target, answers)
-        for grader in inputs.evaluation.spec.graders:
+        for grader in single_graders(inputs.evaluation.spec.graders):
             if isinstance(grader, JudgeGrader):
                 for judge in judges_of(grader, target, inputs.judge_targets):
                     _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
@@ -278,7 +278,7 @@ def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
             answers = (probed.output * answered, probed.output * answered)
         shown = (0, 0 if not shown_answers else None if limit is None else limit * shown_answers)
         ranges[target].add(answered, asked, shown, answers)
-        for grader in inputs.evaluation.spec.graders:
+        for grader in single_graders(inputs.evaluation.spec.graders):
             if isinstance(grader, JudgeGrader):
                 prompt = inputs.judge_characters(grader)
                 most_shown = grader.max_show_characters * count

@@ -86,7 +86,9 @@ def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
     """The instructions of the judges by grader name, those in lists too."""
     prompts: dict[str, str] = {}
     for judge in single_graders(evaluation.spec.graders):
-        if isinstance(judge, JudgeGrader | PairwiseGrader) and judge.prompt is not None:
+        if isinstance(judge, JudgeGrader) and judge.instructions is not None:
+            prompts[judge.name] = judge.instructions
+        elif isinstance(judge, JudgeGrader | PairwiseGrader) and judge.prompt is not None:
             # A prompt that cannot be read, or is no template, is already among the problems.
             with contextlib.suppress(ConfigError, ValueError):
                 text = read_text_file(evaluation.folder, judge.prompt)
@@ -164,8 +166,8 @@ def unknown_of_fleet(evaluation: Evaluation) -> str | None:
 
 
 def _judges(evaluation: Evaluation) -> Iterator[tuple[int, JudgeGrader | PairwiseGrader]]:
-    graders = evaluation.spec.graders
-    return ((index, grader) for index, grader in enumerate(graders) if isinstance(grader, JudgeGrader | PairwiseGrader))
+    for index, grader in enumerate(evaluation.spec.graders):
+        yield from ((index, one) for one in single_graders([grader]) if isinstance(one, JudgeGrader | PairwiseGrader))
 
 
 def _show_of(judge: JudgeGrader | PairwiseGrader) -> list[str] | None:

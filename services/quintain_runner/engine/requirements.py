@@ -23,6 +23,7 @@ from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import GraderSpec, grader_kind, single_graders
 from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, OWN_SECTIONS, JudgeGrader
 from quintain_runner.spec.prompts import Prompt
+from quintain_runner.spec.templates import parse_template
 from quintain_runner.spec.text_graders import ComparingGrader
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).
@@ -88,11 +89,15 @@ def token_limits(config: Config, targets: Iterable[str]) -> dict[str, float]:
 
 def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
     """The fields of a case that the evaluation file names: in prompts, ``where``, ``by`` and what graders read."""
-    spec = evaluation.spec
-    shown = (field for each in spec.graders if isinstance(each, JudgeGrader) for field in each.show or ())
+    spec, graders = evaluation.spec, list(single_graders(evaluation.spec.graders))
+    shown = (field for each in graders if isinstance(each, JudgeGrader) for field in each.show or ())
     prompted = (field for prompt in evaluation.prompts for field in prompt.fields)
-    called = (field for each in spec.graders if isinstance(each, ToolCallsGrader) and (field := each.called_field))
-    return frozenset(field.partition(".")[0] for field in (*shown, *called, *prompted, *spec.dataset.where, *spec.by))
+    compared = (text for each in graders if isinstance(each, ComparingGrader) for text in each.templates)
+    filled = (field for text in compared for field in parse_template(text).fields)
+    called = (field for each in graders if isinstance(each, ToolCallsGrader) and (field := each.called_field))
+    return frozenset(
+        field.partition(".")[0] for field in (*shown, *called, *filled, *prompted, *spec.dataset.where, *spec.by)
+    )
 
 
 def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
@@ -112,23 +117,25 @@ def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
             reason=f"needed by {_grader_names(comparing)}",
             fix="add it to them, leave them out with where, or take another grader",
         )
-    for grader in comparing:
-        if isinstance(grader, ComparingGrader):
+    for grader in single_graders(spec.graders):
+        if isinstance(grader, ComparingGrader) and (grader.templates or not grader.has_value):
             yield CaseRequirement(
-                is_met=lambda case, grader=grader: _expected_problem(grader, case) is None,  # type: ignore[misc]
-                detail=lambda case, grader=grader: _expected_problem(grader, case),  # type: ignore[misc]
-                problem=f"an expected that is not {grader.takes}",
+                is_met=lambda case, grader=grader: _problem_of(grader, case) is None,  # type: ignore[misc]
+                detail=lambda case, grader=grader: _problem_of(grader, case),  # type: ignore[misc]
+                problem=f"{'a value' if grader.has_value else 'an expected'} that is not {grader.takes}",
                 reason=f"needed by {_grader_names([grader])}",
                 fix="mend it, leave them out with where, or take another grader",
             )
 
 
-def _expected_problem(grader: ComparingGrader, case: Case) -> str | None:
-    return None if case.expected is None else grader.problem_of(case.expected)
+def _problem_of(grader: ComparingGrader, case: Case) -> str | None:
+    """Why the answer to a case cannot be compared with what is right; None if it can, or nothing is expected."""
+    is_missing = not grader.has_value and case.expected is None
+    return None if is_missing else grader.problem_of(grader.answers(case))
 
 
 def _tool_call_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
-    for grader in spec.graders:
+    for grader in single_graders(spec.graders):
         if isinstance(grader, ToolCallsGrader) and (field := grader.called_field) is not None:
             yield CaseRequirement(
                 is_met=lambda case, field=field: is_tool_call_list(case.metadata.get(field)),  # type: ignore[misc]
@@ -140,7 +147,7 @@ def _tool_call_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
 
 def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
     """Each section that a judge is to be shown and that not every case has."""
-    judges = [grader for grader in evaluation.spec.graders if isinstance(grader, JudgeGrader)]
+    judges = [grader for grader in single_graders(evaluation.spec.graders) if isinstance(grader, JudgeGrader)]
     for name in dict.fromkeys(name for judge in judges for name in judge.show or ()):
         if name in {"question", "expected", *ANSWER_SECTIONS}:
             continue

@@ -270,9 +270,8 @@ class Inspection:
     @property
     def called_targets(self) -> tuple[str, ...]:
         """The targets under test, those that speak to them as users, then those that graders call by default."""
-        judges = judge_targets_of(self.config)
-        users = () if self.dataset is None else (to for _, to in self.dataset.references(self.targets, judges))
-        return tuple(dict.fromkeys([*self.targets, *users, *(target for _, target in self.judge_references)]))
+        users = self.dataset.references(self.targets, judge_targets_of(self.config)) if self.dataset else ()
+        return tuple(dict.fromkeys([*self.targets, *(to for _, to in (*users, *self.judge_references))]))
 
 
 async def inspect_evaluation(

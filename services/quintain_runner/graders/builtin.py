@@ -171,12 +171,12 @@ def _compare(
 
 def _right(spec: ComparingGrader, case: Case) -> list[JsonValue]:
     """The right answers to a case. Raises `GraderError` if there is none, or one that cannot be compared with."""
-    expected = spec.value if spec.has_value else case.expected
-    if not spec.has_value and expected is None:
+    if not spec.has_value and case.expected is None:
         raise GraderError(f"The row has no expected, which {spec.name} needs; add the field to the dataset")
-    if (problem := spec.problem_of(expected)) is not None:
-        raise GraderError(f"The row's expected is not {spec.takes}: {problem}")
-    return spec.answers(case.expected)
+    answers = spec.answers(case)
+    if (problem := spec.problem_of(answers)) is not None:
+        raise GraderError(f"The row's {'value' if spec.has_value else 'expected'} is not {spec.takes}: {problem}")
+    return answers
 
 
 def _cased(text: str, *, ignore_case: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from quintain.contracts.invoke import NO_TOKENS, Result
@@ -93,3 +93,9 @@ class CombinedGraderRunner:
     def _checks(self, rows: dict[str, GraderRow]) -> Iterator[Check]:
         for row, shown in zip(rows.values(), parts_of(self.spec), strict=True):
             yield Check(text=shown.name, passed=bool(row.passed), score=row.score, reason=row.reason)
+
+
+def single_runners(graders: Iterable[GraderRunner]) -> Iterator[GraderRunner]:
+    """Iterate over the graders, with those of a list, and of lists in it, in place of the list."""
+    for grader in graders:
+        yield from single_runners(grader.parts) if isinstance(grader, CombinedGraderRunner) else (grader,)

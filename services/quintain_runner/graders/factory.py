@@ -178,7 +178,7 @@ def build_own(spec: GraderSpec, folder: Path = Path()) -> GraderRunner:
     """Build a case's own grader, or another that needs no file but a schema in ``folder``. Raises `ConfigError`."""
     match spec:
         case JudgeGrader():
-            return JudgeGraderRunner(spec, "", spec.fingerprint, is_data=True)
+            return JudgeGraderRunner(spec, spec.instructions or "", spec.fingerprint)
         case SimilarGrader():
             return SimilarGraderRunner(spec)
         case AllGrader() | AnyGrader():
@@ -274,7 +274,7 @@ class _GraderFactory:
     def _read_prompt(self, spec: JudgeGrader | PairwiseGrader) -> str:
         """Read the instructions of a judge; none where it has none of its own."""
         if spec.prompt is None:
-            return ""
+            return (spec.instructions if isinstance(spec, JudgeGrader) else None) or ""
         prompt = read_text_file(self.folder, spec.prompt)
         if not prompt.strip():
             raise ConfigError(f"{self.folder / spec.prompt}: it is empty; write instructions for the judge")

@@ -25,6 +25,7 @@ from quintain_runner.graders.base import (
     max_shown_bytes,
 )
 from quintain_runner.graders.calls import call_target
+from quintain_runner.graders.combined import single_runners
 from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.jury import jury_result
@@ -60,14 +61,12 @@ class _Vote:
 @dataclass(frozen=True, slots=True)
 class JudgeGraderRunner:
     """An ``llm-judge`` that is ready to grade answers. ``prompt`` is the text of its instructions, and
-    ``specification`` the fingerprint of what all its judges are asked. ``is_data``: a case has it, and it has no
-    templates.
+    ``specification`` the fingerprint of what all its judges are asked.
     """
 
     spec: JudgeGrader
     prompt: str
     specification: str = ""
-    is_data: bool = False
 
     @property
     def name(self) -> str:
@@ -111,10 +110,7 @@ class JudgeGraderRunner:
         return None if known is None else fingerprint_of([self.specification, known])
 
     def _request(self, trial: Trial, result: Result | None, judge: str) -> InvokeRequest:
-        return build_judge_request(*self._filled(trial), trial.graded_case, result, target=judge)
-
-    def _filled(self, trial: Trial) -> tuple[JudgeGrader, str]:
-        return (self.spec, self.prompt) if self.is_data else filled(self.spec, self.prompt, trial.case)
+        return build_judge_request(*filled(self.spec, self.prompt, trial.case), trial.graded_case, result, target=judge)
 
     def _request_id(self, trial: Trial, vote: _Vote, context: GradingContext, number: int) -> str:
         """The request id of a judge's call: the same after a crash, so that the call is charged once.
@@ -174,7 +170,7 @@ class JudgeGraderRunner:
             )
         reply, text = call.result, call.result.raw_text
         try:
-            said = parse_judgement(text, self._filled(trial)[0].rubric, self.spec.vote_type)
+            said = parse_judgement(text, filled(self.spec, "", trial.case)[0].rubric, self.spec.vote_type)
         except GraderError as error:
             said = GraderRow(error=error.message + cut_note(reply))
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
@@ -185,9 +181,10 @@ class JudgeGraderRunner:
 
 
 def recorded_judges(graders: Iterable[GraderRunner]) -> dict[str, JsonValue]:
-    """The specifications of judges by their names, each with the text of its prompt, as ``run.json`` keeps them."""
-    judges = [grader for grader in graders if isinstance(grader, JudgeGraderRunner)]
-    specs = {judge.name: judge.spec.model_copy(update={"prompt": judge.prompt or None}) for judge in judges}
+    """The specifications of judges by their names, each with its instructions as text, as ``run.json`` keeps them."""
+    judges = [grader for grader in single_runners(graders) if isinstance(grader, JudgeGraderRunner)]
+    told = {judge.name: {"prompt": None, "instructions": judge.prompt or None} for judge in judges}
+    specs = {judge.name: judge.spec.model_copy(update=told[judge.name]) for judge in judges}
     return {
         name: json.loads(redact_secrets(spec.model_dump_json(exclude_defaults=True))) for name, spec in specs.items()
     }

@@ -80,8 +80,11 @@ def build_judge_request(
 def filled(spec: JudgeGrader, prompt: str, case: Case) -> tuple[JudgeGrader, str]:
     """A judge and the text of its prompt, with the templates of both filled with the fields of a case.
 
-    Of the answer, which is untrusted, they name the section. Raises `TemplateError`.
+    Of the answer, which is untrusted, they name the section. A case's own judge has none: it is data. Raises
+    `TemplateError`.
     """
+    if spec.is_data:
+        return spec, prompt
 
     def fill(text: str, part: str) -> str:
         return parse_template(text, f"the grader {spec.name}, {part}").render(case, **_SECTION_NAMES)
@@ -105,7 +108,7 @@ def sent_request(recorded: JsonValue, row: Row, used: JudgeUsed) -> InvokeReques
     try:
         asked = Case(id=row.case_id, **dict(row.case))
         spec = JudgeGrader.model_validate(recorded)
-        spec, prompt = filled(spec, spec.prompt or "", asked)
+        spec, prompt = filled(spec, spec.instructions or "", asked)
         case = TrialConversation.of_row(asked, row).graded_case
     except (ConfigError, ValueError):
         return None

@@ -133,7 +133,8 @@ def section_text(name: str, case: Case, result: Result | None) -> str | None:
             told = [case.system_prompt, *(content_text(one.content) for one in case.messages or () if _is_system(one))]
             return "\n\n".join(text for text in told if text) or None
         case "expected":
-            return expected_text(case)
+            several = "Any of these is right: " if isinstance(case.expected, list) else ""
+            return (text := expected_text(case)) and f"{several}{text}"
         case _ if name in ANSWER_SECTIONS:
             return "" if result is None else _answer_text(name, result)
         case _:

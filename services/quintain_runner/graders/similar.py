@@ -15,10 +15,10 @@ from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.plan.cases import expected_text
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.comparing_graders import SimilarGrader
+from quintain_runner.spec.right_answers import answer_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,13 @@ class SimilarGraderRunner:
     def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> Sequence[PlannedCalls]:
         """Implements `GraderRunner.planned_calls`: one, under its own request id."""
         del expected_calls
-        expected = expected_text(trial.case) or ""
+        body_bytes = sum(len(text.encode()) for text in self._right(trial))
         request_id = self._request_id(trial, context, trial.earlier_calls)
-        return [PlannedCalls(request_id, target=self.spec.embedding_target, body_bytes=len(expected.encode()))]
+        return [PlannedCalls(request_id, target=self.spec.embedding_target, body_bytes=body_bytes)]
+
+    def _right(self, trial: Trial) -> list[str]:
+        """The right answers, of which the nearest counts."""
+        return [answer_text(one) for one in self.spec.answers(trial.case)]
 
     def _request_id(self, trial: Trial, context: GradingContext, spent_calls: int) -> str:
         """The id of the call: known before the answer is, and the same after a crash. As a judge's."""
@@ -47,22 +51,20 @@ class SimilarGraderRunner:
         elif trial.conversation is not None and trial.conversation.attempt > 1:
             answer += f"/{trial.conversation.attempt}"
         version = context.fingerprint_of(trial, self.name), context.fingerprints.generation
-        expected = expected_text(trial.case)
-        name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, expected, answer, *version])
+        right = self._right(trial)
+        name = json.dumps([*trial.key_parts, trial.tries, self.name, spent_calls, right, answer, *version])
         return f"embed-{hashlib.sha256(name.encode()).hexdigest()}"
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Embed the answer and what is expected, and compare them; see `GraderRunner.grade`."""
-        expected, target = expected_text(trial.case), self.spec.embedding_target
-        if not expected:
+        right, target = self._right(trial), self.spec.embedding_target
+        if not all(right) or not right:
             return GradingResult(GraderRow(error="The row has no expected, which the similar grader needs"), NO_TOKENS)
         if not result.raw_text:
             # There is no embedding of nothing.
             return GradingResult(GraderRow(score=0.0, passed=False, reason="the answer is empty"), NO_TOKENS)
         call = await call_target(
-            ApiRequest(
-                "embeddings", json_text({"input": [result.raw_text, expected]}), target=target, grader=self.name
-            ),
+            ApiRequest("embeddings", json_text({"input": [result.raw_text, *right]}), target=target, grader=self.name),
             lambda spent: self._request_id(trial, context, trial.earlier_calls + spent),
             context,
             spec=self.spec,
@@ -74,7 +76,8 @@ class SimilarGraderRunner:
             row = row.with_fields(error=call.error)
             return GradingResult(row, usage, error_code=call.error_code, in_doubt=call.in_doubt)
         try:
-            similarity = cosine_similarity(*read_embeddings(call.result.body, count=2))
+            answer, *others = read_embeddings(call.result.body, count=1 + len(right))
+            similarity = max(cosine_similarity(answer, other) for other in others)
         except GraderError as error:
             return GradingResult(row.with_fields(error=error.message), usage)
         verdict = row.with_fields(

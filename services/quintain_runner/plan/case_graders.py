@@ -12,6 +12,7 @@ from quintain.config.file_errors import validation_messages
 from quintain.graders import Case
 from quintain.runtime.text_files import InvalidLine
 from quintain_runner.spec.comparing_graders import PairwiseGrader
+from quintain_runner.spec.grader_options import IS_DATA
 from quintain_runner.spec.graders import (
     GRADER_MODELS,
     CommandGrader,
@@ -37,7 +38,7 @@ def with_own_graders(row: Case | InvalidLine, taken: Collection[str]) -> Case | 
     if isinstance(row, InvalidLine) or not row.graders:
         return row
     try:
-        graders = _GRADERS.validate_python(named_graders(row.graders, taken))
+        graders = _GRADERS.validate_python(named_graders(row.graders, taken), context={IS_DATA: True})
     except ValidationError as error:
         return InvalidLine("; ".join(validation_messages(error, _MODELS, within=["graders"])))
     names = [name for grader in graders for name in column_names_of(grader)]

@@ -13,7 +13,7 @@ from quintain.config.file_errors import suggestion, validation_messages
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
 from quintain.graders import Case, SimulatedUser
 from quintain.runtime.text_files import InvalidLine, csv_rows
-from quintain_runner.files import json_lines
+from quintain_runner.files import InvalidJson, json_lines, read_exact_json
 
 T = TypeVar("T")
 
@@ -158,7 +158,41 @@ def parse_case(value: JsonValue) -> Case:
 
 
 def _case_from_cells(row: dict[str, str]) -> Case:
-    return case_from_fields({name: cell for name, cell in row.items() if cell})
+    """Build a case from the cells of a row: the column ``NAME:json`` has the JSON of a field, and ``grader:KIND`` what
+    a grader of the case compares with. Raises `InvalidLine`."""
+    fields: dict[str, object] = {}
+    graders: list[dict[str, object]] = []
+    for column, cell in row.items():
+        name, _, form = column.partition(":")
+        if cell and name == "grader" and form:
+            graders.append(_grader_of_cell(form, cell))
+        elif cell and (form == "json" or column == "graders"):
+            if form and row.get(name):
+                raise InvalidLine(f"{column}: {name} has a column of its own, too; leave one of them empty")
+            fields[name] = _json_of_cell(column, cell)
+        elif cell:
+            fields[column] = cell
+    own = fields.get("graders", [])
+    return case_from_fields({**fields, **({"graders": [*own, *graders]} if graders and isinstance(own, list) else {})})
+
+
+def _json_of_cell(column: str, cell: str) -> JsonValue:
+    try:
+        return read_exact_json(cell)
+    except InvalidJson as error:
+        raise InvalidLine(f"{column}: it is not JSON ({error})") from None
+
+
+#: What a cell of the column ``grader:KIND`` is for kinds that have no ``value``.
+_CELL_KEYS = {"regex": "pattern", "llm-judge": "instructions"}
+
+
+def _grader_of_cell(form: str, cell: str) -> dict[str, object]:
+    """The grader of the column ``grader:KIND``, ``grader:not-KIND``, or either with ``:NAME``."""
+    kind, _, name = form.partition(":")
+    builtin = kind.removeprefix("not-")
+    named: dict[str, object] = {"name": name} if name else {}
+    return {**named, "builtin": builtin, "not": builtin != kind, _CELL_KEYS.get(builtin, "value"): cell}
 
 
 def case_from_fields(row: dict[str, object]) -> Case:

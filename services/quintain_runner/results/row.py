@@ -192,8 +192,9 @@ class GraderRow(Message):
 
     @property
     def missing_votes(self) -> list[GraderRow]:
-        """The votes of a jury that are missing."""
-        return [vote for vote in self.votes.values() if vote.error is not None]
+        """The votes of a jury, or of juries in a list, that are missing."""
+        missing = [vote for vote in self.votes.values() if vote.error is not None]
+        return missing + [vote for part in self.parts.values() if part.error is None for vote in part.missing_votes]
 
     def without_content(self) -> GraderRow:
         """The verdict without what it says of the answer."""
@@ -380,7 +381,7 @@ class Row(Message):
     @property
     def open_status(self) -> RowStatus:
         """Its status; of a graded row whose jury lacks votes, the one that it would have without a verdict."""
-        missing = [vote for grader in self.graders.values() if grader.votes for vote in grader.missing_votes]
+        missing = [vote for grader in self.graders.values() for vote in grader.missing_votes]
         if self.status is not RowStatus.GRADED or not missing:
             return self.status
         return RowStatus.IN_DOUBT if any(vote.in_doubt for vote in missing) else RowStatus.ERROR

@@ -19,10 +19,9 @@ from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain.runtime.text_files import read_text
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
-from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of, named_graders, single_graders
+from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of, named_graders
 from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
-from quintain_runner.spec.templates import parse_template
 
 #: A value that ``where`` can compare a field with.
 Scalar = str | int | float | bool | None
@@ -154,17 +153,6 @@ class EvaluationSpec(SpecModel):
             duplicates = sorted({name for name in names if names.count(name) > 1})
             if duplicates:
                 raise ValueError(f"{what}: named twice: {', '.join(duplicates)}; give each its own name")
-        return self
-
-    @model_validator(mode="after")
-    def _rubrics_are_templates(self) -> Self:
-        """Check the templates of rubrics; what a case has is data, and is none."""
-        for grader in single_graders(self.graders):
-            for criterion in grader.rubric if isinstance(grader, JudgeGrader) else ():
-                try:
-                    parse_template(criterion.text)
-                except ValueError as error:
-                    raise ValueError(f"graders: {grader.name}: criterion {criterion.id}: {error}") from None
         return self
 
     @model_validator(mode="after")

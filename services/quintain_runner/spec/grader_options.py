@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, ValidationInfo
 
 from quintain.config.fingerprint import fingerprint_of
 from quintain.contracts.message import Message
 from quintain.contracts.session import AGENTS
 from quintain_runner.results.bill import SIMULATED_USER
+from quintain_runner.spec.templates import parse_template
 
 _AT_K: Final = re.compile(r"pass[@^](\d+)")
 
@@ -80,6 +81,21 @@ KEYS_WITHOUT_EFFECT: Final = frozenset(
 )
 
 
+#: The key of a validation's context that says that what is validated comes with a dataset.
+IS_DATA: Final = "is_data"
+
+
+def check_template(text: str, info: ValidationInfo) -> str:
+    """Check that a text of an evaluation file is a template; what comes with a dataset is none."""
+    if not (info.context or {}).get(IS_DATA):
+        parse_template(text)
+    return text
+
+
+#: A text of an evaluation file that is a template, and of a dataset one that is data.
+TemplateText = Annotated[NonEmptyString, AfterValidator(check_template)]
+
+
 class GraderOptions(SpecModel):
     """The options that every grader has."""
 
@@ -97,6 +113,16 @@ class GraderOptions(SpecModel):
     """How the repeats of a case become one value: mean, median, majority, pass@k or pass^k. If absent, as the
     evaluation says.
     """
+    _is_data: bool = PrivateAttr(default=False)
+
+    def model_post_init(self, context: Any) -> None:
+        """Note whether it comes with a dataset: its texts are data then, and no templates."""
+        self._is_data = context is not None and bool(context.get(IS_DATA))
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is a case's own, whose texts are data and no templates."""
+        return self._is_data
 
     @cached_property
     def fingerprint(self) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, TargetName
-from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, SpecModel, Weight
+from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, SpecModel, TemplateText, Weight
 
 #: Default timeout of a judge's call, in seconds, including its time in the target's queue.
 JUDGE_TIMEOUT_SECONDS = 600.0
@@ -33,7 +33,7 @@ class RubricCriterion(SpecModel):
 
     id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     """Its name in the results."""
-    text: NonEmptyString
+    text: TemplateText
     """What the judge is told to judge; a template, but for a grader that a case has."""
     weight: Weight = 1.0
     """The weight of its score in the grader's; 0: it is only reported."""
@@ -49,6 +49,8 @@ class JudgeGrader(GraderOptions):
     """The path of the file with the judge's instructions, a template, relative to the evaluation file's folder. With a
     rubric there need be none.
     """
+    instructions: TemplateText | None = None
+    """The judge's instructions themselves, in place of a file; a template, but for a grader that a case has."""
     rubric: list[RubricCriterion] = Field(default_factory=list)
     """Criteria that are judged in one call, each with a score of its own; the grader's is their mean by their weights.
     """
@@ -123,8 +125,10 @@ class JudgeGrader(GraderOptions):
     @model_validator(mode="after")
     def _validate_instructions(self) -> Self:
         """Check that the judge is told what to judge."""
-        if self.prompt is None and not self.rubric:
-            raise ValueError("give prompt, a file with the judge's instructions, or rubric")
+        if self.prompt is not None and self.instructions is not None:
+            raise ValueError("give prompt, a file with the judge's instructions, or instructions, and not both")
+        if self.prompt is None and self.instructions is None and not self.rubric:
+            raise ValueError("give prompt, a file with the judge's instructions, or rubric, or instructions as a text")
         names = [criterion.id for criterion in self.rubric]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"rubric: {twice[0]!r} is there twice; give each criterion its own id")

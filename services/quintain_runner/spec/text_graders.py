@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, JsonValue, model_validator
 
 from quintain.contracts.values import Count
+from quintain.graders import Case
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Tolerance
 from quintain_runner.spec.right_answers import (
     DecimalMark,
@@ -16,7 +18,11 @@ from quintain_runner.spec.right_answers import (
     right_answers,
     unreadable_number,
 )
+from quintain_runner.spec.templates import parse_template
 from quintain_runner.untrusted import compile_pattern
+
+#: What begins something of a template that is no text.
+_MARKUP = re.compile(r"\{[{%#]")
 
 
 class ComparingGrader(GraderOptions):
@@ -25,18 +31,32 @@ class ComparingGrader(GraderOptions):
     takes: ClassVar[str] = "comparable"
 
     value: JsonValue = None
-    """What is right, in place of the case's expected. Of a list any is right."""
+    """What is right, in place of the case's expected; texts are templates. Of a list any is right."""
 
     @model_validator(mode="after")
     def _validate_value(self) -> Self:
-        """Check that it can be compared with."""
-        if self.has_value and (problem := self.problem_of(self.value)) is not None:
+        """Check that it can be compared with, as far as that depends on no case."""
+        for template in self.templates:
+            parse_template(template)
+        if self.has_value and not self.templates and (problem := self.problem_of(self.value)) is not None:
             raise ValueError(f"value: {problem}")
         return self
 
-    def answers(self, expected: JsonValue) -> list[JsonValue]:
-        """The right answers to a case with this ``expected``."""
-        return right_answers(self.value if self.has_value else expected)
+    def answers(self, case: Case) -> list[JsonValue]:
+        """The right answers to a case. Raises `TemplateError` where a text of value needs what the case lacks."""
+        if not self.has_value or not self.templates:
+            return right_answers(self.value if self.has_value else case.expected)
+        place = f"the grader {self.name}, value"
+        return [
+            parse_template(one, place).render(case) if isinstance(one, str) else one
+            for one in right_answers(self.value)
+        ]
+
+    @property
+    def templates(self) -> list[str]:
+        """The texts of value that a case fills; none of a case's own grader."""
+        texts = [] if self.is_data else [one for one in right_answers(self.value) if isinstance(one, str)]
+        return [text for text in texts if _MARKUP.search(text)]
 
     @property
     def has_value(self) -> bool:

@@ -33,7 +33,7 @@ class World:
         self.replies: list[str] = []
         self.client = FakeClient(self.answer, targets=TARGETS)
         self.folder = EvaluationFolder(folder, self.client)
-        self.rows = cases(3)
+        self.rows, self.shared = cases(3), [EXACT]
 
     async def answer(self, request: InvokeRequest) -> str:
         if request.target != "judge":
@@ -43,7 +43,7 @@ class World:
 
     async def run(self) -> tuple[dict[str, Json], int, int]:
         """The rows by case, and how often the target and the judge were asked."""
-        write_evaluation(self.folder.path, self.rows, [EXACT])
+        write_evaluation(self.folder.path, self.rows, self.shared)
         self.client.requests.clear()
         await self.folder.run(self.folder.settings())
         asked = sum(request.target == "bot" for request in self.client.requests)
@@ -95,6 +95,31 @@ async def test_a_changed_grader_of_one_case_grades_that_case_again_and_asks_only
     assert graders_of(rows["case-0"])["llm-judge"] is True
     world.client.fingerprints["judge"] = "another"
     assert (await world.run())[1:] == (0, 3)
+
+
+async def test_the_instructions_of_a_judge_may_stand_in_the_file_and_in_a_case_and_a_cases_are_no_template(
+    world: World,
+) -> None:
+    world.rows = [{**world.rows[0], "tone": "kind", "expected": ["q0", "Q0"]}]
+    told = {"builtin": "llm-judge", "judge_target": "judge"}
+    world.rows[0]["graders"] = [{**told, "name": "own", "instructions": "Is it {{ tone }}?"}]
+    world.shared = [{**told, "name": "shared", "instructions": "Is it {{ tone }}?"}]
+    world.replies = ['{"pass": true}'] * 2
+    rows, *_ = await world.run()
+    assert graders_of(rows["case-0"]) == {"shared": True, "own": True}
+    judgements = [request for request in world.client.requests if request.target == "judge"]
+    assert [str(request.system_prompt).partition("\n")[0] for request in judgements] == [
+        "Is it kind?",
+        "Is it {{ tone }}?",
+    ]
+    assert all('Any of these is right: ["q0", "Q0"]' in str(request.question) for request in judgements)
+
+
+async def test_a_value_of_the_evaluation_file_is_a_template_and_one_of_a_case_is_none(world: World) -> None:
+    world.shared = [{"builtin": "contains", "value": ["no", "{{ question }}"]}]
+    world.rows[0]["graders"] = [{"name": "own", "builtin": "contains", "value": "{{ question }}"}]
+    rows, *_ = await world.run()
+    assert graders_of(rows["case-0"]) == {"contains": True, "own": False}
 
 
 async def test_a_reply_that_is_no_verdict_is_an_error_also_under_not_and_in_a_list(world: World) -> None:

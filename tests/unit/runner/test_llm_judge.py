@@ -19,6 +19,7 @@ from quintain_runner.graders.judge import JudgeGraderRunner, recorded_judges
 from quintain_runner.graders.judge_request import build_judge_request, parse_judgement, sent_request
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.results.row import GraderRow, JudgeUsed, Row, RowStatus
+from quintain_runner.spec.grader_options import IS_DATA
 from quintain_runner.spec.judge_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
@@ -80,7 +81,8 @@ async def test_the_templates_of_a_judge_are_filled_with_the_case_and_never_with_
     (check,) = outcome.row.graders["judge"].checks or ()
     assert check.text == "It is short, at level 3."
     client = ScriptedJudge('{"criteria": {"fit": {"score": 1}}}')
-    await run_trial(TRIAL, grading_context(client, replace(runner, prompt="", is_data=True)))
+    own = JudgeGrader.model_validate(spec.model_dump(exclude_unset=True), context={IS_DATA: True})
+    await run_trial(TRIAL, grading_context(client, replace(runner, spec=own)))
     # What a case has is data.
     assert "- fit: It is {{ rubric | join }}, at level" in (client.requests[-1].system_prompt or "")
 
@@ -256,7 +258,8 @@ async def test_the_row_has_the_reply_as_it_was_given_and_how_much_of_it_is_missi
 def test_the_recorded_judge_has_its_prompt_and_no_key() -> None:
     key = f"sk-proj-{'a1' * 24}"
     recorded = recorded_judges([JudgeGraderRunner(JUDGE.spec, f"Is it right? {key}")])["judge"]
-    assert recorded == {"name": "judge", "builtin": "llm-judge", "prompt": "Is it right? …", "judge_target": "sage"}
+    told = {"name": "judge", "builtin": "llm-judge", "instructions": "Is it right? …", "judge_target": "sage"}
+    assert recorded == told
 
 
 HISTORY = [ChatMessage(role="system", content="Be terse."), ChatMessage(role="user", content="And of Italy?")]
@@ -298,7 +301,7 @@ async def test_what_the_judge_was_not_sent_is_not_made(what: str) -> None:
     assert isinstance(recorded, dict)
     match what:
         case "prompt":
-            recorded = {**recorded, "prompt": "Is it wrong?"}
+            recorded = {**recorded, "instructions": "Is it wrong?"}
         case "answer":
             row = row.with_fields(output="Paris")
         case "contents":
