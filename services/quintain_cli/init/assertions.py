@@ -121,8 +121,10 @@ def _convert(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> li
         name = None
     common = {"name": name, "weight": value.get("weight"), "threshold": value.get("min_score")}
     is_negated = value["type"].startswith("not-") != (value.get("negate") is True)
-    common |= {"not": True} if is_negated else {}
-    graders = [{**one, **{key: given for key, given in common.items() if given is not None}} for one in graders]
+    common = {key: given for key, given in common.items() if given is not None}
+    graders = [
+        {**one, **common, **({"not": is_negated != one.get("not", False)} if is_negated else {})} for one in graders
+    ]
     for grader in graders:
         # What `quintain check` refuses is not carried.
         _SPEC.validate_python({"name": "grader", **grader})
@@ -155,7 +157,8 @@ def _text_grader(kind: str, value: Any, *, is_trimmed: bool) -> JsonDict:
             raise ValueError("its list is empty" if not texts else "its list has an empty text, which every answer has")
         if kind.endswith("-any"):
             return {**options, "value": texts}
-        return {"all": [{**options, "value": text} for text in texts]}
+        # Not one is missing: as there, the score is 0 or 1.
+        return {"any": [{**options, "value": text, "not": True} for text in texts], "not": True}
     if kind == "equals" and isinstance(value, dict | list):
         # A list in a list: the answer is that list, and not any of its items.
         return {"builtin": "exact", "value": [value]}
@@ -203,10 +206,8 @@ def _other(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test:
         case "cost":
             return {"builtin": "cost", "max_usd": threshold}
         case "similar" | "similar:cosine" if not carried.is_agentv:
-            target = add_provider(
-                carried, value.get("provider") or mapping(test.provider).get("embedding", _EMBEDDING), at
-            )
-            return {"builtin": "similar", "value": asked, "threshold": threshold, "embedding_target": target}
+            embeds = value.get("provider") or mapping(test.provider).get("embedding", _EMBEDDING)
+            return {**_embedder(carried, embeds, at), "value": asked, "threshold": threshold}
         case "script" | "code-grader" | "code-judge" if carried.is_agentv:
             command, limits = value.get("command", value.get("path")), value.get("target", value.get("provider"))
             words = ["sh", "-c", command] if isinstance(command, str) else command
@@ -214,6 +215,12 @@ def _other(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test:
             folder = carried.relative(str(value.get("cwd", ".")))
             return {"command": words, "cwd": folder, **{key: one for key, one in options.items() if one is not None}}
     raise ValueError("no counterpart; write a grader for it")
+
+
+def _embedder(carried: CarriedEvaluation, provider: object, at: At) -> JsonDict:
+    if (target := add_provider(carried, provider, at)) is None:
+        raise ValueError("what embeds its texts has no counterpart")
+    return {"builtin": "similar", "embedding_target": target}
 
 
 def _schema(value: Any) -> JsonDict:

@@ -65,7 +65,7 @@ def as_prompt(text: str) -> str:
     if _UNCLOSED.search(text) and not _RAW.search(text):
         return f"{{% raw %}}{text}{{% endraw %}}"
     _require_same(text)
-    return text
+    return text if _RAW.search(text) else re.sub(r"\{\{\s*([A-Za-z_][\w.]*)\s*\}\}", r"{{ \1 }}", text)
 
 
 def _require_same(text: str) -> None:
@@ -92,8 +92,9 @@ def rendered(value: Any, variables: Mapping[str, Any]) -> Any:
         raise ValueError(str(error)) from None
 
 
-def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of a test as promptfoo passes them on: without a last line end, and each filled with the others.
+def resolved(given: Mapping[str, Any], *, within: bool) -> dict[str, Any]:
+    """The variables of a test as promptfoo passes them on: without a last line end, and each filled with the others;
+    ``within``: also the texts inside of them, as AgentV does.
 
     Raises `ValueError` for a template whose meaning it cannot say, or for a text without an end.
     """
@@ -106,15 +107,19 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = value.replace(place[0], "null" if other is None else _printed(other), 1)
             if len(values[name]) > MAX_BODY_BYTES:
                 raise ValueError(f"the variable {name} grows without end")
-    return {name: _final(value, values) for name, value in values.items()}
+    return {name: _final(value, values, within=within) for name, value in values.items()}
 
 
-def _final(value: Any, values: Mapping[str, Any]) -> Any:
+def _final(value: Any, values: Mapping[str, Any], *, within: bool) -> Any:
     """A variable with its templates filled, unless one names what is not there; a number as JavaScript prints it."""
+    if within and isinstance(value, list):
+        return [_final(one, values, within=True) for one in value]
+    if within and isinstance(value, dict):
+        return {key: _final(one, values, within=True) for key, one in value.items()}
     if (
         isinstance(value, str)
         and not _UNCLOSED.search(value)
-        and {path[0] for path in paths_in(value)} <= values.keys()
+        and {path[0] for path in paths_in(value)} <= {"env", *values}
     ):
         return rendered(value, values)
     if isinstance(value, float):

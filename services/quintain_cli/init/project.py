@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quintain.config.yaml_file import write_yaml
-from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict, mapping
-from quintain_cli.init.nunjucks import paths_in, renamed, rendered
+from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict
+from quintain_cli.init.nunjucks import paths_in, renamed
 
 #: The target of an evaluation none of whose own targets could be carried.
 STAND_IN = "mock"
@@ -62,6 +62,8 @@ def project_files(carried: CarriedEvaluation) -> dict[str, str]:
             else {}
         ),
     }
+    # In the order of the file, and then what is in others.
+    carried.left_out.sort(key=lambda note: (note.file != "", 0 if note.file else note.line))
     return {
         "quintain.yaml": write_yaml({"targets": targets}),
         "eval.yaml": write_yaml(evaluation),
@@ -81,8 +83,6 @@ def _without_direct_input(carried: CarriedEvaluation) -> list[JsonDict]:
         return carried.prompts
     for case in carried.cases:
         asked = case.variables.pop(only[1], None)
-        if isinstance(asked, list):
-            asked = [{**one, "content": rendered(one.get("content"), case.variables)} for one in map(mapping, asked)]
         case.fields["messages" if isinstance(asked, list) else "question"] = asked
     return []
 

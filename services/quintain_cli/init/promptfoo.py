@@ -186,7 +186,7 @@ def _add_test(carried: CarriedEvaluation, test: JsonDict, at: At, shared: Found)
     threshold = test.get("threshold") if test.get("threshold") is not None else default.get("threshold")
     for values in itertools.product(*given.values()):
         try:
-            variables = resolved(dict(zip(given, values, strict=True)))
+            variables = resolved(dict(zip(given, values, strict=True)), within=carried.is_agentv)
         except ValueError as error:
             carried.leave_out(at.under("vars"), f"the test, for {error}")
             return

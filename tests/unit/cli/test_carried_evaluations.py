@@ -73,7 +73,10 @@ NOT_CARRIED = {"name": "not-carried", "builtin": "regex", "pattern": "(?!)"}
         ("{type: contains, value: a, metric: 'm {{word}}'}", {**CONTAINS, "value": "a", "name": "m one"}),
         ("{type: starts-with, value: a}", {"builtin": "starts-with", "value": "a"}),
         ("{type: contains-any, value: 'a, \"b, c\" ,'}", {**CONTAINS, "value": ["a", "b, c"]}),
-        ("{type: contains-all, value: [a, 1]}", {"all": [{**CONTAINS, "value": "a"}, {**CONTAINS, "value": "1"}]}),
+        (
+            "{type: contains-all, value: [a, 1]}",
+            {"any": [{**CONTAINS, "value": one, "not": True} for one in "a1"], "not": True},
+        ),
         ("{type: regex, value: '^a$'}", {"builtin": "regex", "pattern": "^a$"}),
         ("{type: is-json}", {"builtin": "json-schema", "schema": {}}),
         ("{type: levenshtein, value: a}", {"builtin": "edit-distance", "value": "a", "max": 5}),
@@ -184,7 +187,7 @@ def test_a_name_that_a_case_uses_itself_is_changed_everywhere(read: Read) -> Non
         "tests: [{vars: {id: 7, user: {id: 8}, expected: y}}]\n"
     )
     assert evaluation_of(carried)["prompts"] == [
-        '{{var_id}} {{ var_user.id }} {% if var_expected == "id" %}x{% endif %}'
+        '{{ var_id }} {{ var_user.id }} {% if var_expected == "id" %}x{% endif %}'
     ]
     assert cases_of(carried)[0].keys() >= {"var_id", "var_user", "var_expected"}
 
@@ -217,7 +220,8 @@ def test_a_name_that_a_case_uses_itself_is_changed_everywhere(read: Read) -> Non
 def test_a_prompt_is_a_text_or_is_left_out_by_name(read: Read, prompt: str, *, is_carried: bool) -> None:
     text = json.dumps({"prompts": [prompt, "{{a}}"], "providers": ["echo"], "tests": [{"vars": {"a": "x"}}]})
     carried = read(text)
-    assert [one.get("user") for one in carried.prompts] == [*([prompt] if is_carried else []), "{{a}}"]
+    texts = [*([prompt.replace("{{a}}", "{{ a }}")] if is_carried else []), "{{ a }}"]
+    assert [one.get("user") for one in carried.prompts] == texts
     assert places(carried) == ([] if is_carried else ["prompts[0]"])
 
 
@@ -233,9 +237,9 @@ def test_prompts_in_files_are_read_as_promptfoo_reads_them(read: Read) -> None:
         lines_dot_jsonl=json.dumps(CHAT), table_dot_csv='label,prompt\nshort,"One, {{a}}"\n',
     )  # fmt: skip
     assert carried.prompts == [
-        {"user": "First {{a}}"}, {"user": "Second"}, {"user": "Third\n--- no"},
+        {"user": "First {{ a }}"}, {"user": "Second"}, {"user": "Third\n--- no"},
         {"messages": CHAT}, {"messages": CHAT}, {"messages": [{"role": "user", "content": "{{ a }}"}]},
-        {"user": "# A\n\n---\n\nB"}, {"messages": CHAT}, {"name": "short", "user": "One, {{a}}"},
+        {"user": "# A\n\n---\n\nB"}, {"messages": CHAT}, {"name": "short", "user": "One, {{ a }}"},
     ]  # fmt: skip
     assert [note.reason for note in carried.left_out] == ["chats/4.sh: a program, which is not run"]
 
