@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,9 @@ from support.summary import Summary
 # ``python`` is this interpreter, as in an activated environment: a version manager's wrapper of that name takes 0.1 s
 # of processor time for each program that a test starts.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+
+# Ctrl-C interrupts as at a terminal; a shell that starts the tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: What hypothesis makes: the same each time in the suite, much more and new under ``--hypothesis-profile=long``.
 settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True)

@@ -9,14 +9,15 @@ from typing import Any
 def skip_waits() -> None:
     """From now on, where the running loop would wait for its next timer, its clock is set forward to that.
 
-    Only for tests without sockets, threads and processes: what these do takes no time of such a loop.
+    Only for tests without threads and processes, and with sockets only between tasks of this loop.
     """
     loop: Any = asyncio.get_running_loop()
     select, now = loop._selector.select, loop.time()
 
     def select_or_skip(timeout: float | None) -> list[Any]:
         nonlocal now
-        events: list[Any] = select(0 if timeout else timeout)
+        # What was written to a socket of this loop is there at once, or in a moment.
+        events: list[Any] = select(timeout and min(timeout, 0.001))
         if not events and timeout:
             now += timeout
         return events

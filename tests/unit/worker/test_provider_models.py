@@ -11,6 +11,7 @@ from quintain.errors import BadRequest, TimedOut
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderFailure
 from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, WIRES, Wire
+from support.skipped_time import skip_waits
 
 QUESTION = InvokeRequest(question="How are you?")
 
@@ -232,6 +233,7 @@ async def test_a_deadline_ends_the_call_in_doubt_and_closes_the_connection(serve
 async def test_a_model_that_sends_goes_on_and_one_that_is_silent_for_too_long_is_ended(
     server: ModelServer, wire: Wire
 ) -> None:
+    skip_waits()
     slow = ScriptedResponse(body=wire.answer("Fine."), trickle_seconds=0.005)
     server.set_responses(ScriptedResponse(stall=True), slow)
     provider = wire.provider(server.url, idle_seconds=0.3)
