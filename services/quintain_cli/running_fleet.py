@@ -61,6 +61,9 @@ def read_or_create_secret(path: Path) -> str:
         secret = secrets.token_urlsafe(32)
         path.touch(mode=0o600)
         path.write_text(f"{secret}\n")
+        print_stderr(
+            f"state    {path.parent} is new: tokens and the ledger are kept there; QUINTAIN_STATE_DIR names another"
+        )
     except OSError as error:
         raise ConfigError(
             f"The state folder {path.parent} cannot be used ({error.strerror}): set QUINTAIN_STATE_DIR to a folder "

@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 from quintain.client.client import Client
 from quintain.config.yaml_file import write_yaml
 from quintain.contracts.money import MAX_COST_USD, MaxCostUsd
-from quintain.errors import ConfigError
+from quintain.errors import ConfigError, QuintainError
 from quintain.graders import Case, Grader
 from quintain.settings import environment, read_settings
 from quintain_runner.engine.backend import connect_backend
@@ -214,6 +214,14 @@ def _grader_fields(grader: GraderFields) -> dict[str, object]:
 
 def _run_blocking(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
     """Run the coroutine to its end; on a thread of its own where an event loop is running, as in a notebook."""
+    try:
+        return _run_on_some_loop(coroutine)
+    except QuintainError as error:
+        # The frames of the event loop say nothing of the error, and hide the line that called.
+        raise error.with_traceback(None) from None
+
+
+def _run_on_some_loop(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

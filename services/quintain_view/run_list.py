@@ -10,11 +10,11 @@ from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.text_table import TextTable
-from quintain_runner.statistics.analysis import PassAndScore, format_share, format_share_interval
+from quintain_runner.statistics.analysis import PassAndScore, format_score, format_share, format_share_interval
 from quintain_runner.statistics.inference import Interval
 from quintain_view.plots import TrendPoint, trend_points
 
-EXIT_WORDS = {0: "passed", 1: "errors", 3: "below threshold", 4: "budget spent"}
+EXIT_WORDS = {1: "errors", 3: "below threshold", 4: "budget spent"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,12 @@ def run_list(sources: Iterable[RunSource]) -> list[RunLine]:
 
 
 def status_of(run: RunFile) -> str:
-    """The status of a run in a word or two."""
+    """The status of a run in a few words."""
     if run.ended_at is None:
         return "not ended"
+    if run.exit_code == 0:
+        threshold = run.configuration.threshold
+        return "ended" if threshold is None else f"mean {format_score(run.totals.mean_score)}, threshold {threshold}"
     return EXIT_WORDS.get(-1 if run.exit_code is None else run.exit_code, "ended")
 
 

@@ -86,3 +86,11 @@ def test_a_limit_in_money_stops_an_evaluation(folder: Path) -> None:
     stopped = evaluate(CASES, "echo", ["exact"], max_cost_usd=0.03)
     assert (stopped.exit_code, len(stopped.rows)) == (4, 1)
     assert len(evaluate(CASES, "echo", ["exact"], max_cost_usd=0.04).rows) == 2
+
+
+def test_an_error_has_no_frames_of_an_event_loop(folder: Path) -> None:
+    with pytest.raises(quintain.ConfigError) as raised:
+        run("no-such.yaml")
+    files = {entry.path.name if isinstance(entry.path, Path) else entry.path for entry in raised.traceback}
+    assert files == {"test_evaluate.py", "evaluation.py"}
+    assert raised.value.__suppress_context__

@@ -87,7 +87,8 @@ def test_the_command_that_a_page_shows_opens_the_same_list(shell: CommandLine) -
 
 
 @pytest.mark.parametrize(
-    "words", [("eval.yaml",), ("--port", "70000"), ("--unknown",), ("--at", "is=bot:failed"), ("--at", "nothing")]
+    "words",
+    [("eval.yaml",), ("--port", "70000"), ("--unknown",), ("nowhere",), ("--at", "is=bot:failed"), ("--at", "nothing")],
 )
 def test_bad_words_are_a_usage_error(shell: CommandLine, words: tuple[str, ...]) -> None:
     (shell.folder / "eval.yaml").write_text("{}")

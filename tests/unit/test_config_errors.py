@@ -270,3 +270,9 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(file: Path) -> None:
 def test_a_child_session_names_its_targets_and_bounds_its_calls(file: Path, says: str, words: str) -> None:
     text = f"targets:\n  agent: {{provider: target, child_session: {says}}}\n"
     assert f"targets.agent.child_session{words}" in config_error(file, text)
+
+
+def test_a_tab_is_answered_with_spaces(file: Path) -> None:
+    mistake = config_error(file, "targets:\n\techo: {provider: mock}\n")
+    assert mistake.startswith("quintain.yaml: line 2, column 1: ")
+    assert "spaces" in mistake

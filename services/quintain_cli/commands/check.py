@@ -110,7 +110,7 @@ def _estimate_lines(report: CheckReport, run_estimate: RunEstimate) -> Iterator[
     max_grader_calls = calls.most - calls.answers
     trials = (report.cases or 0) * max(1, len(report.prompts)) * len(report.targets) * (report.repeats or 1)
     turns = f"{trials:,} trials, at most {calls.answers:,} turns" if calls.answers > trials else ""
-    yield f"calls     {size_text} = {turns or f'{calls.answers:,} answers'}" + (
+    yield f"calls     {size_text} = {turns or format_count(calls.answers, 'answer')}" + (
         f", and {'' if calls.typical else 'at most '}{max_grader_calls:,} by graders: {calls.most:,}"
         if max_grader_calls
         else ""

@@ -205,6 +205,9 @@ def view(
 
 
 async def _serve(folders: list[Path], port: int, at: str | None, *, open_browser: bool, as_json: bool) -> None:
+    for folder in folders:
+        if folder != DEFAULT_FOLDER and not folder.exists():
+            raise ConfigError(f"{folder}: there is no such folder; `quintain run eval.yaml` makes one in runs")
     async with handle_stop_signals() as stop, serve_view(folders, port=port, at=at) as address:
         if as_json:
             print_json({"url": address})

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quintain.contracts.session import Usage
-from quintain.fleet.tables import amount, duration
+from quintain.fleet.tables import amount, duration, format_count
 from quintain_runner.report.progress import ProgressState, TargetProgress
 from quintain_runner.report.tables import LineUsage, column_usage
 from quintain_runner.results.bill import cost_text
@@ -376,7 +376,8 @@ def start_line(progress_state: ProgressState) -> str:
     pending = progress_state.pending_trials
     executed = "" if pending == progress_state.trials else f", {pending} to execute"
     targets = ", ".join(progress_state.tallies)
-    return f"{progress_state.trials} trials: {progress_state.cases} cases for {targets}{executed}"
+    trials, cases = format_count(progress_state.trials, "trial"), format_count(progress_state.cases, "case")
+    return f"{trials}: {cases} for {targets}{executed}"
 
 
 def progress_line(progress_state: ProgressState) -> str:

@@ -386,7 +386,7 @@ def _errors_text(summary: RunSummary, command: str) -> str:
     if not total.errors:
         return f"{in_doubt_text}. To ask them once more, charged again: {command} --in-doubt retry"
     what = f"{total.errors} of {total.trials} trials erred" + (f", {in_doubt_text}" if total.in_doubt else "")
-    return f"{what}. The same command again asks the errors once more, and only those: {command}"
+    return f"{what}. The same command again tries these once more, and asks only missing answers: {command}"
 
 
 def _folder(summary: RunSummary) -> str:

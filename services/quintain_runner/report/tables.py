@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quintain.contracts.session import Usage
+from quintain.fleet.tables import format_count
 from quintain_runner.report.judge_tables import juries_table, length_table, own_judge_notes, pairwise_tables
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, TrialCounts
@@ -184,8 +185,10 @@ def _left_out_notes(analysis: Analysis) -> Iterator[str]:
     for name, statistics in analysis.targets.items():
         reduced = None if statistics.row is None else statistics.row.reduced
         if reduced is not None and reduced.left_out:
-            count = f"{reduced.left_out:,} cases have too few graded repeats"
-            yield f"{name}: {count} for {reduced.reducer}, and are left out of it"
+            yield (
+                f"{name}: {format_count(reduced.left_out, 'case')} with too few graded repeats for {reduced.reducer} "
+                "left out of it"
+            )
 
 
 def _first_reduced(measured: Iterable[PassAndScore | None]) -> ReducedValue | None:
@@ -227,7 +230,7 @@ def _title(summary: RunSummary) -> str:
     """The number of cases and repeats, as the title of the table."""
     repeats = max((counts.trials // max(1, summary.total.cases) for counts in summary.per_target.values()), default=1)
     repeats_text = f", {repeats} times each" if repeats > 1 else ""
-    return f"{summary.total.cases:,} case{'s' if summary.total.cases != 1 else ''}{repeats_text}"
+    return f"{format_count(summary.total.cases, 'case')}{repeats_text}"
 
 
 def _measured_cells(counts: TrialCounts, measured: PassAndScore | None) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from quintain.config.prices import Price
 from quintain.contracts.message import Message
+from quintain.contracts.money import dollars_text, picodollars
 from quintain.contracts.session import AGENTS, CostUsage, Info, Usage, UsageLine
 
 #: Amounts below one dollar are shown with four decimal places, larger ones with two.
@@ -121,6 +122,8 @@ def dollars(usd: float | None, *, at_least: bool = False) -> str:
     if usd is None:
         return "-"
     amount = Decimal(str(usd))
+    if 0 < amount < _SUBDOLLAR_QUANTUM:
+        return f"{'≥ ' if at_least else ''}{dollars_text(picodollars(float(amount)))}"
     shown = amount.quantize(_CENT_QUANTUM if amount >= 1 or not amount else _SUBDOLLAR_QUANTUM)
     return f"{'≥ ' if at_least else ''}${shown:,}"
 

@@ -107,7 +107,9 @@ def parse_yaml(text: str, name: str, errors: list[str] | None = None) -> YamlDoc
     except (yaml.MarkedYAMLError, ValueError, OverflowError) as error:
         # Of Python's own errors the escape of no character is one.
         position = _position(getattr(error, "problem_mark", None) or loader.get_mark())
-        raise ConfigError(f"{name}: {position}not YAML: {getattr(error, 'problem', error)}") from None
+        problem = str(getattr(error, "problem", error))
+        mend = "; indent with spaces, not with a tab" if repr("\t") in problem else ""
+        raise ConfigError(f"{name}: {position}not YAML: {problem}{mend}") from None
     finally:
         loader.dispose()
     if errors is None and loader.errors:

@@ -209,7 +209,7 @@ _TARGETS: Final[_Layout[TargetFigures]] = _Layout(
         ("Service time", False, lambda target: times(target.service)),
         ("Errors", True, lambda target: errors(target.faults)),
         ("Tokens in / out", False, lambda target: f"{amount(target.input_tokens)} / {amount(target.output_tokens)}"),
-        ("Cost", False, lambda target: f"${target.cost_usd:.4f}" if target.cost_usd else NOTHING),
+        ("Cost", False, lambda target: _usd(target.cost_usd) if target.cost_usd else NOTHING),
     ),
 )
 

@@ -216,7 +216,15 @@ def test_requests_are_told_where_they_are_not_the_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usd", "shown"), [(None, "-"), (0.0, "$0.00"), (0.00123, "$0.0012"), (0.5, "$0.5000"), (1234.5, "$1,234.50")]
+    ("usd", "shown"),
+    [
+        (None, "-"),
+        (0.0, "$0.00"),
+        (0.00123, "$0.0012"),
+        (0.5, "$0.5000"),
+        (2.5e-7, "$0.00000025"),
+        (1234.5, "$1,234.50"),
+    ],
 )
 def test_an_amount_is_shown_as_precisely_as_it_takes(usd: float | None, shown: str) -> None:
     assert dollars(usd) == shown
