@@ -36,7 +36,7 @@ from quintain.contracts.money import to_dollars
 from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState, is_at
 from quintain.errors import BudgetUnavailable, BusError, Fault, Unroutable
 from quintain.rpc.server import log_defect
-from quintain.topology import EVENTS, FLEET_KEY, backlog_queue, target_queue
+from quintain.topology import CONSUMED_QUEUES, EVENTS, FLEET_KEY, backlog_queue, target_queue
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.metrics import CallCounter
 from quintain_metadata.store.base import Ledger, SqlProgram, execute, fetch_one
@@ -284,8 +284,8 @@ class FleetEvents:
                 "now": await self._ledger.now(),
                 "interval_ms": int((now - self._published_at) * 1000),
                 "calls": self._call_counter.take(),
-                "queued": await self._count_queued(),
                 "lost_events": self._lost_events,
+                **await self._count_queues(),
             }
         )
         self._published_at = now
@@ -310,17 +310,23 @@ class FleetEvents:
         self._next_reading_at = ended_at + pause_seconds(self._reading_seconds, is_heard=self._is_heard)
         return state
 
-    async def _count_queued(self) -> dict[str, int]:
-        """Return how many messages wait in the queues of the targets whose turn it is; none while nobody listens."""
-        targets = [target.name for target in self._last.targets] if self._last is not None and self._is_heard else []
-        turn = _turn(targets, self._next_queue)
+    async def _count_queues(self) -> dict[str, dict[str, int]]:
+        """Return what waits in the queues of the targets whose turn it is, and the consumers of these and our own.
+
+        Other users have no right to ask the broker for it. Nothing is counted while nobody listens.
+        """
+        if self._last is None or not self._is_heard:
+            return {}
+        turn = _turn([target.name for target in self._last.targets], self._next_queue)
         self._next_queue += len(turn)
-        counts = await self._bus.count([queue(name) for name in turn for queue in (target_queue, backlog_queue)])
-        return {
+        of_targets = (queue(name) for name in turn for queue in (target_queue, backlog_queue))
+        counts = await self._bus.count([*CONSUMED_QUEUES, *of_targets])
+        queued = {
             name: counts[queue].messages + counts[backlog].messages
             for name in turn
             if (queue := target_queue(name).name) in counts and (backlog := backlog_queue(name).name) in counts
         }
+        return {"queued": queued, "consumers": {name: count.consumers for name, count in counts.items()}}
 
     async def _publish(self, event: FleetEvent) -> bool:
         """Publish an event; returns whether a queue is bound for it."""

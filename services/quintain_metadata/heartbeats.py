@@ -225,11 +225,10 @@ class OwnAdmitQueue:
     async def start(self, handler: Handler, *, prefetch: int) -> None:
         """Declare and consume the queue; without the permission for it the service has only the shared queue."""
         try:
-            await self._bus.declare(self._topology, redeclare=False)
+            await self._bus.declare(self._topology)
         except BrokerRefused as refusal:
             log.warning("All admits take the shared queue, which is slower: %s", refusal.message)
             return
-        await self._bus.declare(self._topology)
         self._consumer = await self._bus.consume(self._topology.queues[0], handler, prefetch=prefetch)
 
     def tell(self, renewed: LeaseRenewed) -> LeaseRenewed:

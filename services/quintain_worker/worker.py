@@ -28,7 +28,7 @@ from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.requests import RpcClient
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
-from quintain.topology import LEDGER, Topology, cancel_topology, target_queue
+from quintain.topology import cancel_topology, target_queue
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
@@ -133,7 +133,6 @@ class Worker:
 
     async def start(self) -> None:
         """Register, then start consuming; waits until a metadata service answers."""
-        await self._bus.declare(Topology((LEDGER,)))
         await self._rpc_client.start()
         self._admission_client.start()
         await self._cancellation_consumer.start()

@@ -1,9 +1,9 @@
 """Lists, reads and deletes the messages of ``quintain.poison``.
 
-They are read without an acknowledgement, and return to the queue in their order when the consumer ends. Each return
-counts against the queue's delivery limit, which is higher than any number of commands. One command reads at a time, as
-each would see only what the others do not hold. Consumers are counted for that, because quorum queues of RabbitMQ 3.10
-do not refuse a second exclusive consumer.
+They are read without an acknowledgement, and return to the queue in their order when the consumer ends. Before
+RabbitMQ 4.3 each return counts against the queue's delivery limit, which is higher than any number of commands. One
+command reads at a time, as each would see only what the others do not hold. Consumers are counted for that, because
+quorum queues of RabbitMQ 3.10 do not refuse a second exclusive consumer.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Unroutable(BusError):
 
 
 class QueueFull(BusError):
-    """The broker nacked the message: the queue is full, or cannot be reached now; it was not taken."""
+    """The broker nacked the message, and did not take it: the queue is full or being deleted, or out of reach now."""
 
 
 class NoAnswer(QuintainError):

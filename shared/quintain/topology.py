@@ -1,7 +1,7 @@
 """The AMQP topology as data: exchanges, queues and bindings, constants of the protocol (``docs/protocol/topology.md``).
 
-Whichever service starts first declares it. What operators tune is set by policies, so that changing a setting never
-makes a declaration fail.
+The metadata service declares the exchanges; who finds one missing for a queue of its own declares it, if its user may.
+What operators tune is set by policies, so that changing a setting never makes a declaration fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ SECOND_MS: Final = 1000
 MINUTE_MS: Final = 60 * SECOND_MS
 DAY_MS: Final = 24 * 60 * MINUTE_MS
 
-#: How often a message is delivered at most, from whichever queue: consumers keep to it, and targets' queues too.
+#: How often a message is delivered at most, where its queue names no other limit. Consumers keep to it: since RabbitMQ
+#: 4.3 a message that is given back does not count for the queue's own limit.
 DELIVERY_LIMIT: Final = 100
 
 Argument = str | int | bool
@@ -157,7 +158,7 @@ def target_topology(target: str) -> Topology:
     """Return the topology of a target: its queue, bound to the exchange of invoke requests, and its backlog."""
     queue, backlog = target_queue(target), backlog_queue(target)
     bindings = Binding(INVOKE, queue, target), Binding(BACKLOG, backlog, target)
-    return Topology((UNROUTED, INVOKE, BACKLOG, DEAD), (queue, backlog), bindings)
+    return Topology((), (queue, backlog), bindings)
 
 
 #: How long a turn waits for the worker that holds its conversation, which takes it at once while it lives.
@@ -177,7 +178,7 @@ def conversation_topology(target: str, incarnation: str) -> Topology:
         dead_letter_exchange=INVOKE.name,
         dead_letter_key=target,
     )
-    return Topology((CONVERSATION,), (queue,), (Binding(CONVERSATION, queue, f"{target}/{incarnation}"),))
+    return Topology((), (queue,), (Binding(CONVERSATION, queue, f"{target}/{incarnation}"),))
 
 
 def target_of_key(key: str) -> str:
@@ -191,31 +192,31 @@ def admit_topology(random: str) -> Topology:
     Workers send admits to it, and other metadata services what concerns its quotas, both with the same key.
     """
     queue, key = Queue(f"{ADMIT_QUEUE.name}.{random}", "classic", exclusive=True), f"admit.{random}"
-    return Topology((LEDGER, PROBE), (queue,), (Binding(LEDGER, queue, key), Binding(PROBE, queue, key)))
+    return Topology((), (queue,), (Binding(LEDGER, queue, key), Binding(PROBE, queue, key)))
 
 
 def reply_topology(queue_name: str, key: str) -> Topology:
     """Return the topology of a client's reply queue; durable and not exclusive, so that it survives a reconnect."""
     queue = Queue(queue_name, "classic", expires_ms=10 * MINUTE_MS)
-    return Topology((REPLY,), (queue,), (Binding(REPLY, queue, key),))
+    return Topology((), (queue,), (Binding(REPLY, queue, key),))
 
 
 def exclusive_reply_topology(queue_name: str, key: str) -> Topology:
     """Return the topology of a reply queue that ends with its client's connection."""
     queue = Queue(queue_name, "classic", exclusive=True)
-    return Topology((REPLY,), (queue,), (Binding(REPLY, queue, key),))
+    return Topology((), (queue,), (Binding(REPLY, queue, key),))
 
 
 def cancel_topology(random: str) -> Topology:
     """Return the topology of one worker's queue for cancellations, which survives a reconnect."""
     queue = Queue(f"quintain.cancel.{random}", "classic", expires_ms=MINUTE_MS)
-    return Topology((CANCEL,), (queue,), (Binding(CANCEL, queue),))
+    return Topology((), (queue,), (Binding(CANCEL, queue),))
 
 
 def discovery_topology(random: str) -> Topology:
     """Return the topology of one process's queue for discovery requests, which expire quickly."""
     queue = Queue(f"quintain.discovery.{random}", "classic", message_ttl_ms=10 * SECOND_MS, expires_ms=MINUTE_MS)
-    return Topology((DISCOVERY, REPLY), (queue,), (Binding(DISCOVERY, queue),))
+    return Topology((), (queue,), (Binding(DISCOVERY, queue),))
 
 
 #: The routing key of the events that say what changed in the whole fleet.
@@ -225,19 +226,19 @@ FLEET_KEY = "fleet"
 def events_topology(random: str) -> Topology:
     """Return the topology of a queue for what changes in the fleet, which ends with its connection."""
     queue = Queue(f"quintain.events.{random}", "classic", message_ttl_ms=10 * SECOND_MS, exclusive=True)
-    return Topology((EVENTS,), (queue,), (Binding(EVENTS, queue, FLEET_KEY),))
+    return Topology((), (queue,), (Binding(EVENTS, queue, FLEET_KEY),))
 
 
 def host_topology(target: str) -> Topology:
     """Return the topology of the queue of lease requests, which all hosts of the target consume."""
     queue = Queue(f"quintain.host.{target}", "quorum")
-    return Topology((HOST, REPLY), (queue,), (Binding(HOST, queue, target),))
+    return Topology((), (queue,), (Binding(HOST, queue, target),))
 
 
 def lease_topology(lease_id: str) -> Topology:
     """Return the topology of the queue of a lease's host; its key cannot equal a target's name, which has no slash."""
     queue = Queue(f"quintain.lease.{lease_id}", "classic", expires_ms=10 * MINUTE_MS)
-    return Topology((HOST,), (queue,), (Binding(HOST, queue, f"lease/{lease_id}"),))
+    return Topology((), (queue,), (Binding(HOST, queue, f"lease/{lease_id}"),))
 
 
 #: The operations authorized by a token: those of sessions, then those of administrators.
@@ -265,8 +266,8 @@ METADATA_TOPOLOGY = Topology(
     ),
 )
 
-#: The topology that a client needs before it may publish.
-EVALUATOR_TOPOLOGY = Topology((UNROUTED, INVOKE, CONVERSATION, METADATA, REPLY))
+#: The queues that every metadata service consumes, each with one consumer.
+CONSUMED_QUEUES = METADATA_TOPOLOGY.without(POISON_QUEUE).queues
 
 #: The topology needed for reading the poison queue.
 POISON_TOPOLOGY = Topology((POISON,), (POISON_QUEUE,), (Binding(POISON, POISON_QUEUE),))

@@ -97,9 +97,10 @@ class RabbitTransport:
 
     async def default_delivery_limit(self) -> int | None:
         connection = await aiormq.connect(self._url.geturl())
-        version = str(connection.server_properties["version"])
+        major, minor = map(int, str(connection.server_properties["version"]).split(".")[:2])
         await connection.close()
-        return 20 if int(version.split(".", 1)[0]) >= 4 else None
+        # Since 4.3 what is given back does not count.
+        return 20 if (4, 0) <= (major, minor) < (4, 3) else None
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -10,7 +10,7 @@ import pytest
 from quintain.bus.base import Delivery, Envelope
 from quintain.bus.connect import connect_bus
 from quintain.errors import BrokerUnavailable
-from quintain.topology import EVALUATOR_TOPOLOGY, Binding, Exchange, Queue, Topology
+from quintain.topology import METADATA_TOPOLOGY, Binding, Exchange, Queue, Topology
 from support.tcp_proxy import open_tcp_proxy
 
 NOBODY = "amqp://me:secret@127.0.0.1:9/"
@@ -20,7 +20,7 @@ async def test_nodes_that_are_away_are_passed_over(broker_url: str) -> None:
     async with asyncio.timeout(30):
         for _ in range(4):  # each begins anywhere
             bus = await connect_bus(f"{NOBODY},{broker_url},{NOBODY}")
-            await bus.declare(EVALUATOR_TOPOLOGY)
+            await bus.declare(METADATA_TOPOLOGY)
             await bus.close()
 
 
@@ -60,9 +60,9 @@ async def test_only_a_client_gives_a_declaration_up(broker_url: str) -> None:
         service = await connect_bus(url, declare_seconds=None)
         proxy.refusing = True
         proxy.drop_connections()
-        waiting = asyncio.create_task(service.declare(EVALUATOR_TOPOLOGY))
+        waiting = asyncio.create_task(service.declare(METADATA_TOPOLOGY))
         with pytest.raises(BrokerUnavailable):
-            await client.declare(EVALUATOR_TOPOLOGY)
+            await client.declare(METADATA_TOPOLOGY)
         assert not waiting.done()
         proxy.refusing = False
         await waiting

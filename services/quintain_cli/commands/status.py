@@ -23,7 +23,7 @@ from quintain.fleet.tables import NOTHING, Table, fleet_facts, fleet_tables
 from quintain.fleet.watch import FleetWatch
 from quintain.rpc.requests import RpcClient
 from quintain.settings import Settings, environment, read_settings
-from quintain.topology import METADATA_TOPOLOGY, POISON_QUEUE, target_queue
+from quintain.topology import CONSUMED_QUEUES, target_queue
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
@@ -140,10 +140,6 @@ def _remarks(figures: FleetFigures) -> Iterator[str]:
         yield f"well     {figures.answering} services answer, and no target was found without a worker"
 
 
-#: The queues that every metadata service consumes, each with one consumer.
-CONSUMED_QUEUES = METADATA_TOPOLOGY.without(POISON_QUEUE).queues
-
-
 @contextlib.asynccontextmanager
 async def watch_fleet(
     bus: Bus, admin_token: str | None, *, wait_seconds: float, timeout_seconds: float
@@ -170,15 +166,20 @@ async def look_at_fleet(
         await watch.wait_state(timeout_seconds)
         watch.raise_if_unasked()
         figures = watch.figures()
-        consumers = await _count_consumers(bus, figures)
+        consumed = (*CONSUMED_QUEUES, *(target_queue(target.name) for target in _called(figures)))
+        queues = {queue.name for queue in consumed if any(one.service == "metadata" for one in figures.services)}
+        consumers = await watch.count_consumers(queues, timeout_seconds)
         if figures.problems or figures.warnings or consumer_problems(figures, consumers):
             # A busy service may answer late, and one that has just started consumes its queues before it answers: only
             # who consumed them before a request and does not answer it is a problem.
             await asyncio.sleep(wait_seconds)
             figures = watch.figures()
-            later = await _count_consumers(bus, figures)
+            later = await watch.count_consumers((), timeout_seconds)
             consumers = {name: min(count, later.get(name, 0)) for name, count in consumers.items()}
-    return figures.with_fields(problems=[*figures.problems, *consumer_problems(figures, consumers)])
+    uncounted = [f"No metadata service told who consumes {name}" for name in sorted(queues - consumers.keys())]
+    return figures.with_fields(
+        problems=[*figures.problems, *consumer_problems(figures, consumers)], notes=[*figures.notes, *uncounted]
+    )
 
 
 async def look_at_fleet_at(
@@ -214,8 +215,3 @@ _STRANGER = (
 
 def _called(figures: FleetFigures) -> Iterable[TargetFigures]:
     return (target for target in figures.targets if target.provider != LEASED_PROVIDER)
-
-
-async def _count_consumers(bus: Bus, figures: FleetFigures) -> dict[str, int]:
-    counts = await bus.count([*CONSUMED_QUEUES, *(target_queue(target.name) for target in _called(figures))])
-    return {name: count.consumers for name, count in counts.items()}

@@ -32,9 +32,6 @@ JSON_CONTENT_TYPE = "application/json"
 #: Default timeout of a publish, in seconds.
 PUBLISH_TIMEOUT_SECONDS = 30.0
 
-#: How long `Bus.declare` waits for an exchange that only another user may declare, in seconds.
-EXCHANGE_WAIT_SECONDS = 30.0
-
 #: Default timeout of deleting a queue, in seconds.
 DELETE_TIMEOUT_SECONDS = 5.0
 
@@ -99,7 +96,7 @@ class Delivery(Protocol):
         """Acknowledge the message: the broker removes it."""
 
     async def requeue(self) -> None:
-        """Return the message to the queue; this counts as a delivery."""
+        """Return the message to the queue. It comes again as one delivered before, up to the consumer's limit."""
 
     async def dead_letter(self) -> None:
         """Reject the message: it goes to the queue's dead-letter exchange, or is dropped if the queue has none."""
@@ -163,12 +160,9 @@ class Bus(Protocol):
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
         """Declare exchanges, queues and bindings.
 
-        With ``redeclare`` they are declared again after every reconnect. An exchange that exists already is used as it
-        is, regardless of who declared it. One that is missing and that this user may not declare is waited for, up to
-        `EXCHANGE_WAIT_SECONDS`, because the service that owns it declares it. A connection that is lost meanwhile is
-        waited for, as long as the bus was told to.
-
-        Raises `BrokerRefused`, `BrokerUnavailable`.
+        With ``redeclare`` they are declared again after every reconnect. An exchange that a queue is to be bound to and
+        that does not exist is declared; where this user may not, it is waited for, as is a connection that is lost
+        meanwhile. Raises `BrokerRefused`, and `BrokerUnavailable` after as long as the bus was told to wait.
         """
 
     async def publish(
@@ -181,7 +175,8 @@ class Bus(Protocol):
     ) -> None:
         """Publish with ``mandatory``, and wait for the broker's confirm.
 
-        Raises `Unroutable`, `QueueFull`, and `BrokerUnavailable` after the timeout.
+        Raises `Unroutable`, also of an exchange that does not exist, `QueueFull`, and `BrokerUnavailable` after the
+        timeout.
         """
 
     async def publish_all(
@@ -233,7 +228,10 @@ MAX_EARLIER_DELIVERIES = 2
 
 
 class HandlerTasks:
-    """The running handlers of one consumer; a message of its queue that was delivered so often is given up."""
+    """The running handlers of one consumer; a message of its queue that was delivered so often is given up.
+
+    The broker's own limit of a queue counts less, by its version: since RabbitMQ 4.3 no message that was given back.
+    """
 
     def __init__(self, max_deliveries: int = DELIVERY_LIMIT) -> None:
         self._max_deliveries = max_deliveries

@@ -44,9 +44,10 @@ async def open_bus(
 ) -> AsyncIterator[Bus]:
     """Connect to the broker at this URL. ``memory`` is the broker for ``memory://``; ``name`` names the connection.
 
-    Raises `BrokerUnavailable` after ``timeout_seconds``, or `BrokerRefused`.
+    ``timeout_seconds`` holds for the connection and for each declaration. Raises `BrokerUnavailable` after it, or
+    `BrokerRefused`.
     """
-    bus = await connect_bus(url, name, memory=memory, timeout_seconds=timeout_seconds)
+    bus = await connect_bus(url, name, memory=memory, timeout_seconds=timeout_seconds, declare_seconds=timeout_seconds)
     try:
         yield bus
     finally:

@@ -45,7 +45,7 @@ class MemoryBroker:
         return MemoryBus(self)
 
     def declare(self, topology: Topology) -> None:
-        """Declare exchanges, queues and bindings; existing ones stay as they are."""
+        """Declare exchanges, queues and bindings, and what the queues are bound to; existing ones stay as they are."""
         for exchange in topology.exchanges:
             self._exchanges.setdefault(exchange.name, exchange)
             self._bindings.setdefault(exchange.name, [])
@@ -54,6 +54,8 @@ class MemoryBroker:
                 self._queues[queue.name] = MemoryQueue(queue, self._dead_letter, self._remove)
                 self._queues[queue.name].start_expiry_timer()
         for binding in topology.bindings:
+            if binding.exchange.name not in self._exchanges:
+                self.declare(Topology((binding.exchange,)))
             binding_key = (binding.queue.name, binding.key)
             if binding_key not in self._bindings[binding.exchange.name]:
                 self._bindings[binding.exchange.name].append(binding_key)
@@ -94,7 +96,7 @@ class MemoryBroker:
     def _route(self, name: str, key: str) -> tuple[list[MemoryQueue], str]:
         exchange = self._exchanges.get(name)
         if exchange is None:
-            raise BusError(f"There is no exchange {name}")
+            raise Unroutable(f"There is no exchange {name}: `quintain serve metadata` declares those of the protocol")
         matches = {
             queue: self._queues[queue]
             for queue, bound_key in self._bindings[name]

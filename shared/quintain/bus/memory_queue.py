@@ -1,7 +1,7 @@
 """Queues, deliveries and consumers of the in-memory transport, with RabbitMQ's semantics.
 
-Messages expire at the head of the queue only. Redelivery, delivery limit, ``reject-publish``, dead lettering (with
-RabbitMQ's headers) and queue expiry are implemented. The queue itself is synchronous and runs on one event loop.
+Messages expire at the head of the queue only. Redelivery, ``reject-publish``, dead lettering (with RabbitMQ's headers)
+and queue expiry are implemented. The queue itself is synchronous and runs on one event loop.
 """
 
 from __future__ import annotations
@@ -69,12 +69,9 @@ class MemoryQueue:
         self.deliver_ready()
 
     def requeue(self, message: QueuedMessage) -> None:
-        """Return a message to the head of the queue, or dead-letter it if it exceeds the delivery limit."""
+        """Return a message to the head of the queue; the consumer gives up one that was delivered too often."""
         message.return_count += 1
-        if self.spec.delivery_limit is not None and message.return_count > self.spec.delivery_limit:
-            self.dead_letter(self, message, "delivery_limit")
-        else:
-            self.ready.appendleft(message)
+        self.ready.appendleft(message)
         self.deliver_ready()
 
     def attach(self, consumer: QueueConsumer) -> None:
@@ -205,7 +202,7 @@ class MemoryConsumer:
     _queue_lost: bool = False
 
     def __post_init__(self) -> None:
-        self._tasks = HandlerTasks(max(self._subscription.queue.delivery_limit or 0, DELIVERY_LIMIT))
+        self._tasks = HandlerTasks(self._subscription.queue.delivery_limit or DELIVERY_LIMIT)
 
     @property
     def has_capacity(self) -> bool:

@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 #: queue met a dead leader until that node is back, although the queue has another leader.
 MAX_NACKS = 3
 
+#: Pause before a declaration is tried again, in seconds.
+DECLARE_RETRY_SECONDS = 0.5
+
 #: A channel is used for so long at least, in seconds: where the queue is full, a fresh one is nacked too.
 MIN_CHANNEL_SECONDS = 1.0
 
@@ -117,16 +120,20 @@ class RabbitBus:
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
         """Implements `Bus.declare`."""
+        problem = ""
         try:
             async with asyncio.timeout(self._declare_seconds):
                 while True:
                     try:
                         return await self._declarations.declare(topology, redeclare=redeclare)
-                    except BrokerUnavailable:  # the connection was lost meanwhile
-                        await asyncio.sleep(RETRY_SECONDS)
+                    except BrokerUnavailable as error:  # the connection was lost meanwhile, or an exchange is missing
+                        if error.message != problem and self._consume_connection.is_open:
+                            log.warning("Not declared yet: %s", error.message)
+                        problem = error.message
+                        await asyncio.sleep(DECLARE_RETRY_SECONDS)
         except TimeoutError:
             names = ", ".join([*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)])
-            raise BrokerUnavailable(f"declaring {names}: not done within {self._declare_seconds:.1f} s") from None
+            raise BrokerUnavailable(f"declaring {names}: not in {self._declare_seconds:.1f} s ({problem})") from None
 
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
         """Implements `Bus.delete`."""
@@ -183,11 +190,11 @@ class RabbitBus:
             unconfirmed = BrokerUnavailable(f"{action}: not confirmed within {timeout_seconds:.1f} s")
             return [unconfirmed] * len(envelopes)
         except (BusError, *TRANSLATED_ERRORS) as error:
-            failure = error if isinstance(error, BusError) else translated(error, action)
+            failure = error if isinstance(error, BusError) else translated(error, action, exchange)
             if not isinstance(failure, BusError):
                 raise failure from None
             return [failure] * len(envelopes)
-        outcomes = [to_bus_error(each, action) if isinstance(each, BaseException) else None for each in results]
+        outcomes = [to_bus_error(one, action, exchange) if isinstance(one, BaseException) else None for one in results]
         channel.nacks += sum(isinstance(outcome, QueueFull) for outcome in outcomes)
         return outcomes
 
@@ -231,7 +238,7 @@ class RabbitBus:
                 wait=False,
             )
         except TRANSLATED_ERRORS as error:
-            failure = translated(error, f"publishing to {exchange.name} for {key!r}")
+            failure = translated(error, f"publishing to {exchange.name} for {key!r}", exchange)
             channel.nacks += isinstance(failure, QueueFull)
             try:
                 raise failure from None

@@ -26,6 +26,7 @@ from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, ConfigError, QueueFull, Unroutable
 from quintain.settings import all_node_urls, without_password
+from quintain.topology import Exchange
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 #: The interval of AMQP heartbeats where the URL names none, in seconds.
@@ -60,7 +61,7 @@ ERROR_TRANSLATIONS: tuple[tuple[type[BaseException], type[BusError], str], ...] 
         "it exists with other arguments: delete it or use a policy",
     ),
     (amqp.PublishError, Unroutable, "nothing is bound there"),
-    (amqp.DeliveryError, QueueFull, "the broker nacked it: the queue is full, or cannot be reached now"),
+    (amqp.DeliveryError, QueueFull, "the broker nacked it: the queue is full, ends, or cannot be reached now"),
 )
 
 
@@ -76,8 +77,10 @@ CONNECTION_ERRORS = (amqp.AMQPError, ConnectionError, RuntimeError, asyncio.Inva
 TRANSLATED_ERRORS = (asyncio.CancelledError, *CONNECTION_ERRORS)
 
 
-def translated(error: BaseException, action: str) -> BaseException:
+def translated(error: BaseException, action: str, exchange: Exchange | None = None) -> BaseException:
     """Return what to raise for one of `TRANSLATED_ERRORS`: a `BusError` whose message begins with ``action``.
+
+    ``exchange`` is the one that is published to.
 
     When aiormq's reader task fails, it cancels tasks that wait for it. Such a cancellation, which was not requested for
     the current task, is a lost connection and must not end the task.
@@ -86,7 +89,7 @@ def translated(error: BaseException, action: str) -> BaseException:
         return error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
     if isinstance(error, asyncio.CancelledError):
         return BrokerUnavailable(f"{action}: the connection was lost")
-    return to_bus_error(error, action)
+    return to_bus_error(error, action, exchange)
 
 
 @contextlib.contextmanager
@@ -107,8 +110,13 @@ def is_current_task_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def to_bus_error(error: BaseException, action: str) -> BusError:
-    """Translate an error of aiormq to a `BusError` that names the action, a hint and the broker's message."""
+def to_bus_error(error: BaseException, action: str, exchange: Exchange | None = None) -> BusError:
+    """Translate an error of aiormq to a `BusError` that names the action, a hint and the broker's message.
+
+    Nothing is bound to an ``exchange`` that does not exist; what else was published on its channel may have arrived.
+    """
+    if exchange is not None and is_missing(exchange, error):
+        return Unroutable(f"{action}: there is no such exchange; `quintain serve metadata` declares the protocol's")
     if isinstance(error, amqp.ChannelPreconditionFailed) and "queue limit" in str(error):
         hint = "the virtual host has max-queues queues: `quintain doctor --management URL` names those to delete"
         return BrokerRefused(f"{action}: {hint} ({mask_tokens(str(error))})")
@@ -117,6 +125,11 @@ def to_bus_error(error: BaseException, action: str) -> BusError:
             detail = "" if isinstance(error, amqp.DeliveryError) else f" ({mask_tokens(str(error))})"
             return bus_error(f"{action}: {hint}{detail}")
     return BrokerUnavailable(f"{action}: {type(error).__name__}: {mask_tokens(str(error))}")
+
+
+def is_missing(exchange: Exchange, error: BaseException) -> bool:
+    """Return whether the error of a channel says that this exchange does not exist."""
+    return isinstance(error, QUEUE_NOT_FOUND) and f"no exchange '{exchange.name}'" in str(error)
 
 
 class RabbitConnection:

@@ -57,7 +57,7 @@ class RabbitConsumer:
             on_drained,
         )
         self._queue = subscription.queue
-        self._tasks = HandlerTasks(max(self._queue.delivery_limit or 0, DELIVERY_LIMIT))
+        self._tasks = HandlerTasks(self._queue.delivery_limit or DELIVERY_LIMIT)
         self._cancelled = False
         self._loss_reported = False
         self._attach_failures = 0

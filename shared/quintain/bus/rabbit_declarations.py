@@ -2,6 +2,9 @@
 
 Before declaring again it checks passively which watched queues are missing, because a declaration would recreate them
 and hide the loss. `quintain doctor` checks a broker's topology without changing it.
+
+A passive declaration needs a permission on what it asks for since RabbitMQ 4.2.6 (configure in 4.2.6 and 4.3.0, any
+later): a user looks for its own queues alone. That an exchange is missing is seen by binding a queue to it.
 """
 
 from __future__ import annotations
@@ -17,14 +20,11 @@ from uuid import uuid4
 
 from aiormq import exceptions as amqp
 
-from quintain.bus.base import EXCHANGE_WAIT_SECONDS, QueueCount
-from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, translate_errors
+from quintain.bus.base import QueueCount
+from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, is_missing, translate_errors
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
-
-#: Interval at which a missing exchange of another owner is looked for, in seconds.
-EXCHANGE_POLL_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,15 @@ class Declarations:
     def __init__(self, connection: RabbitConnection, watchers: Collection[QueueLossWatcher]) -> None:
         self._connection, self._watchers = connection, watchers
         self._topology = Topology()
+        self._refused = set[str]()
         self._lock = asyncio.Lock()
         self._requested = self._completed = 0
 
     async def declare(self, topology: Topology, *, redeclare: bool) -> None:
         """Declare a topology now, and with ``redeclare`` also after every reconnect."""
+        await self._declare(topology)
         if redeclare:
             self._topology += topology
-        await self._declare(topology)
 
     async def redeclare_all(self) -> None:
         """Declare again everything declared with ``redeclare``, because the broker may have lost it.
@@ -105,42 +106,6 @@ class Declarations:
             await self._connection.close_channel(channel)
         return counts
 
-    async def _find_missing(self, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
-        """Return the first missing exchange and all after it, which are not checked. Needs no permission."""
-        channel = await self._connection.open_channel()
-        with translate_errors("looking for exchanges"):
-            underlay = await channel.get_underlay_channel()
-            for index, exchange in enumerate(exchanges):
-                try:
-                    await underlay.exchange_declare(exchange.name, passive=True)
-                except QUEUE_GONE_ERRORS:
-                    return exchanges[index:]
-            await self._connection.close_channel(channel)
-        return ()
-
-    async def _ensure_exchange(self, exchange: Exchange) -> None:
-        """Declare an exchange, or, if this user may not, wait until its owner has declared it."""
-        deadline = asyncio.get_running_loop().time() + EXCHANGE_WAIT_SECONDS
-        try:
-            await self._declare_exchange(exchange)
-        except BrokerRefused as refusal:
-            while await self._find_missing((exchange,)):
-                if asyncio.get_running_loop().time() > deadline:
-                    raise BrokerRefused(
-                        f"{exchange.name} does not exist, and the service that declares it has not done so within "
-                        f"{EXCHANGE_WAIT_SECONDS:.0f} s (start `quintain serve metadata`); {refusal.message}"
-                    ) from None
-                await asyncio.sleep(EXCHANGE_POLL_SECONDS)
-
-    async def _declare_exchange(self, exchange: Exchange) -> None:
-        channel = await self._connection.open_channel()
-        with translate_errors(f"declaring {exchange.name}"):
-            underlay = await channel.get_underlay_channel()
-            await underlay.exchange_declare(
-                exchange.name, exchange_type=exchange.kind, durable=True, arguments=dict(exchange.arguments)
-            )
-            await self._connection.close_channel(channel)
-
     async def _queue_exists(self, queue: Queue) -> bool:
         channel = await self._connection.open_channel()
         with translate_errors(f"looking for {queue.name}"):
@@ -153,35 +118,52 @@ class Declarations:
         return True
 
     async def _declare(self, topology: Topology) -> None:
-        for exchange in await self._find_missing(topology.exchanges):
-            await self._ensure_exchange(exchange)
         # A classic queue whose cluster node is down can be neither declared nor deleted, nor can an exclusive one of
         # an earlier connection whose loss the broker has not noticed. Its consumer waits for it; the other queues must
         # not wait with it.
-        while (unavailable := await self._declare_queues(topology)) is not None:
-            log.debug("The queue %s is on a node that is down, or locked: it is skipped", unavailable.name)
-            topology = topology.without(unavailable)
+        while (unavailable := await self._declare_available(topology)) is not None:
+            if isinstance(unavailable, Exchange):
+                await self._declare_missing(unavailable)
+            else:
+                log.debug("The queue %s is on a node that is down, or locked: it is skipped", unavailable.name)
+                topology = topology.without(unavailable)
 
-    async def _declare_queues(self, topology: Topology) -> Queue | None:
-        """Declare and bind all queues; returns the classic queue at which it stopped because it is unavailable."""
+    async def _declare_missing(self, exchange: Exchange) -> None:
+        """Declare an exchange that does not exist. Raises `BrokerUnavailable` where only another user may."""
+        if exchange.name not in self._refused:
+            try:
+                await self._declare_available(Topology((exchange,)))
+            except BrokerRefused:
+                self._refused.add(exchange.name)  # not tried again: the broker logs each refusal
+            else:
+                return
+        raise BrokerUnavailable(
+            f"{exchange.name} does not exist, and this user may not declare it: start `quintain serve metadata`"
+        )
+
+    async def _declare_available(self, topology: Topology) -> Queue | Exchange | None:
+        """Declare all, and bind the queues; returns at what it stopped: an unavailable classic queue, or an exchange
+        that is to be bound and does not exist."""
         # A separate channel: a refused or cancelled declaration closes only this one.
         channel = await self._connection.open_channel()
-        with translate_errors("declaring queues"):
+        with translate_errors("declaring"):
             underlay = await channel.get_underlay_channel()
+            for exchange in topology.exchanges:
+                await _declare(underlay, exchange)
             for queue in topology.queues:
                 try:
-                    await underlay.queue_declare(
-                        queue.name,
-                        durable=not queue.exclusive,
-                        exclusive=queue.exclusive,
-                        arguments=dict(queue.arguments),
-                    )
+                    await _declare(underlay, queue)
                 except QUEUE_GONE_ERRORS:
                     if queue.kind != "classic":
                         raise
                     return queue
             for binding in topology.bindings:
-                await underlay.queue_bind(binding.queue.name, binding.exchange.name, binding.key)
+                try:
+                    await underlay.queue_bind(binding.queue.name, binding.exchange.name, binding.key)
+                except QUEUE_GONE_ERRORS as error:
+                    if not is_missing(binding.exchange, error):
+                        raise
+                    return binding.exchange
             await self._connection.close_channel(channel)
         return None
 
@@ -244,7 +226,7 @@ class BrokerInspector:
             try:
                 # A passive declaration only checks existence. If it exists, an active one compares the arguments.
                 await _declare(underlay, declared, passive=True)
-                await _declare(underlay, declared, passive=False)
+                await _declare(underlay, declared)
             except QUEUE_GONE_ERRORS:
                 return DeclarationCheck(declared.name, DeclarationStatus.MISSING)
             except amqp.ChannelPreconditionFailed as difference:
@@ -255,10 +237,11 @@ class BrokerInspector:
         return DeclarationCheck(declared.name, DeclarationStatus.SAME)
 
 
-async def _declare(underlay: Any, declared: Exchange | Queue, *, passive: bool) -> None:
+async def _declare(underlay: Any, declared: Exchange | Queue, *, passive: bool = False) -> None:
     arguments = None if passive else dict(declared.arguments)
     if isinstance(declared, Queue):
-        await underlay.queue_declare(declared.name, durable=True, passive=passive, arguments=arguments)
+        lasts = {"durable": not declared.exclusive, "exclusive": declared.exclusive}
+        await underlay.queue_declare(declared.name, **lasts, passive=passive, arguments=arguments)
     else:
         await underlay.exchange_declare(
             declared.name, exchange_type=declared.kind, durable=True, passive=passive, arguments=arguments

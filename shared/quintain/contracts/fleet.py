@@ -229,8 +229,9 @@ class FleetChanged(Message):
 
     ``calls`` counts by target what this service decided and settled. ``targets``, ``workers`` and ``sessions`` are
     those whose state in the ledger is another one, whole; ``lost_workers`` are incarnations that live no more, and
-    ``ended_sessions`` ids. ``queued`` are the messages that wait in targets' queues. ``lost_events`` counts the events
-    of this service that no broker took.
+    ``ended_sessions`` ids. ``queued`` are the messages that wait in targets' queues, ``consumers`` those who consume
+    these and the metadata services' own queues, by the queue's name. ``lost_events`` counts the events of this service
+    that no broker took.
     """
 
     service: Id
@@ -243,6 +244,7 @@ class FleetChanged(Message):
     sessions: list[FleetSession] = Field(default_factory=list)
     ended_sessions: list[Id] = Field(default_factory=list)
     queued: dict[TargetName, Count] = Field(default_factory=dict)
+    consumers: dict[Text, Count] = Field(default_factory=dict)
     lost_events: Count = 0
 
 

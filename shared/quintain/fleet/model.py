@@ -98,6 +98,8 @@ class FleetModel:
         self._windows: defaultdict[str, CallWindow] = defaultdict(CallWindow)
         self._usage: defaultdict[str, UsageRate] = defaultdict(UsageRate)
         self._queued: dict[str, int] = {}
+        #: The consumers of each queue, by its name, as far as events told.
+        self.consumers: dict[str, int] = {}
         self._quotas: list[QuotaStatus] = []
         self._cards: dict[str, _SeenCard] = {}
         self._asked_at = math.inf
@@ -128,6 +130,7 @@ class FleetModel:
         for name, counts in changed.calls.items():
             self._windows[name].add(counts, at)
         self._queued.update(changed.queued)
+        self.consumers.update(changed.consumers)
         if not self.is_known:
             return
         self._targets.update((target.name, target) for target in changed.targets)

@@ -9,7 +9,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from quintain.bus.base import Bus, Delivery
 from quintain.client.admin import Admin
@@ -20,7 +20,7 @@ from quintain.fleet.model import SILENT_SECONDS, FleetModel
 from quintain.routes import DISCOVER
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import delete_queues, log_defect
-from quintain.topology import EVENTS, Topology, events_topology
+from quintain.topology import events_topology
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ NO_ADMIN_NOTE = (
 
 #: How often services are asked for their cards, and the ledger for the quotas and for the whole state, in seconds.
 CARDS_SECONDS, QUOTAS_SECONDS, STATE_SECONDS = 0.5, 2.0, 10.0
+
+#: How often it is looked whether all queues were counted, in seconds.
+COUNT_POLL_SECONDS = 0.05
 
 #: Pause before a state is asked for again that did not come, in seconds.
 RETRY_SECONDS = 1.0
@@ -111,6 +114,14 @@ class FleetWatch:
             async with asyncio.timeout(timeout_seconds):
                 await self._tried[name].wait()
 
+    async def count_consumers(self, queues: Collection[str], timeout_seconds: float) -> dict[str, int]:
+        """Return the consumers of each of these queues, waiting until the metadata service has told of all of them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while not self._model.consumers.keys() >= set(queues):  # noqa: ASYNC110 -- several events tell it
+                    await asyncio.sleep(COUNT_POLL_SECONDS)
+        return dict(self._model.consumers)
+
     def figures(self) -> FleetFigures:
         """Return what is known now; the same value for a moment, so that many who look cost no more than one."""
         now = time.monotonic()
@@ -144,7 +155,6 @@ class FleetWatch:
 
     async def _consume_events(self) -> None:
         topology, lost = events_topology(secrets.token_hex(16)), asyncio.Event()
-        await self._bus.declare(Topology((EVENTS,)), redeclare=False)
         await self._bus.declare(topology)
         try:
             consumer = await self._bus.consume(
@@ -189,7 +199,6 @@ class FleetWatch:
             except Fault as fault:
                 log.warning("A service's card cannot be read: %s", fault.message)
 
-        await self._bus.declare(Topology((DISCOVER.exchange,)))
         correlation_id = secrets.token_hex(16)
         unsubscribe = self._rpc_client.subscribe(correlation_id, on_reply)
         request = RpcRequest(

@@ -13,7 +13,7 @@ from typing import Self
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.errors import BusError
 from quintain.rpc.server import delete_queues
-from quintain.topology import EVALUATOR_TOPOLOGY, Queue, Topology, exclusive_reply_topology, reply_topology
+from quintain.topology import Queue, Topology, exclusive_reply_topology, reply_topology
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class ReplyQueue:
 
     async def _attach(self) -> None:
         address = self._address
-        await self._bus.declare(EVALUATOR_TOPOLOGY + address.topology)
+        await self._bus.declare(address.topology)
         self._consumer = await self._bus.consume(
             address.queue, self._on_reply, prefetch=PREFETCH, on_queue_lost=lambda: self._on_queue_lost(address)
         )

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus
-from quintain_cli.broker_checks import check_declaration, check_message_size, check_version
+from quintain_cli.broker_checks import TRIED_VERSIONS, check_declaration, check_message_size, check_version
 
 
 @pytest.mark.parametrize(
     ("version", "verdict"),
-    [("3.9.29", "fail"), ("3.10.8", "ok"), ("4.2.1", "ok"), ("4.3.0", "warn"), ("10.0", "warn"), ("of my own", "warn")],
+    [
+        *((version, "ok") for version in ("3.10.8", "4.0.5", "4.3.6")),
+        *((version, "warn") for version in ("3.10.25", "4.2.1", "4.3.0", "4.4.0", "10.0", "of my own")),
+        ("3.9.29", "fail"),
+    ],
 )
-def test_a_version_is_held_against_those_the_suite_was_run_on(version: str, verdict: str) -> None:
+def test_a_version_is_held_against_those_that_were_tried(version: str, verdict: str) -> None:
     line = check_version(version)
     assert line.verdict == verdict
     assert (line.mend is None) == (verdict == "ok")
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "operations.md"])
+def test_the_pages_name_the_versions_that_were_tried(page: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
+    assert [version for version in TRIED_VERSIONS if version not in text] == []
 
 
 @pytest.mark.parametrize(

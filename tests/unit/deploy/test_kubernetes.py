@@ -14,6 +14,7 @@ from generate.checkout import tracked
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.topology import target_topology
 from quintain_cli.__main__ import app
+from quintain_cli.broker_checks import TRIED_VERSIONS
 from support.kubernetes_manifests import (
     BROKER_PODS,
     EXAMPLE,
@@ -49,7 +50,7 @@ def test_the_fleet_is_the_one_of_the_compose_file() -> None:
         "host": 2,
     }
     assert object_named("RabbitmqCluster", "rabbitmq")["spec"]["replicas"] == 3
-    assert object_named("RabbitmqCluster", "rabbitmq")["spec"]["image"].startswith("rabbitmq:4.")
+    assert object_named("RabbitmqCluster", "rabbitmq")["spec"]["image"] == f"rabbitmq:{TRIED_VERSIONS[-1]}-management"
 
 
 def test_everything_says_what_it_is_and_is_in_one_namespace() -> None:

@@ -47,7 +47,6 @@ async def discover(memory: MemoryBroker, *, rounds: int = 1) -> list[ServiceCard
             cards[card.instance] = card
 
     try:
-        await bus.declare(Topology((DISCOVERY,)))
         caller.subscribe("who", on_reply)
         body = Discover().to_wire()
         request = RpcRequest(DISCOVERY, DISCOVER.key, DISCOVER.key, body, headers={}, deadline_seconds=WAIT)
@@ -129,7 +128,7 @@ class RefusingBus(MemoryBus):
     refuses = "declare"
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
-        if self.refuses == "declare" and DISCOVERY in topology.exchanges:
+        if self.refuses == "declare" and DISCOVERY in {bound.exchange for bound in topology.bindings}:
             raise BrokerRefused("declaring queues: this user may not do that")
         await super().declare(topology, redeclare=redeclare)
 
@@ -187,5 +186,7 @@ async def test_status_holds_the_cards_against_the_ledger(tmp_path: Path, token: 
 
 
 async def test_who_may_not_ask_services_gets_the_refusal(memory: MemoryBroker) -> None:
+    bus = RefusingBus(memory)
+    bus.refuses = "publish"
     with pytest.raises(BrokerRefused):
-        await look_at_fleet(RefusingBus(memory), None, wait_seconds=WAIT, timeout_seconds=2)
+        await look_at_fleet(bus, None, wait_seconds=WAIT, timeout_seconds=2)

@@ -24,7 +24,7 @@ from quintain.contracts.group import (
 )
 from quintain.errors import BadRequest, PayloadTooLarge
 from quintain.rpc.server import GroupedReply, ReplyGroups
-from quintain.topology import EVALUATOR_TOPOLOGY, reply_topology
+from quintain.topology import METADATA_TOPOLOGY, reply_topology
 
 HEADER_VALUES = st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.booleans())
 ITEMS = st.builds(
@@ -133,7 +133,7 @@ def test_as_many_items_go_into_a_group_as_can_be_read_from_it(items: list[GroupI
 async def test_replies_with_long_headers_are_not_lost_to_a_group_that_is_too_large() -> None:
     bus = MemoryBus(MemoryBroker())
     topology = reply_topology("quintain.reply.long", "long")
-    await bus.declare(EVALUATOR_TOPOLOGY + topology)
+    await bus.declare(METADATA_TOPOLOGY + topology)
     received: list[str | None] = []
     all_received = asyncio.Event()
     sent = [GroupItem(str(number), b"{}", {"x": "x" * 32_000}, type="result") for number in range(20)]

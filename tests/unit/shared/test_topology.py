@@ -6,11 +6,18 @@ import pytest
 
 from quintain.routes import ADMIT, AMEND, HEARTBEAT, INFO, INVOKE, LIST, OPEN, REGISTER, RELEASE, RESERVE, SETTLE, SHOW
 from quintain.topology import (
-    EVALUATOR_TOPOLOGY,
     METADATA_TOPOLOGY,
     POISON_TOPOLOGY,
     Topology,
+    admit_topology,
     backlog_queue,
+    cancel_topology,
+    conversation_topology,
+    discovery_topology,
+    events_topology,
+    exclusive_reply_topology,
+    host_topology,
+    lease_topology,
     reply_topology,
     target_queue,
     target_topology,
@@ -24,42 +31,37 @@ def test_every_route_of_the_metadata_service_is_bound_to_one_queue(route: object
     assert len(bound) == 1
 
 
-def test_what_is_bound_is_declared() -> None:
-    for topology in (
-        METADATA_TOPOLOGY,
-        EVALUATOR_TOPOLOGY,
-        POISON_TOPOLOGY,
-        target_topology("a"),
-        reply_topology("q", "k"),
-    ):
-        for bound in topology.bindings:
-            assert bound.exchange in topology.exchanges
-            assert bound.queue in topology.queues
-        for exchange in topology.exchanges:
-            assert exchange.alternate is None or exchange.alternate in {one.name for one in topology.exchanges}
-        for queue in topology.queues:
-            assert queue.dead_letter_exchange in {None, *(one.name for one in topology.exchanges)}
+def test_the_metadata_service_declares_every_exchange_and_the_others_their_queues_alone() -> None:
+    others = (
+        *(target_topology("a"), conversation_topology("a", "i"), admit_topology("x"), cancel_topology("x")),
+        *(reply_topology("q", "k"), exclusive_reply_topology("q", "k"), discovery_topology("x"), events_topology("x")),
+        *(host_topology("a"), lease_topology("l")),
+    )
+    declared = {exchange.name for exchange in METADATA_TOPOLOGY.exchanges}
+    for topology in (METADATA_TOPOLOGY, POISON_TOPOLOGY, *others):
+        assert {bound.exchange.name for bound in topology.bindings} <= declared
+        assert {queue.dead_letter_exchange for queue in topology.queues} <= {None, *declared}
+        assert {bound.queue for bound in topology.bindings} <= set(topology.queues)
+    assert not any(topology.exchanges for topology in others)
 
 
 def test_an_alternate_exchange_is_declared_before_what_names_it() -> None:
-    for topology in (METADATA_TOPOLOGY, EVALUATOR_TOPOLOGY, target_topology("a")):
-        names = [exchange.name for exchange in topology.exchanges]
-        assert names.index("quintain.unrouted") < names.index(INVOKE.exchange.name)
+    names = [exchange.name for exchange in METADATA_TOPOLOGY.exchanges]
+    assert names.index("quintain.unrouted") < names.index(INVOKE.exchange.name)
 
 
 def test_together_means_everything_once() -> None:
     both = target_topology("a") + target_topology("b") + target_topology("a")
     names = [queue.name for queue in both.queues]
     assert names == [f"quintain.target.{name}" for name in ("a", "a/backlog", "b", "b/backlog")]
-    assert len(both.exchanges) == len(target_topology("a").exchanges)
+    assert METADATA_TOPOLOGY + METADATA_TOPOLOGY == METADATA_TOPOLOGY
     assert len(both.bindings) == 4
     assert Topology() + both == both
 
 
 def test_without_a_queue_is_without_what_was_bound_to_it_and_its_exchanges_stay() -> None:
-    both = target_topology("a") + target_topology("b")
+    both = METADATA_TOPOLOGY + target_topology("a") + target_topology("b")
     left = both.without(target_queue("b")).without(backlog_queue("b"))
-    assert left.queues == target_topology("a").queues
-    assert left.bindings == target_topology("a").bindings
+    assert left == METADATA_TOPOLOGY + target_topology("a")
     assert left.exchanges == both.exchanges
     assert left.without(target_queue("b")) == left
