@@ -18,6 +18,8 @@ from quintain.target.type_registry import QUINTAIN_TYPES
 from support.target_placements import Controller
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.every_broker
+
 MANY = 3_000
 
 

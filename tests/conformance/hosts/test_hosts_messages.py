@@ -14,6 +14,8 @@ from conformance.hosts.checked_host import CheckedHost
 from conformance.hosts.raw_driver import VERSION, RawDriver
 from support.waiting import block_until
 
+pytestmark = pytest.mark.every_broker
+
 #: A host keeps so many items that its driver has not processed.
 MAX_KEPT_ITEMS = 10_000
 

@@ -14,6 +14,8 @@ from quintain.remote.factory import RemoteFactory
 from quintain.target.type_registry import QUINTAIN_TYPES
 from support.target_placements import Controller
 
+pytestmark = pytest.mark.every_broker
+
 ASKED = 60
 
 
