@@ -17,7 +17,14 @@ from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.files import InvalidJson, extract_fenced_json, json_values_in, read_json, read_text_file
+from quintain_runner.files import (
+    InvalidJson,
+    extract_fenced_json,
+    json_values_in,
+    read_exact_json,
+    read_json,
+    read_text_file,
+)
 from quintain_runner.graders.activity import check_cost, check_latency, check_tokens, check_tool_calls
 from quintain_runner.graders.base import GradingContext, GradingResult
 from quintain_runner.graders.verdict import GraderError
@@ -52,7 +59,7 @@ def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Vali
     if isinstance(schema, str):
         where = f"schema {schema}"
         try:
-            content = read_json(read_text_file(folder, schema))
+            content = read_exact_json(read_text_file(folder, schema))
         except InvalidJson as json_error:
             raise ConfigError(f"{where}: it is not JSON: {json_error}") from None
     if not isinstance(content, Mapping | bool):

@@ -130,6 +130,7 @@ def test_a_schema_may_stand_in_a_file_beside_the_evaluation(tmp_path: Path) -> N
     [
         ("missing.json", r"missing\.json: cannot be read"),
         ("broken.json", "broken.json: it is not JSON"),
+        ("half.json", r"half.json: it is not JSON: .ud83d is half of a surrogate pair"),
         ("list.json", "a JSON schema is an object"),
         ({"type": "strin"}, "type: "),
         ({"$ref": "https://example.com/schema.json"}, "it is not a JSON schema"),
@@ -139,6 +140,7 @@ def test_a_schema_that_cannot_be_used_is_refused_before_the_run(
     tmp_path: Path, schema: JsonValue, sentence: str
 ) -> None:
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "half.json").write_text('{"const": "\\ud83d"}')
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ConfigError, match=sentence):
         build_comparison(spec(builtin="json-schema", schema=schema), tmp_path)
