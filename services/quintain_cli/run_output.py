@@ -128,7 +128,7 @@ def _print_plan(plan: RerunPlan) -> None:
 
 def _print_settings(run: RunSettings, location: str) -> None:
     evaluation, options = run.evaluation, run.options
-    names = ", ".join(grader.name for grader in evaluation.spec.graders)
+    names = ", ".join([*(grader.name for grader in evaluation.spec.graders), *run.dataset.own_graders.limits])
     size_text = format_size(run.cases, evaluation.prompt_names, run.targets, evaluation.spec.repeats)
     trials_text = format_count(evaluation.trials_of(run.cases, targets=len(run.targets)), "trial")
     print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))

@@ -143,7 +143,7 @@ def run(
 def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
     cases: Iterable[CaseFields],
     target: str | Sequence[str],
-    graders: Iterable[GraderFields],
+    graders: Iterable[GraderFields] = (),
     *,
     output: str | Path = "runs/evaluate",
     config: str | Path | None = None,
@@ -154,8 +154,9 @@ def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
 
     - ``cases``: mappings such as ``{"id": "1", "question": "2 + 2?", "expected": "4"}``, or `quintain.Case` objects.
     - ``target``: the name of a target of the configuration, or several names.
-    - ``graders``: functions with ``@quintain.grader``, names of built-in graders such as ``"exact"``, or mappings as
-      in an evaluation file. A function runs in a process of its own, so it must be in a module.
+    - ``graders``: those of every case, beside the ``graders`` of a case: functions with ``@quintain.grader``, names of
+      built-in graders such as ``"exact"``, or mappings as in an evaluation file. A function runs in a process of its
+      own, so it must be in a module.
     - ``output``: the folder for the results; ``eval.yaml`` and ``cases.jsonl`` are written there, too.
     - ``config``, ``max_calls`` and ``max_cost_usd``: as for `run`.
 
@@ -168,11 +169,12 @@ def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
         result = quintain.evaluate(cases, "claude", ["exact", judges.polite])
     """
     folder = Path(output)
-    content = {
+    content: dict[str, object] = {
         "dataset": "cases.jsonl",
         "targets": [target] if isinstance(target, str) else list(target),
-        "graders": [_grader_fields(grader) for grader in graders],
     }
+    if own := [_grader_fields(grader) for grader in graders]:
+        content["graders"] = own
     lines = [json.dumps(_case_fields(case), ensure_ascii=False) for case in cases]
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("eval.yaml", write_yaml(content)), ("cases.jsonl", "\n".join(lines))):

@@ -70,7 +70,8 @@ def report_lines(report: CheckReport) -> Iterator[str]:
     yield from _trial_lines(report)
     for grader in report.graders:
         calls_text = f", may call {', '.join(grader.calls)}: at most {format_count(grader.most_calls, 'call')} per row"
-        yield f"grader    {grader.name} ({grader.kind}{calls_text if grader.calls else ''})"
+        of_cases = "" if grader.cases is None else f", of {format_count(grader.cases, 'case')}"
+        yield f"grader    {grader.name} ({grader.kind}{of_cases}{calls_text if grader.calls else ''})"
     if report.variables:
         yield f"variables {', '.join(report.variables)}"
     for probe in report.probes:

@@ -147,9 +147,15 @@ def _planned_calls(
 ) -> Iterator[tuple[str, PlannedCalls]]:
     """The calls of the graders of a row of this target, by the grader's name."""
     judges, prompts = judge_targets_of(found.config), judge_prompts(evaluation)
-    for grader in single_graders(evaluation.spec.graders):
+    stats = found.dataset
+    own = () if stats is None else (one for one in stats.own_graders.asking.values() for _ in range(one.at_once))
+    for grader in [*single_graders(evaluation.spec.graders), *(one.longest for one in own)]:
         if isinstance(grader, JudgeGrader):
-            body_bytes = len(judge_instructions(grader, prompts.get(grader.name, ""))) + MARKS_CHARACTERS + shown_bytes
+            body_bytes = (
+                len(judge_instructions(grader, prompts.get(grader.name, grader.instructions or "")))
+                + MARKS_CHARACTERS
+                + shown_bytes
+            )
             for judge in judges_of(grader, target, judges):
                 yield (
                     grader.name,

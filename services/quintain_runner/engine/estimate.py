@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from pydantic import Field
@@ -22,7 +22,7 @@ from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
-from quintain_runner.spec.graders import judges_of, single_graders
+from quintain_runner.spec.graders import GraderSpec, judges_of, single_graders
 from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: Approximate tokens of a judge's verdict.
@@ -99,7 +99,7 @@ class EstimateInput:
         prompt = self.judge_prompts.get(grader.name, "")
         if isinstance(grader, PairwiseGrader):
             return len(pairwise_instructions(prompt)) + MARKS_CHARACTERS
-        return len(judge_instructions(grader, prompt)) + MARKS_CHARACTERS
+        return len(judge_instructions(grader, prompt or grader.instructions or "")) + MARKS_CHARACTERS
 
     @property
     def answers(self) -> int:
@@ -139,14 +139,31 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
     for target in inputs.targets:
         answers = _estimate_answers(inputs, target)
         _add_tokens(totals, target, answers)
-        for grader in single_graders(inputs.evaluation.spec.graders):
+        for grader, part, share in _graded_parts(inputs):
+            shown = None if answers.output is None else round(answers.output * share)
             if isinstance(grader, JudgeGrader):
                 for judge in judges_of(grader, target, inputs.judge_targets):
-                    _add_tokens(totals, judge, _estimate_judgements(inputs, grader, answers.output))
+                    _add_tokens(totals, judge, _estimate_judgements(part, grader, shown))
             elif isinstance(grader, SimilarGrader | PairwiseGrader):
                 (judge,) = judges_of(grader, target, inputs.judge_targets)
-                _add_tokens(totals, judge, _estimate_asking(inputs, grader, answers.output))
+                _add_tokens(totals, judge, _estimate_asking(part, grader, shown))
     return totals
+
+
+def _graded_parts(inputs: EstimateInput) -> Iterator[tuple[GraderSpec, EstimateInput, float]]:
+    """Each grader with what it grades: the evaluation's all cases, and the cases' own as large a part of them as they
+    are in, which may be more than all; and how large that part is."""
+    yield from ((grader, inputs, 1.0) for grader in single_graders(inputs.evaluation.spec.graders))
+    dataset = inputs.dataset
+    for own in dataset.own_graders.asking.values():
+        share = own.graders / dataset.own_graders.counted
+        part = replace(
+            dataset,
+            cases=round(dataset.cases * share),
+            input_characters=round(dataset.input_characters * share),
+            expected_characters=round(dataset.expected_characters * share),
+        )
+        yield own.longest, replace(inputs, dataset=part), share
 
 
 def _estimate_answers(inputs: EstimateInput, target: str) -> TokensEstimate:
@@ -266,7 +283,7 @@ def _estimate_range(inputs: EstimateInput) -> CostRange | None:
 def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
     """The tokens by target: of the answers of each target under test, and of the judgements of each judge."""
     ranges: defaultdict[str, _TokenRange] = defaultdict(_TokenRange)
-    dataset, repeats, count = inputs.dataset, inputs.evaluation.spec.repeats, inputs.count
+    dataset, repeats = inputs.dataset, inputs.evaluation.spec.repeats
     asked, expected = dataset.input_characters * repeats, dataset.expected_characters * repeats
     answered, conversations = inputs.answers, dataset.conversations
     #: Each turn has the answers before it.
@@ -278,21 +295,35 @@ def _token_ranges(inputs: EstimateInput) -> dict[str, _TokenRange]:
             answers = (probed.output * answered, probed.output * answered)
         shown = (0, 0 if not shown_answers else None if limit is None else limit * shown_answers)
         ranges[target].add(answered, asked, shown, answers)
-        for grader in single_graders(inputs.evaluation.spec.graders):
-            if isinstance(grader, JudgeGrader):
-                prompt = inputs.judge_characters(grader)
-                most_shown = grader.max_show_characters * count
-                known = min(asked + expected, most_shown)
-                shown = (min(answers[0], token_count(most_shown)), _most_shown(inputs, grader, target, answers[1]))
-                for judge in judges_of(grader, target, inputs.judge_targets):
-                    limit = inputs.max_tokens.get(judge)
-                    verdicts = (_VERDICT_TOKENS * count, None if limit is None else limit * count)
-                    ranges[judge].add(count, known + prompt * count, shown, verdicts)
-            elif isinstance(grader, SimilarGrader):
-                ranges[grader.embedding_target].add(count, expected, answers, (0, 0))
-            elif isinstance(grader, PairwiseGrader):
-                _add_comparisons(ranges[grader.judge_target], inputs, grader, asked + expected, answers)
+        for grader, part, share in _graded_parts(inputs):
+            least, most = round(answers[0] * share), None if answers[1] is None else round(answers[1] * share)
+            _add_judgements(ranges, part, grader, target, (least, most))
     return ranges
+
+
+def _add_judgements(
+    ranges: defaultdict[str, _TokenRange],
+    inputs: EstimateInput,
+    grader: GraderSpec,
+    target: str,
+    answers: tuple[int, int | None],
+) -> None:
+    """Add what a grader asks about the answers of a target, which have so many tokens."""
+    dataset, repeats, count = inputs.dataset, inputs.evaluation.spec.repeats, inputs.count
+    asked, expected = dataset.input_characters * repeats, dataset.expected_characters * repeats
+    if isinstance(grader, JudgeGrader):
+        prompt = inputs.judge_characters(grader)
+        most_shown = grader.max_show_characters * count
+        known = min(asked + expected, most_shown)
+        shown = (min(answers[0], token_count(most_shown)), _most_shown(inputs, grader, target, answers[1]))
+        for judge in judges_of(grader, target, inputs.judge_targets):
+            limit = inputs.max_tokens.get(judge)
+            verdicts = (_VERDICT_TOKENS * count, None if limit is None else limit * count)
+            ranges[judge].add(count, known + prompt * count, shown, verdicts)
+    elif isinstance(grader, SimilarGrader):
+        ranges[grader.embedding_target].add(count, expected, answers, (0, 0))
+    elif isinstance(grader, PairwiseGrader):
+        _add_comparisons(ranges[grader.judge_target], inputs, grader, asked + expected, answers)
 
 
 def _most_shown(inputs: EstimateInput, grader: JudgeGrader, target: str, answers: int | None) -> int:

@@ -129,12 +129,14 @@ async def _open_probe_session(run: RunSettings, targets: Sequence[str], max_call
 
 
 class GraderSummary(Message):
-    """A grader, its kind, the targets that it may call, and the maximum number of calls per row."""
+    """A grader, its kind, the targets that it may call, and the maximum number of calls per row. ``cases`` is how many
+    cases have it of their own; None for one of the evaluation."""
 
     name: str
     kind: str
     calls: list[str] = Field(default_factory=list)
     most_calls: int = 0
+    cases: int | None = None
 
 
 class CheckReport(Message):
@@ -292,3 +294,11 @@ def _grader_summaries(found: Inspection, evaluation: Evaluation) -> Iterator[Gra
         if isinstance(grader, PairwiseGrader):
             most_calls = -(-grader.most_calls(len(found.targets)) // len(found.targets))
         yield GraderSummary(name=grader.name, kind=grader_kind(grader), calls=called, most_calls=most_calls)
+    if found.dataset is not None:
+        own, judges = found.dataset.own_graders, judge_targets_of(found.config)
+        for name, most_calls in own.limits.items():
+            called = [judge for target in found.targets for judge in own.judges_of(target, judges, name)]
+            calls = list(dict.fromkeys(called))
+            yield GraderSummary(
+                name=name, kind=own.kinds[name], cases=own.cases[name], calls=calls, most_calls=most_calls
+            )

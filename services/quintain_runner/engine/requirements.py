@@ -49,6 +49,7 @@ def case_requirements(
         *_grading_requirements(spec),
         *_tool_call_requirements(spec),
         *sections,
+        _own_section_requirement(evaluation),
         *asking,
         *tokens,
         _size_requirement(evaluation, targets),
@@ -162,6 +163,23 @@ def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
             field=name,
             own_fields=OWN_SECTIONS,
         )
+
+
+def _own_section_requirement(evaluation: Evaluation) -> CaseRequirement:
+    """Each judge that a case has of its own is shown only what the case has."""
+
+    def has_all(case: Case) -> bool:
+        judges = (grader for grader in single_graders(case.graders) if isinstance(grader, JudgeGrader))
+        shown = {name for judge in judges for name in judge.show or ()} - {*ANSWER_SECTIONS}
+        asked = [prompt.apply(case) for prompt in evaluation.prompts] if shown else []
+        return all(any(section_text(name, one, None) is not None for one in asked) for name in shown)
+
+    return CaseRequirement(
+        is_met=has_all,
+        problem="a judge that is to be shown what its case lacks",
+        reason="it would not see it",
+        fix="add the fields of show to them, or take them out of show",
+    )
 
 
 def _token_requirements(evaluation: Evaluation, token_limits: Mapping[str, float]) -> Iterator[CaseRequirement]:

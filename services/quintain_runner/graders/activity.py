@@ -21,6 +21,7 @@ from quintain_runner.spec.activity_graders import (
     ToolCallsGrader,
     ToolCallSpec,
 )
+from quintain_runner.spec.right_answers import answer_text
 from quintain_runner.untrusted import BacktrackLimitExceeded, compile_pattern, plain_line
 
 _EXPECTED_CALLS = TypeAdapter(list[ToolCallSpec])
@@ -177,7 +178,7 @@ def _matches(arguments: dict[str, Any], patterns: dict[str, str]) -> bool:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return False
         try:
-            if not compile_pattern(pattern, ignore_case=False)(str(value)):
+            if not compile_pattern(pattern, ignore_case=False)(answer_text(value)):
                 return False
         except BacktrackLimitExceeded:
             raise GraderError(f"The pattern of {_shown(name)} needs too much backtracking on this call") from None

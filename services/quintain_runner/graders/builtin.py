@@ -90,6 +90,9 @@ Compare = Callable[[Case, Result, Price | None], GraderRow]
 _MAX_SHOWN_VIOLATIONS = 5
 _MAX_SHOWN_DIGITS = 40
 
+#: The largest product of the lengths of two texts whose edit distance is counted, in about a second.
+_MAX_COMPARED_CHARACTERS = 10**10
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltinGraderRunner:
@@ -245,6 +248,8 @@ def _compare_distance(spec: EditDistanceGrader, right: Sequence[JsonValue], answ
     """The comparison of the edit-distance grader: with the nearest of the right answers."""
     cased = _cased(answer, ignore_case=spec.ignore_case)
     texts = [_cased(answer_text(one), ignore_case=spec.ignore_case) for one in right]
+    if len(cased) * max(map(len, texts)) > _MAX_COMPARED_CHARACTERS:
+        raise GraderError(f"The answer has {len(cased):,} characters, too many to count an edit distance")
     distances = [Levenshtein.distance(cased, text) for text in texts]
     similarities = [
         1 - distance / max(len(cased), len(text), 1) for distance, text in zip(distances, texts, strict=True)

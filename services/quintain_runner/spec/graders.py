@@ -157,6 +157,8 @@ def _check_parts(parts: list[GraderSpec]) -> list[GraderSpec]:
     """Check that the graders of a list grade one answer, and run no programs."""
     if others := [part.name for part in parts if isinstance(part, ProgramGrader | PairwiseGrader)]:
         raise ValueError(f"{others[0]}: a list has built-in graders of single answers")
+    if reduced := [part.name for part in parts if part.reduce is not None]:
+        raise ValueError(f"{reduced[0]}: reduce is of the list, and not of its graders")
     return parts
 
 

@@ -239,7 +239,9 @@ def _graded(frames: Mapping[str, TargetFrame], reducers: Reducers) -> Iterator[t
 
 def _target_statistics(frame: TargetFrame, reducers: Reducers) -> TargetStatistics:
     """The statistics of one target's rows and of its graders."""
-    graders = {name: _pass_and_score(frame, name, reducers.graders.get(name)) for name in frame.grader_names()}
+    graders = {
+        name: _pass_and_score(frame, name, reducers.graders.get(name, reducers.row)) for name in frame.grader_names()
+    }
     return TargetStatistics(
         row=_pass_and_score(frame, None, reducers.row),
         graders={name: measured for name, measured in graders.items() if measured is not None},

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest
+from quintain_runner.engine.estimate import EstimateInput, estimate_run
 from quintain_runner.plan.trials import estimate_dataset
 from quintain_runner.results.row import RowStatus
 from support.evaluations import EXACT, EvaluationFolder, Json, cases, rows_of, write_evaluation
@@ -82,6 +83,23 @@ async def test_the_most_calls_of_a_run_count_those_of_the_cases_own_graders(worl
     assert (whole.answers, whole.most) == (3, 3 + 4)
     one = estimate_dataset(settings.evaluation, settings.dataset, cases=1, targets=1)
     assert one.most == 1 + 3
+
+
+async def test_the_tokens_of_a_run_count_what_the_cases_own_judges_are_shown(world: World) -> None:
+    world.rows[0]["graders"] = [judged("It is kind."), {"any": [judged("It is short, and says all that matters.")]}]
+    write_evaluation(world.folder.path, world.rows, [EXACT])
+    settings = world.folder.settings()
+    inputs = EstimateInput(evaluation=settings.evaluation, dataset=settings.dataset, targets=["bot"])
+    own = estimate_run(inputs).tokens["judge"]
+    world.rows[0]["graders"] = []
+    write_evaluation(
+        world.folder.path, world.rows[:1], [{**judged("It is short, and says all that matters."), "name": "x"}]
+    )
+    settings = world.folder.settings()
+    inputs = EstimateInput(evaluation=settings.evaluation, dataset=settings.dataset, targets=["bot"])
+    shared = estimate_run(inputs).tokens["judge"]
+    assert own.output == 2 * (shared.output or 0)
+    assert own.input == pytest.approx(2 * shared.input, rel=0.05)
 
 
 async def test_a_changed_grader_of_one_case_grades_that_case_again_and_asks_only_that_judge(world: World) -> None:
