@@ -14,10 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 from quintain.config.file_errors import validation_messages
 from quintain.config.yaml_file import parse_yaml
 from quintain.errors import ConfigError
+from quintain.graders import Case
+from quintain.runtime.text_files import InvalidLine
 from quintain_cli.init.carried import FILE_PREFIX, At, CarriedCase, CarriedEvaluation, Found, JsonDict, mapping
 from quintain_cli.init.nunjucks import rendered
 from quintain_cli.init.targets import add_provider
 from quintain_runner.graders.builtin import build_validator
+from quintain_runner.plan.case_graders import with_own_graders
 from quintain_runner.spec.graders import GraderSpec
 from quintain_runner.spec.right_answers import answer_text
 
@@ -41,7 +44,8 @@ _JUDGED: Mapping[str, str] = {
     "model-graded-factuality": "by categories of how it differs from a right answer",
     "agent-rubric": "by an agent with tools",
 }
-_FACTS = "The answer agrees in its facts with this one: "
+_RULE = "The answer passes if this statement about it is true:\n\n"
+_FACTS = "It agrees in its facts with this answer: "
 
 _KNOWN = frozenset(
     {"type", "value", "threshold", "weight", "metric", "assert", "name", "description", "negate", "provider"}
@@ -126,9 +130,16 @@ def _convert(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> li
         {**one, **common, **({"not": is_negated != one.get("not", False)} if is_negated else {})} for one in graders
     ]
     for grader in graders:
-        # What `quintain check` refuses is not carried.
-        _SPEC.validate_python({"name": "grader", **grader})
+        _require_accepted(grader)
     return graders
+
+
+def _require_accepted(grader: JsonDict) -> None:
+    """Check that `quintain check` accepts a grader. Raises `ValueError`."""
+    if "command" in grader:
+        _SPEC.validate_python({"name": "grader", **grader})
+    elif isinstance(row := with_own_graders(Case(id="case", graders=[grader]), ()), InvalidLine):
+        raise row
 
 
 def _value(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> Any:
@@ -261,7 +272,7 @@ def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test
             raise ValueError("it has no criterion")
         text = f"{_FACTS if 'factuality' in kind else ''}{answer_text(criterion)}"
         given = {
-            "rubric": [{"id": "criterion", "text": text}],
+            "instructions": _RULE + text,
             "judge_target": judge,
             "threshold": fields.get("min_score", value.get("threshold", _DEFAULTS.get(kind))),
             "weight": fields.get("weight"),

@@ -214,11 +214,12 @@ def _existing(folder: Path, name: str) -> list[Path]:
     """The files that a name means: that file, those of that folder, or those that it matches, in order."""
     if re.search(r"[\n\0]|\{\{", name) or not name.strip():
         return []
+    # pathlib's own refuse an absolute pattern, and a text that is too long for a name.
     path = folder / name
-    # pathlib's own takes no absolute patterns.
-    names = glob.glob(name, root_dir=folder)  # noqa: PTH207
-    found = [path] if path.is_file() else path.iterdir() if path.is_dir() else (folder / one for one in names)
-    return sorted(one for one in found if one.is_file())
+    if os.path.isdir(path):  # noqa: PTH112
+        return sorted(one for one in path.iterdir() if one.is_file())
+    names = [name] if os.path.isfile(path) else glob.glob(name, root_dir=folder)  # noqa: PTH113, PTH207
+    return sorted(one for each in names if (one := folder / each).is_file())
 
 
 def read_document(path: Path) -> Found:

@@ -107,11 +107,13 @@ def _tests(carried: CarriedEvaluation, listed: object, at: At) -> Iterator[tuple
             carried.leave_out(place, f"{path}: tests that are not in a file here")
             continue
         for test, where in carried.items(path, place) if isinstance(path, str) else [(path, place)]:
-            if isinstance(test, dict):
+            if isinstance(test, dict) and (
+                test.keys() & set(_KNOWN_OF_TEST) or not test or where.file.suffix == ".csv"
+            ):
                 _leave_out_of_test(carried, test, where) if where.file.suffix != ".csv" else None
                 yield (_test_of_row(carried, test, where) if where.file.suffix == ".csv" else test), where
             else:
-                carried.leave_out(where, "a test that is no mapping")
+                carried.leave_out(where, "no test: it has neither variables nor assertions")
 
 
 def _test_of_row(carried: CarriedEvaluation, row: dict[str, str], at: At) -> JsonDict:

@@ -57,6 +57,7 @@ def one_grader(read: Read, assertion: str) -> Any:
     return [*(cases_of(carried)[0].get("graders") or []), *places(carried)]
 
 
+JUDGE = "The answer passes if this statement about it is true:\n\n"
 CONTAINS = {"builtin": "contains"}
 NOT_CARRIED = {"name": "not-carried", "builtin": "regex", "pattern": "(?!)"}
 
@@ -90,7 +91,7 @@ NOT_CARRIED = {"name": "not-carried", "builtin": "regex", "pattern": "(?!)"}
             "{type: not-llm-rubric, value: 'is {{word}}', threshold: 0.8}",
             {
                 "builtin": "llm-judge", "not": True, "threshold": 0.8,
-                "rubric": [{"id": "criterion", "text": "is one"}],
+                "instructions": JUDGE + "is one",
             },
         ),
     ],
@@ -385,7 +386,10 @@ def test_agentvs_files_inputs_and_criteria_are_carried(read: Read) -> None:
         {"role": "user", "content": 'Read this.\n\n<file path="./notes.md">\nA note.\n</file>'},
     ]
     assert (json.loads(first["expected"]), first["day"]) == ({"risk": "low"}, "2026-01-02")
-    judged = [(one["rubric"][0]["text"], one.get("weight"), one.get("threshold")) for one in first["graders"][:3]]
+    judged = [
+        (one["instructions"].removeprefix(JUDGE), one.get("weight"), one.get("threshold"))
+        for one in first["graders"][:3]
+    ]
     assert judged == [("is kind", None, None), ("is short", 2, None), ("is right", None, 0.6)]
     # AgentV compares case, and no white space around the texts.
     assert first["graders"][3:] == [{"builtin": "exact", "strip": True, "value": " a "}, {**CONTAINS, "value": "Yes"}]
@@ -441,7 +445,7 @@ def test_agentv_5_is_promptfoos_shape_in_snake_case(read: Read) -> None:
     chat, text = cases_of(carried)
     assert chat["messages"][1] == {"role": "user", "content": "What is AgentV?"}
     assert (text["question"], evaluation_of(carried)["repeats"]) == ("What is AgentV?", 2)
-    assert chat["graders"][1]["rubric"] == [{"id": "criterion", "text": "Explains it"}]
+    assert chat["graders"][1]["instructions"] == JUDGE + "Explains it"
     assert text["graders"] == [{**CONTAINS, "ignore_case": True, "value": "agentv"}]
     assert carried.targets == {
         "local": {"provider": "openai", "base_url": "http://127.0.0.1/v1", "model": "${{ MODEL }}"}
