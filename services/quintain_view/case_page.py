@@ -34,6 +34,7 @@ OUTCOME_WORDS = {
     Outcome.FAILED: "failed",
     Outcome.ERROR: "error",
     Outcome.IN_DOUBT: "in doubt",
+    Outcome.UNCOMPARED: "not compared yet",
 }
 
 #: The variables that a copied command reads; no page and no file holds a token.

@@ -19,6 +19,7 @@ class TrialState(StrEnum):
     FAILED = "failed"
     ERROR = "error"
     IN_DOUBT = "inDoubt"
+    UNCOMPARED = "uncompared"
     STALE = "stale"
 
 
@@ -70,6 +71,7 @@ OUTCOMES: Final = {
     TrialState.FAILED: Outcome.FAILED,
     TrialState.ERROR: Outcome.ERROR,
     TrialState.IN_DOUBT: Outcome.IN_DOUBT,
+    TrialState.UNCOMPARED: Outcome.UNCOMPARED,
 }
 
 #: What each order sorts by; the index of `ORDER_INDEXES` begins with it.
@@ -272,6 +274,7 @@ STATE_WORDS: Final = {
     TrialState.FAILED: "failed",
     TrialState.ERROR: "errors",
     TrialState.IN_DOUBT: "in doubt",
+    TrialState.UNCOMPARED: "not compared yet",
     TrialState.STALE: "stale",
 }
 

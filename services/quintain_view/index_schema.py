@@ -23,7 +23,7 @@ from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 
 #: So many graders and columns have a bit of their own: those of a positive SQLite integer.
 MAX_BITS: Final = 62
@@ -50,7 +50,10 @@ class Outcome(IntEnum):
     FAILED = 1
     ERROR = 2
     IN_DOUBT = 3
+    UNCOMPARED = 4
 
+
+_OUTCOMES: Final = range(len(Outcome))
 
 TABLES: Final = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -62,7 +65,7 @@ CREATE TABLE case_text (
 );
 CREATE TABLE case_tag (field TEXT, value TEXT, case_no INTEGER, PRIMARY KEY (field, value, case_no)) WITHOUT ROWID;
 CREATE TABLE case_state (
-    case_no INTEGER PRIMARY KEY, any_0, any_1, any_2, any_3, reduced_0, reduced_1, reduced_2, reduced_3
+    case_no INTEGER PRIMARY KEY, {", ".join(f"{kind}_{one}" for kind in ("any", "reduced") for one in _OUTCOMES)}
 );
 CREATE TABLE grader_score (
     bit INTEGER, value INTEGER, case_no INTEGER, column_no INTEGER, repeat INTEGER, outcome INTEGER,
@@ -85,11 +88,11 @@ CREATE TABLE trial (
 #: repeats are reduced to it.
 STATES_OF_CASES: Final = f"""
 INSERT OR REPLACE INTO case_state
-SELECT case_no, {", ".join(f"sum(bit * (count_{one} > 0))" for one in range(4))},
-    {", ".join(f"sum(bit * (reduced = {one}))" for one in range(4))}
+SELECT case_no, {", ".join(f"sum(bit * (count_{one} > 0))" for one in _OUTCOMES)},
+    {", ".join(f"sum(bit * (reduced = {one}))" for one in _OUTCOMES)}
 FROM (
-    SELECT *, reduced_outcome(count_0, count_1, count_2, count_3) AS reduced FROM (
-        SELECT case_no, 1 << column_no AS bit, {", ".join(f"sum(outcome = {one}) AS count_{one}" for one in range(4))}
+    SELECT *, reduced_outcome({", ".join(f"count_{one}" for one in _OUTCOMES)}) AS reduced FROM (
+        SELECT case_no, 1 << column_no AS bit, {", ".join(f"sum(outcome = {one}) AS count_{one}" for one in _OUTCOMES)}
         FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND counts AND column_no < {MAX_BITS}
         GROUP BY case_no, column_no
     )
@@ -125,21 +128,23 @@ def outcome_of(row: Row) -> Outcome:
         return Outcome.IN_DOUBT
     if row.status is RowStatus.ERROR:
         return Outcome.ERROR
+    if row.status is RowStatus.UNCOMPARED:
+        return Outcome.UNCOMPARED
     return Outcome.PASSED if row.passed else Outcome.FAILED
 
 
 def reduced_outcome(counts: Sequence[int], reducer: str | None) -> Outcome:
     """What the repeats of a case in one column come to; ``counts`` are how many had each `Outcome`.
 
-    Without a reducer it is the worst of them, in the order error, in doubt, failed, passed. With one, repeats without
-    a score are left out, and ``pass@k`` and ``pass^k`` pass where their value is a half or more. Other reducers pass
-    where more than half of the repeats do: a mean score says nothing of who passed.
+    Without a reducer it is the worst of them, in the order error, in doubt, uncompared, failed, passed. With one,
+    repeats without a score are left out, and ``pass@k`` and ``pass^k`` pass where their value is a half or more. Other
+    reducers pass where more than half of the repeats do: a mean score says nothing of who passed.
     """
-    passed, failed, errors, in_doubt = counts
+    passed, failed, *unscored = counts
     graded = passed + failed
     k = 1 if reducer is None else required_repeats(reducer)
-    if graded < k or (reducer is None and (errors or in_doubt)):
-        return Outcome.ERROR if errors or not in_doubt else Outcome.IN_DOUBT
+    if graded < k or (reducer is None and any(unscored)):
+        return next((one for one, count in zip(list(Outcome)[2:], unscored, strict=True) if count), Outcome.ERROR)
     if reducer is None:
         is_pass = failed == 0
     elif "@" in reducer or "^" in reducer:
@@ -214,6 +219,7 @@ class ColumnCounts(NamedTuple):
     failed: int
     errors: int
     in_doubt: int
+    uncompared: int
     stale: int
     score_sum: float
     bins: tuple[int, ...]
@@ -221,7 +227,7 @@ class ColumnCounts(NamedTuple):
     costs: tuple[int, ...]
 
 
-NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS, (0,) * LOG_BINS, (0,) * LOG_BINS)
+NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS, (0,) * LOG_BINS, (0,) * LOG_BINS)
 
 
 class CountedTrial(NamedTuple):
@@ -273,10 +279,12 @@ class CountsByColumn:
         numbers = self._columns.get(column_no)
         if numbers is None:
             return NO_COUNTS
-        passed, failed, errors, in_doubt, stale, score_units, *bins = numbers
+        passed, failed, errors, in_doubt, uncompared, stale, score_units, *bins = numbers
         scores, measured = tuple(bins[:SCORE_BINS]), bins[SCORE_BINS:]
         sides = tuple(measured[:LOG_BINS]), tuple(measured[LOG_BINS:])
-        return ColumnCounts(passed, failed, errors, in_doubt, stale, score_units / SCORE_UNITS, scores, *sides)
+        return ColumnCounts(
+            passed, failed, errors, in_doubt, uncompared, stale, score_units / SCORE_UNITS, scores, *sides
+        )
 
 
 def all_rows(connection: apsw.Connection, sql: str, values: Sequence[str | float | None] = ()) -> list[tuple[Any, ...]]:

@@ -37,6 +37,7 @@ from quintain_view.index_schema import (
     TABLES,
     CountedTrial,
     CountsByColumn,
+    Outcome,
     all_rows,
     disagreement_of,
     outcome_of,
@@ -160,7 +161,7 @@ class _IndexWriter:
             self._create(max(LEAST_TEXT_BITS, (2 * trials).bit_length()), prices=prices, reducer=reducer or "")
         self._text_bits = self._meta("text_bits")
         self._connection.create_scalar_function(
-            "reduced_outcome", lambda *counts: int(reduced_outcome(counts, reducer)), 4, deterministic=True
+            "reduced_outcome", lambda *counts: int(reduced_outcome(counts, reducer)), len(Outcome), deterministic=True
         )
         self._columns = {str(name): int(number) for number, name in self._all("SELECT * FROM result_column")}
         self._graders = {str(name): int(bit) for bit, name in self._all("SELECT * FROM grader")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from quintain.fleet.tables import duration
 from quintain.web import visible
@@ -296,14 +297,28 @@ def run_page(
     )
 
 
+#: What went wrong with trials, by the word of `ColumnCounts`.
+_WRONG: Final = {
+    TrialState.ERROR: "errors",
+    TrialState.IN_DOUBT: "in_doubt",
+    TrialState.UNCOMPARED: "uncompared",
+    TrialState.STALE: "stale",
+}
+
+
 def _wrong(
     run: RunFile, counts: Mapping[str, ColumnCounts], *, is_whole: bool
 ) -> Iterator[tuple[str, TrialFilter | None]]:
     """What went wrong, each with the list that shows it, if there is one."""
-    for state, words in ((TrialState.ERROR, "errors"), (TrialState.IN_DOUBT, "in_doubt"), (TrialState.STALE, "stale")):
+    for state, words in (
+        (TrialState.ERROR, "errors"),
+        (TrialState.IN_DOUBT, "in_doubt"),
+        (TrialState.UNCOMPARED, "uncompared"),
+        (TrialState.STALE, "stale"),
+    ):
         if count := sum(getattr(column, words) for column in counts.values()):
             yield f"{count:,} {words.replace('_', ' ')}", TrialFilter(states=(state,))
-    found = sum(one.passed + one.failed + one.errors + one.in_doubt for one in counts.values())
+    found = sum(one.passed + one.failed + one.errors + one.in_doubt + one.uncompared for one in counts.values())
     counted = run.totals.trials - run.totals.waiting
     if run.ended_at is not None and is_whole and found < counted:
         yield f"{counted - found:,} of the {counted:,} rows that the record counts are not in the results", None
@@ -319,6 +334,7 @@ def _live_line(name: str, counts: ColumnCounts) -> str:
     parts += [f"mean score {counts.score_sum / graded:.3f}"] if graded else []
     parts += [f"{counts.errors:,} errors"] if counts.errors else []
     parts += [f"{counts.in_doubt:,} in doubt"] if counts.in_doubt else []
+    parts += [f"{counts.uncompared:,} not compared yet"] if counts.uncompared else []
     return f"{visible(name)}: {', '.join(parts)}"
 
 

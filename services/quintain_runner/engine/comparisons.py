@@ -16,8 +16,8 @@ from quintain_runner.plan.changes import Action, RunFingerprints, input_fingerpr
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import FindRow, PlannedQuestion, Trial
 from quintain_runner.report.run_file import read_run
-from quintain_runner.results.counts import NeededCalls
-from quintain_runner.results.row import Row, RowKey, RowStatus, column_name
+from quintain_runner.results.counts import ANSWERED, NeededCalls
+from quintain_runner.results.row import Row, RowKey, column_name
 from quintain_runner.results.store import RESULTS_FILE_NAME, RowReader
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
@@ -35,7 +35,7 @@ def pairwise_graders(evaluation: Evaluation) -> list[PairwiseGrader]:
 
 def has_answer(row: Row | None) -> bool:
     """Whether a row has an answer that can be compared: one that counts, and that has its other verdicts."""
-    return row is not None and row.output is not None and row.status is RowStatus.GRADED and row.counts
+    return row is not None and row.output is not None and row.status in ANSWERED and row.counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from quintain_runner.plan.changes import (
 )
 from quintain_runner.plan.trials import PlannedQuestion, Scoring, grader_limits, planned_questions
 from quintain_runner.report.run_file import RunFile
-from quintain_runner.results.counts import CallsLeft, NeededCalls
+from quintain_runner.results.counts import ANSWERED, CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import KeyHashSet, ResultFile, key_hash
 
@@ -146,7 +146,7 @@ class RerunPlan:
             self.new += 1
         elif decision.action is Action.KEEP:
             self.kept += 1
-            self.kept_without_score += row.status is not RowStatus.GRADED
+            self.kept_without_score += row.status not in ANSWERED
             self.stale += bool(changes)
             self.stale_reasons.update(changes)
         elif decision.action is Action.GRADE:

@@ -22,7 +22,8 @@ from quintain_runner.plan.changes import Action, RerunPolicy, decide, needed_cal
 from quintain_runner.plan.trials import PlannedQuestion, Trial, pending_trials, planned_questions
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import ParkedTarget
-from quintain_runner.results.row import TARGET_CHANGED, Row, RowStatus, column_name
+from quintain_runner.results.counts import ANSWERED
+from quintain_runner.results.row import TARGET_CHANGED, Row, column_name
 from quintain_runner.results.store import ResultFile
 
 #: A target is parked if at least this many of its trials have finished, and at least one in five of them is an error.
@@ -296,7 +297,7 @@ class TrialScheduler:
         case, target, fingerprints = trial.case, trial.target, self._context.fingerprints
         before = Action.ASK if trial.kept is None else Action.GRADE
         after = Action.KEEP
-        if row.open_status is not RowStatus.GRADED:
+        if row.open_status not in ANSWERED:
             after = decide(row, case, target, fingerprints, policy).action
         calls_left = self._progress_state.calls_left
         needed = needed_calls(before, trial.kept, case, target, fingerprints)

@@ -15,7 +15,7 @@ from quintain.contracts.message import Message
 from quintain.graders import Case
 from quintain_runner.plan.conversation import most_asks
 from quintain_runner.results.bill import SIMULATED_USER
-from quintain_runner.results.counts import NeededCalls
+from quintain_runner.results.counts import ANSWERED, NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
 from quintain_runner.results.store import key_hash
 from quintain_runner.spec.graders import GraderSpec, judges_of
@@ -153,7 +153,7 @@ def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerpri
     if policy.answers_only and row.has_answer and grading and _asks_the_same(row, case):
         return _grade_again(row, grading, asking)
     status = row.open_status
-    is_kept = status is RowStatus.GRADED or not policy.should_rerun(status)
+    is_kept = status in ANSWERED or not policy.should_rerun(status)
     if policy.keep_stale and (asking or grading) and is_kept:
         return Decision(Action.KEEP, (*asking, *grading))
     if asking:
@@ -236,7 +236,7 @@ def _changes(
         verdict = row.graders.get(name)
         if name in fingerprints.unavailable_graders:
             grading.append(f"grader {name} cannot be run")
-        elif verdict is None and row.status is RowStatus.GRADED and name not in fingerprints.pairwise_graders:
+        elif verdict is None and row.status in ANSWERED and name not in fingerprints.pairwise_graders:
             grading.append(f"new grader {name}")
         elif verdict is not None and verdict.fingerprint != fingerprint:
             grading.append(f"grader {name} changed")

@@ -20,6 +20,7 @@ from quintain.graders import Case
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.plan.conversation import TrialConversation, opening, planned_ids
 from quintain_runner.plan.dataset import DatasetStats
+from quintain_runner.results.counts import ANSWERED
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowKey, RowStatus, column_name
 from quintain_runner.spec.comparing_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
@@ -380,8 +381,10 @@ class Scoring:
         graders = row.graders
         if not has_weights:
             graders = {name: one.with_fields(weight=weights.get(name, 1.0)) for name, one in graders.items()}
-        score = _weighted_mean(graders.values()) if row.status is RowStatus.GRADED else row.score
-        return row.with_fields(graders=graders, score=score, tags=tags)
+        if row.status in ANSWERED:
+            score = _weighted_mean(graders.values())
+            row = row.with_fields(score=score, status=RowStatus.UNCOMPARED if score is None else RowStatus.GRADED)
+        return row.with_fields(graders=graders, tags=tags)
 
 
 def _weighted_mean(graders: Collection[GraderRow]) -> float | None:

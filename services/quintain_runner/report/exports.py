@@ -14,7 +14,8 @@ from quintain.contracts.invoke import content_text
 from quintain.errors import QuintainError
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.results.row import GraderRow, Row
+from quintain_runner.results.counts import UNCOMPARED_TEXT
+from quintain_runner.results.row import GraderRow, Row, RowStatus
 
 JsonObject = dict[str, object]
 
@@ -73,6 +74,7 @@ def _write_row(folder: Path, row: Row) -> None:
 
 def _index_line(report: RunReport, row: Row, place: str) -> JsonObject:
     status = "execution_error" if row.score is None else "ok" if row.passed else "quality_failure"
+    error = None if row.error is None else f"{row.error.code}: {row.error.error}"
     line: JsonObject = {
         "timestamp": report.run.ended_at or report.run.started_at,
         "test_id": row.case_id if report.run.configuration.repeats == 1 else f"{row.case_id}#{row.repeat}",
@@ -89,8 +91,10 @@ def _index_line(report: RunReport, row: Row, place: str) -> JsonObject:
         "output_path": f"{place}/outputs/answer.md",
         "answer_path": f"{place}/outputs/answer.md",
     }
-    if row.error is not None:
-        line["error"] = f"{row.error.code}: {row.error.error}"
+    if row.status is RowStatus.UNCOMPARED:
+        error = UNCOMPARED_TEXT
+    if error is not None:
+        line["error"] = error
     return line
 
 

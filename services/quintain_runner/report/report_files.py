@@ -22,7 +22,7 @@ from quintain_runner.report.summary import (
 )
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
-from quintain_runner.results.counts import has_cut_answer
+from quintain_runner.results.counts import UNCOMPARED_TEXT, has_cut_answer
 from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
@@ -166,6 +166,8 @@ def _not_passed_cells(row: Row) -> tuple[str, ...]:
     score = "-" if row.score is None else f"{row.score:.3f}"
     if row.error is not None:
         why = f"{row.error.code}: {row.error.error}"
+    elif row.status is RowStatus.UNCOMPARED:
+        why = UNCOMPARED_TEXT
     else:
         failed = ((name, grader) for name, grader in row.graders.items() if not grader.passed)
         why = "; ".join(f"{name}: {grader.reason or 'failed'}" for name, grader in failed)
@@ -214,6 +216,7 @@ def write_junit(path: Path, report: RunReport) -> None:
                 "timestamp": report.run.started_at[:19],
                 "time": f"{seconds[target]:.3f}",
                 **_count_attributes(counts),
+                **({"skipped": str(counts.unscored)} if counts.unscored else {}),
             }
             _write_suite(out, report, target, attributes)
         out.end("testsuites")
@@ -234,7 +237,9 @@ def _write_case(out: _XmlWriter, suite: str, row: Row) -> None:
     """Write the test case of one row: passed, failure or error."""
     case = row.case_id if row.repeat == 1 else f"{row.case_id} #{row.repeat}"
     out.start("testcase", classname=suite, name=case, time=f"{row.duration_ms / 1000:.3f}")
-    if row.status is not RowStatus.GRADED:
+    if row.status is RowStatus.UNCOMPARED:
+        out.write_element("skipped", "", message=UNCOMPARED_TEXT)
+    elif row.status is not RowStatus.GRADED:
         code = row.error.code if row.error else row.status
         kind = "in doubt" if row.status is RowStatus.IN_DOUBT else code
         out.write_element("error", row.error.error if row.error else "", type=kind, message=f"{kind}: no score")
@@ -261,7 +266,8 @@ def _count_attributes(counts: TrialCounts) -> dict[str, str]:
     no row.
     """
     errors = counts.errors + counts.in_doubt
-    values = {"tests": counts.graded + errors, "failures": counts.graded - counts.passed, "errors": errors}
+    tests = counts.graded + errors + counts.unscored
+    values = {"tests": tests, "failures": counts.graded - counts.passed, "errors": errors}
     return {name: str(count) for name, count in values.items()}
 
 

@@ -54,7 +54,7 @@ class TrialCounts(Message):
     """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has, and
     ``stale`` of them count although what made them changed. Of the graded rows ``tied`` are neither passed nor failed
     by a jury, and ``lacks_votes`` have a verdict without all votes of one. Answers of ``cut`` rows ended at a limit
-    of tokens.
+    of tokens, and those of ``unscored`` ones are not compared yet.
     """
 
     trials: int = 0
@@ -66,6 +66,7 @@ class TrialCounts(Message):
     tied: int = Field(default=0, exclude_if=is_zero)
     lacks_votes: int = Field(default=0, exclude_if=is_zero)
     cut: int = Field(default=0, exclude_if=is_zero)
+    unscored: int = Field(default=0, exclude_if=is_zero)
     mean_score: float | None = None
     calls: int = 0
     token_usage: TokenUsage = NO_TOKENS
@@ -74,7 +75,7 @@ class TrialCounts(Message):
     @property
     def waiting(self) -> int:
         """The number of trials without a row."""
-        return self.trials - self.graded - self.errors - self.in_doubt
+        return self.trials - self.graded - self.errors - self.in_doubt - self.unscored
 
     @model_serializer(mode="wrap")
     def _with_null_mean(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -94,10 +95,9 @@ class RunTotals(TrialCounts):
     and ``calls_of_earlier_plans`` of the calls are not counted against it.
 
     ``lost_turns`` of conversations were lost with the workers that held them, and asked again. ``uncompared`` rows lack
-    a comparison with another answer that the last command was to make.
-    ``calls_without_row`` of the calls are in no row: agents made them, or a grader or the run was killed before its row
-    was written. ``calls_left`` is the estimate for the trials that the same command would execute; ``run.json`` has it
-    if the budget is spent.
+    a comparison that the last command was to make. ``calls_without_row`` of the calls are in no row: agents made them,
+    or a grader or the run was killed before its row was written. ``calls_left`` is the estimate for the trials that the
+    same command would execute; ``run.json`` has it if the budget is spent.
     """
 
     cases: int = 0
@@ -212,7 +212,7 @@ def summarize(
 
 def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
     """The sum of the counts of several columns, by the names of `TrialCounts`."""
-    names = ("trials", "graded", "passed", "errors", "in_doubt", "stale", "tied", "lacks_votes", "cut", "calls")
+    names = TrialCounts.model_fields.keys() - {"mean_score", "token_usage"}
     counts: dict[str, object] = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
     scored = sum(tally.scored for tally in tallies)
     score = sum((tally.score_sum for tally in tallies), Fraction())

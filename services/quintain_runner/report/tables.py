@@ -10,9 +10,10 @@ from quintain.contracts.session import Usage
 from quintain.fleet.tables import format_count
 from quintain_runner.report.judge_tables import juries_table, length_table, own_judge_notes, pairwise_tables
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.summary import RunSummary, TrialCounts
+from quintain_runner.report.summary import RunSummary, RunTotals, TrialCounts
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.bill import Bill, cost_text
+from quintain_runner.results.counts import UNCOMPARED_TEXT
 from quintain_runner.results.row import split_column
 from quintain_runner.statistics.analysis import (
     MISSING,
@@ -138,12 +139,20 @@ def _targets_table(report: RunReport) -> TextTable:
         total=total,
         notes=[
             *([_stale_note(report.stale_rows)] if report.stale_rows else []),
-            *([f"{count:,} rows are not yet compared"] if (count := summary.total.uncompared) else []),
+            *_uncompared_notes(summary.total),
             *([_votes_note(summary.total.lacks_votes)] if summary.total.lacks_votes else []),
             *_left_out_notes(report.analysis),
             *own_judge_notes(report.analysis),
         ],
     )
+
+
+def _uncompared_notes(total: RunTotals) -> Iterator[str]:
+    if total.uncompared:
+        yield f"{total.uncompared:,} rows are not yet compared"
+    if total.unscored:
+        answers = "1 answer has" if total.unscored == 1 else f"{total.unscored:,} answers have"
+        yield f"{answers} no score: {UNCOMPARED_TEXT}"
 
 
 def _target_lines(report: RunReport) -> Iterator[_ReportLine]:

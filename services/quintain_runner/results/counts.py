@@ -18,6 +18,13 @@ def count_most_calls(most_calls: Counter[str], row: Row) -> None:
             most_calls[name] = max(most_calls[name], verdict.calls)
 
 
+#: The statuses of rows whose answers have the verdict of each grader but those that compare.
+ANSWERED = frozenset({RowStatus.GRADED, RowStatus.UNCOMPARED})
+
+#: Why the answer of an uncompared row has no score.
+UNCOMPARED_TEXT = "not compared yet: no opponent has an answer"
+
+
 def has_cut_answer(row: Row) -> bool:
     """Whether the answer of a row, or one to a turn of its conversation, ended at a limit of tokens."""
     return any(one is not None and one.cut for one in (row.answer, *(turn.answer for turn in row.turns())))
@@ -83,6 +90,11 @@ class RowTally:
     def graded(self) -> int:
         """The number of rows with a verdict of each of their graders."""
         return self.by_status[RowStatus.GRADED]
+
+    @property
+    def unscored(self) -> int:
+        """The number of rows that wait for an opponent's answer, and have no score."""
+        return self.by_status[RowStatus.UNCOMPARED]
 
     @property
     def errors(self) -> int:

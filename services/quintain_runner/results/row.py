@@ -74,11 +74,12 @@ BUDGET_EXHAUSTED = "budget_exhausted"
 class RowStatus(StrEnum):
     """The status of a row.
 
-    A resumed run keeps ``graded`` and ``inDoubt`` rows and executes the trials of ``error`` rows again. ``inDoubt``
-    means that a call of the target or of a grader was charged, or perhaps charged, and has no answer.
+    A resumed run executes the trials of ``error`` rows again. The answer of an ``uncompared`` row has no opponent yet
+    and no other score. ``inDoubt``: a call of the target or of a grader was charged, or perhaps, and has no answer.
     """
 
     GRADED = "graded"
+    UNCOMPARED = "uncompared"
     ERROR = "error"
     IN_DOUBT = "inDoubt"
 

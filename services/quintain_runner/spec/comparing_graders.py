@@ -52,8 +52,8 @@ class PairwiseGrader(GraderOptions):
     judge_target: TargetName
     """The target that judges."""
     weight: Weight = 0.0
-    """The weight of its score in the row's mean. If absent, 0: reported, and counted neither in the score nor in the
-    pass.
+    """The weight of its score in the row's mean. If absent, 1 where the evaluation has no other kind of grader, and
+    else 0: reported, and counted neither in the score nor in the pass.
     """
     max_show_characters: Annotated[int, Field(ge=1)] = DEFAULT_SHOW_CHARACTERS
     """The most characters that the judge is shown of the task and both answers. Of more, the longest lose their

@@ -98,6 +98,14 @@ DatasetField = Annotated[
 ]
 
 
+def _prepared(graders: object) -> object:
+    """The graders with names; and with a weight, where they only compare answers: nothing else makes a score."""
+    named = named_graders(graders)
+    if isinstance(named, list) and all(isinstance(one, dict) and one.get("builtin") == "pairwise" for one in named):
+        return [{"weight": 1.0, **one} for one in named]
+    return named
+
+
 class EvaluationSpec(SpecModel):
     """The content of an evaluation file. If ``targets`` is absent, the single configured target is used."""
 
@@ -125,9 +133,7 @@ class EvaluationSpec(SpecModel):
     """How many times each target answers each case, under each prompt."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """The lowest mean score that counts as success, from 0 to 1; a run below it ends with exit code 3."""
-    graders: Annotated[list[GraderSpec], Field(min_length=1), BeforeValidator(named_graders)] = Field(
-        default_factory=list
-    )
+    graders: Annotated[list[GraderSpec], Field(min_length=1), BeforeValidator(_prepared)] = Field(default_factory=list)
     """The graders of every answer; the score of a row is the mean of their scores and of those of the case's own
     graders, by their weights. Without any each case has graders of its own.
     """

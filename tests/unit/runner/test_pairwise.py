@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quintain.errors import ProviderFailed
 from quintain.settings import read_settings
 from quintain_runner.engine.run_settings import RunOptions, inspect_evaluation
 from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.report.report_files import write_csv, write_junit
 from quintain_runner.report.run_file import read_run
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import exit_line
@@ -309,3 +311,52 @@ async def test_a_run_without_these_cases_is_refused_with_their_number(tmp_path: 
 
 async def test_rows_without_answers_cannot_be_compared(tmp_path: Path) -> None:
     assert "--no-content" in await problems(contest(tmp_path, Contest()), keeps_content=False)
+
+
+def arena_alone(folder: Path, client: FakeClient, **settings: Any) -> EvaluationFolder:
+    write_evaluation(folder, cases(3), [ARENA], targets=["alpha", "beta"], **settings)
+    return EvaluationFolder(folder, client, targets=("alpha", "beta"))
+
+
+async def test_a_pairwise_grader_alone_scores_rows_by_the_share_of_comparisons_won(tmp_path: Path) -> None:
+    client = Contest(lambda first, second: "tie" if first.endswith("0") else better(first, second))
+    summary = await arena_alone(tmp_path, client, threshold=0.5).run()
+    scores = {key: row.score for key, row in current(EvaluationFolder(tmp_path, client)).items()}
+    assert scores == {
+        **{("case-0", name): 0.5 for name in ("alpha", "beta")},
+        **{(f"case-{n}", name): score for n in (1, 2) for name, score in (("alpha", 1.0), ("beta", 0.0))},
+    }
+    assert (summary.total.graded, summary.total.passed, summary.total.mean_score) == (6, 4, 0.5)
+    assert summary.exit_code == 0
+
+
+async def test_an_answer_whose_opponent_has_none_is_not_compared_yet_and_is_no_failure(tmp_path: Path) -> None:
+    client = Contest()
+    reply, is_down = client.answer, True
+
+    async def answer(request: InvokeRequest) -> str:
+        if is_down and request.target == "beta" and request.question == "q0":
+            raise ProviderFailed("down")
+        return await reply(request)
+
+    client.answer = answer
+    folder = arena_alone(tmp_path, client)
+    for judged in (4, 4):
+        summary = await folder.run()
+        assert len(client.judged) == judged
+        row = current(folder)["case-0", "alpha"]
+        assert (row.status, row.score, row.error) == (RowStatus.UNCOMPARED, None, None)
+        counts = summary.per_target["alpha"]
+        assert (counts.graded, counts.passed, counts.unscored, counts.waiting) == (2, 2, 1, 0)
+        assert (counts.mean_score, summary.exit_code) == (1.0, 1)
+    report = read_report(folder.output, summary)
+    assert "1 answer has no score: not compared yet" in str(run_tables(report)[0].notes)
+    assert "2/2" in run_tables(report)[0].rows[0]
+    write_junit(tmp_path / "junit.xml", report)
+    suite = ET.parse(tmp_path / "junit.xml").getroot().findall("testsuite")[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "0", "1")
+    write_csv(tmp_path / "rows.csv", report)
+    assert "case-0,alpha,1,uncompared,," in (tmp_path / "rows.csv").read_text()
+    is_down = False
+    summary = await folder.run()
+    assert (len(client.judged), summary.total.graded, summary.total.unscored, summary.exit_code) == (6, 6, 0, 0)
