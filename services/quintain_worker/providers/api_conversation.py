@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
+from quintain.apis.answer_json import CharacterJoiner, mended
 from quintain.apis.chat import ChatStream, DifferentAnswer, chunk_of
 from quintain.apis.policy import Policy, check_request
 from quintain.apis.requests import CONVERSATION_APIS, left_out, own_name, request_to_chat
@@ -73,7 +74,7 @@ class ApiConversation:
             answer = await self._provider.answer(conversation, timeout_seconds=timeout_seconds, on_text=on_piece)
         except ProviderFailure as failure:
             raise ProviderFailure(_in_words_of(request, failure.fault, translation), failure.billing) from None
-        chat = chat_answer_of(answer, head)
+        chat = mended(chat_answer_of(answer, head))
         return ProviderAnswer(
             text="",
             body=stream.complete(chat),
@@ -193,28 +194,29 @@ class _Stream:
 
     def __init__(self, api: ApiName, head: Json, on_event: OnText | None) -> None:
         self._api, self._head, self._on_event = api, head, on_event
-        self._chat, self._translation = ChatStream(), StreamTranslation("chat", api)
+        self._chat, self._translation, self._joiner = ChatStream(), StreamTranslation("chat", api), CharacterJoiner()
 
     def add(self, piece: Delta) -> None:
         """Pass on the events of the next piece."""
         role = {} if self._chat.has_begun else {"role": "assistant"}
-        self._feed(chunk_of(self._head, {**role, **_delta(piece)}))
+        self._feed(self._joiner.feed(chunk_of(self._head, {**role, **_delta(piece)})))
 
     def complete(self, chat: Json) -> Json:
         """Pass on what was not passed on of this chat completion, and return the whole answer."""
+        self._feed(self._joiner.end())
         try:
             rest = list(self._chat.rest_of(chat))
         except DifferentAnswer:
             # The whole answer counts, whatever the pieces were.
             return translate_answer("chat", self._api, chat)
-        for chunk in rest:
-            self._feed(chunk)
+        self._feed(rest)
         self._send(self._translation.end())
         return {**self._translation.answer(), "model": chat["model"]}
 
-    def _feed(self, chunk: Json) -> None:
-        self._chat.feed(chunk)
-        self._send(self._translation.feed(chunk))
+    def _feed(self, chunks: Iterable[Json]) -> None:
+        for chunk in chunks:
+            self._chat.feed(chunk)
+            self._send(self._translation.feed(chunk))
 
     def _send(self, events: Iterator[Json]) -> None:
         for event in events:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
-from quintain.apis.answer_json import CallNumbers, UnreadableAnswer
+from quintain.apis.answer_json import CallNumbers, PartNumbers, UnreadableAnswer
 from quintain.apis.chat import arguments_of, call_id, pieces_of
 from quintain.apis.requests import left_out
 from quintain.apis.server_tools import server_tool_steps
@@ -25,6 +26,13 @@ _CONTENT_FIELDS: Final[Mapping[ApiName, str]] = {
     "messages": "content",
 }
 
+#: What tells the parts of a stream apart.
+_NUMBERS: Final[Mapping[ApiName, Callable[[], CallNumbers | PartNumbers]]] = {
+    "chat": CallNumbers,
+    "responses": partial(PartNumbers, "output_index"),
+    "messages": partial(PartNumbers, "index"),
+}
+
 
 class ProviderReply:
     """The answer to one request, as it comes: whole, or event by event.
@@ -37,7 +45,7 @@ class ProviderReply:
         self._api, self._caller_api, self._on_piece = api, caller_api, on_piece
         self._words: ApiName = caller_api or "chat"
         self._stream: AnswerStream | None = None
-        self._calls, self._is_done = CallNumbers(), False
+        self._numbers, self._is_done = _NUMBERS[api]() if api in _NUMBERS else None, False
         self._translation = None if api == self._words else StreamTranslation(api, self._words)
         self._pieces = StreamedPieces()
         self._whole: Json = {}
@@ -66,8 +74,8 @@ class ProviderReply:
         """Add the next event of the provider's stream."""
         if self._has_choices and event.get("type") == "ping":
             return
-        if self._api == "chat":
-            self._calls.number(event)
+        if self._numbers is not None:
+            self._numbers.number(event)
         self._stream = self._stream or STREAMS[self._api]()
         self._stream.feed(event)
         for translated in [event] if self._translation is None else self._translation.feed(event):

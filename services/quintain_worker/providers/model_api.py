@@ -26,8 +26,10 @@ from quintain_worker.providers.model_failures import (
     FAILED,
     NOT_WRITABLE,
     STREAM_INTERRUPTED,
+    UNREADABLE,
     FailureKind,
     FailureReader,
+    failures_of_exchange,
 )
 from quintain_worker.providers.model_requests import PATHS, ProviderCall, RequestBuilder
 from quintain_worker.providers.provider import (
@@ -50,7 +52,7 @@ KEEPALIVE_SECONDS = 60.0
 
 #: How long more is waited for once a streamed answer is complete, in seconds: for the usage of a chat completion, and
 #: then for the end of the stream, after which its connection can be used again.
-USAGE_SECONDS, END_SECONDS = 2.0, 0.25
+USAGE_SECONDS, END_SECONDS = 5.0, 0.25
 
 
 def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: ProviderContext) -> ModelProvider:
@@ -100,10 +102,15 @@ class ModelProvider(ApiProvider):
         except ValueError:
             # A number that became NaN after it was checked.
             raise self._failures.of_error(NOT_WRITABLE) from None
-        with self._failures.of_exchange():
-            reply = ProviderReply(call.api, caller_api, on_text)
-            rates = await self._exchange(call, reply, timeout_seconds, stream=stream)
-            answer = reply.answer(call.ignored)
+        try:
+            with failures_of_exchange(self._failures.of_error):
+                reply = ProviderReply(call.api, caller_api, on_text)
+                rates = await self._exchange(call, reply, timeout_seconds, stream=stream)
+                answer = reply.answer(call.ignored)
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            # An answer of another shape than its API's. Not chained: its text is the model's.
+            reason = str(error) if isinstance(error, UnreadableAnswer) else ""
+            raise self._failures.of_error(UNREADABLE, reason) from None
         return answer if rates is None else dataclasses.replace(answer, rates=rates)
 
     async def close(self) -> None:
@@ -136,7 +143,7 @@ class ModelProvider(ApiProvider):
     def _check(self, answer: Json, kind: FailureKind) -> None:
         """Raise the failure that a whole answer, or an event, says itself."""
         if (error := error_in(answer)) is not None:
-            raise self._failures.of_error(kind, error)
+            raise self._failures.of_error(kind, body=error)
         if answer.get("error") is not None:
             # Clients take one that says nothing for an error.
             del answer["error"]
@@ -175,7 +182,7 @@ class ModelProvider(ApiProvider):
             self._feed(reply, reader.feed(data))
             if reply.has_ended:
                 break
-            if reply.is_complete and patience.when() is None:
+            if reply.is_complete:
                 patience.reschedule(loop.time() + USAGE_SECONDS)
         else:
             self._feed(reply, reader.end())

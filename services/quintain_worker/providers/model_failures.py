@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
-from quintain.apis.answer_json import UnreadableAnswer
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import (
@@ -110,6 +109,26 @@ _REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
+@contextmanager
+def failures_of_exchange(
+    of_error: Callable[[FailureKind, str], ProviderFailure], lost: FailureKind = CONNECTION_LOST
+) -> Iterator[None]:
+    """Let what is raised inside, while an answer is asked for and read, be a `ProviderFailure`.
+
+    ``of_error`` makes it of its kind and a detail; ``lost`` is the kind of a lost connection.
+    """
+    try:
+        yield
+    except NotSent as error:
+        raise of_error(NOT_SENT, str(error)) from None
+    except ConnectionLost as error:
+        raise of_error(lost, str(error)) from None
+    except TimeoutError:
+        raise of_error(TIMED_OUT, "") from None
+    except ReplyTooLarge as fault:
+        raise ProviderFailure(fault, Billing.BILLED) from None
+
+
 class FailureReader:
     """Maps the failures of one target: knows its provider, its URL and the secret that no message may hold."""
 
@@ -132,29 +151,10 @@ class FailureReader:
         ]
         return self._failure(kind, [f"HTTP {status}", *request_ids[:1]], words, read_rate_report(headers, time.time()))
 
-    def of_error(self, kind: FailureKind, body: object = None, detail: str = "") -> ProviderFailure:
+    def of_error(self, kind: FailureKind, detail: str = "", body: object = None) -> ProviderFailure:
         """Return a failure of this kind; ``body`` is an error that an answer of status 200 or an event holds."""
         words = None if body is None else read_provider_error(None, body, self._secrets)
-        return self._failure(kind, [detail] if detail else [], words)
-
-    @contextmanager
-    def of_exchange(self) -> Iterator[None]:
-        """Let what is raised inside, while an answer is asked for and read, be a `ProviderFailure`."""
-        try:
-            yield
-        except NotSent as error:
-            raise self.of_error(NOT_SENT, detail=str(error)) from None
-        except ConnectionLost as error:
-            raise self.of_error(CONNECTION_LOST, detail=str(error)) from None
-        except TimeoutError:
-            raise self.of_error(TIMED_OUT) from None
-        except ReplyTooLarge as fault:
-            raise ProviderFailure(fault, Billing.BILLED) from None
-        except UnreadableAnswer as error:
-            raise self.of_error(UNREADABLE, detail=clean(str(error), variants_of(self._secrets))) from None
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-            # An answer of another shape than its API's. Not chained: its text is the model's.
-            raise self.of_error(UNREADABLE) from None
+        return self._failure(kind, [clean(detail, variants_of(self._secrets))] if detail else [], words)
 
     def _failure(
         self,

@@ -166,10 +166,10 @@ class PydanticAIProvider:
             asked = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
             failure = self._failures.of_status(error.status_code, {**(error.headers or {}), **asked}, error.body)
         elif isinstance(error, exceptions.UserError | exceptions.ModelRequestRejectedError):
-            failure = self._failures.of_error(_CANNOT_ASK, {"message": error.message})
+            failure = self._failures.of_error(_CANNOT_ASK, body={"message": error.message})
         else:
             body = error.body if isinstance(error, exceptions.ModelAPIError) else None
-            failure = self._failures.of_error(_kind_of(error), body, detail=type(error).__name__)
+            failure = self._failures.of_error(_kind_of(error), type(error).__name__, body)
         if failure.billing is Billing.UNBILLED and not self._is_one_request:
             failure.billing = Billing.UNKNOWN
         return failure

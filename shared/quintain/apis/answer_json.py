@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -90,52 +90,50 @@ def says_something(value: object) -> bool:
 class CharacterJoiner:
     """Joins the characters of which the halves came in two events, and replaces halves that stay alone.
 
-    An event that ends with a half waits for the next one.
+    An event that ends with a half waits for its text to go on, and so do those of the same kind after it.
     """
 
     def __init__(self) -> None:
-        self._waiting: Json | None = None
+        self._waiting: list[Json] = []
+        #: The texts that end with a half, by their places: what holds them, and under which name.
+        self._halves: dict[tuple[object, ...], tuple[Any, Any]] = {}
 
-    def parse(self, text: str) -> Iterator[Any]:
-        """Yield the JSON of the next event's data, and of one that waited before it. Raises `UnreadableAnswer`."""
+    def parse(self, text: str) -> Iterable[Any]:
+        """Return the JSON of the next event's data, behind those that waited before it. Raises `UnreadableAnswer`."""
         event, is_plain = _read(text)
-        if is_plain and self._waiting is None:
-            yield event
-        else:
-            yield from self.feed(event)
+        return [event] if is_plain and not self._waiting else self.feed(event)
 
-    def feed(self, event: object) -> Iterator[Any]:
-        """Yield the next event, and one that waited before it."""
-        if not isinstance(event, dict):
+    def feed(self, event: Any) -> Iterator[Any]:
+        """Yield the next event, and those that waited before it."""
+        for place, holder, name in _texts([event], ()):
+            before, key = self._halves.pop(place, ({}, "")) if holder[name] else ({}, "")
+            if before and "\udc00" <= holder[name][0] <= "\udfff":
+                before[key], holder[name] = before[key][:-1], before[key][-1] + holder[name]
+            if "\ud800" <= holder[name][-1:] <= "\udbff":
+                self._halves[place] = holder, name
+        self._waiting.append(event)
+        if not self._halves or len(self._waiting) > _MAX_WAITING or _ends(event):
             yield from self.end()
-            yield mended(event)
-            return
-        texts = list(_texts(event, _place_of(event)))
-        if self._waiting is not None:
-            begun = {place: (holder, name) for place, holder, name in _texts(self._waiting, _place_of(self._waiting))}
-            for place, holder, name in texts:
-                before, key = begun.get(place, ({}, ""))
-                if "\ud800" <= before.get(key, "")[-1:] <= "\udbff" and "\udc00" <= holder[name][:1] <= "\udfff":
-                    before[key], holder[name] = before[key][:-1], before[key][-1] + holder[name]
-            yield from self.end()
-        if any("\ud800" <= holder[name][-1:] <= "\udbff" for _, holder, name in texts):
-            self._waiting = event
-        else:
-            yield mended(event)
 
     def end(self) -> Iterator[Any]:
-        """Yield the event that waits, after which no other one comes."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            yield mended(waiting)
+        """Yield the events that wait, after which no other one comes."""
+        waiting, self._waiting, self._halves = self._waiting, [], {}
+        yield from map(mended, waiting)
+
+
+#: How many events wait for the other half of a character.
+_MAX_WAITING: Final = 8
+
+
+def _ends(event: object) -> bool:
+    """Whether no text of an event goes on in the next one."""
+    if not isinstance(event, dict) or event.get("type") is not None:
+        return not isinstance(event, dict) or not str(event["type"]).endswith(("delta", "ping"))
+    return any(choice.get("finish_reason") for choice in objects(event.get("choices")))
 
 
 #: What says to which text of an answer an event belongs.
 _COUNTERS: Final = ("type", "index", "output_index", "content_index", "summary_index")
-
-
-def _place_of(event: Json) -> tuple[object, ...]:
-    return tuple(str(event.get(name)) for name in _COUNTERS)
 
 
 def _texts(holder: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any, Any]]:
@@ -144,8 +142,9 @@ def _texts(holder: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[objec
         if isinstance(item, str):
             yield (*place, name), holder, name
         elif isinstance(item, dict | list):
-            counted = item.get("index", name) if isinstance(item, dict) and isinstance(holder, list) else name
-            yield from _texts(item, (*place, str(counted)))
+            fields: Json = item if isinstance(item, dict) and isinstance(holder, list) else {}
+            counted: list[object] = [str(fields[key]) for key in (("index",) if place else _COUNTERS) if key in fields]
+            yield from _texts(item, (*place, *(counted or [name])))
 
 
 @dataclass(slots=True)
@@ -204,3 +203,27 @@ def _number(calls: list[_Call], call: Json) -> None:
     own.id, own.name = call_id or own.id, own.name + (function.get("name") or "")
     own.arguments.append(arguments)
     call["index"] = own.index
+
+
+class PartNumbers:
+    """Gives each block of a streamed message, or item of a response, a place of its own, as `CallNumbers` does.
+
+    ``field`` is where events have the place; an item is known by its id too.
+    """
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+        #: By an item's id, by the place that its server gave last, and by None for the latest part.
+        self._places: dict[object, int] = {}
+
+    def number(self, event: Json) -> None:
+        """Set the place of the next event's part."""
+        kind, given = str(event.get("type")), event.get(self._field)
+        part_id = next((item.get("id") for item in objects([event.get("item")])), event.get("item_id"))
+        if kind in {"content_block_start", "response.output_item.added"}:
+            taken = self._places.values()
+            place = given if isinstance(given, int) and given not in taken else max(taken, default=-1) + 1
+            self._places |= dict.fromkeys((None, given, part_id), place)
+        known = self._places.get(part_id or given, self._places.get(given))
+        if known is not None and (kind.startswith("content_block") or {self._field, "item", "item_id"} & event.keys()):
+            event[self._field] = known

@@ -20,7 +20,7 @@ _NAMES = frozenset({"id", "type", "role", "object", "model", "index", "finish_re
 _INDEXED = ("tool_calls", "thinking_blocks")
 
 
-class DifferentAnswer(Exception):
+class DifferentAnswer(ValueError):
     """The whole answer does not begin with what was sent."""
 
 
@@ -139,7 +139,7 @@ class ChatStream:
     def is_complete(self) -> bool:
         """Whether every choice has the reason for which it ended."""
         choices = self._choices.values()
-        return bool(choices) and all(choice.get("finish_reason") is not None for choice in choices)
+        return bool(choices) and all(choice.get("finish_reason") for choice in choices)
 
     @property
     def has_begun(self) -> bool:
@@ -148,7 +148,7 @@ class ChatStream:
 
     def feed(self, chunk: Json) -> None:
         """Add the next chunk."""
-        self._head |= chunk if None not in chunk.values() else _without_null(chunk)
+        self._head |= {name: value for name, value in chunk.items() if value is not None}
         for choice in objects(chunk.get("choices")):
             merge(self._choices.setdefault(choice.get("index") or 0, {}), choice)
 
@@ -203,35 +203,52 @@ class Piece(NamedTuple):
 class PieceReader:
     """Reads the pieces of a completion's first choice, part by part: each part ends before the next one begins.
 
-    A server may send its calls in turns: the pieces of other calls wait until the end. ``reason`` and ``usage`` are
-    those of the chunks so far.
+    A server may send its calls in turns: the pieces of other calls wait until the end, and the begin of a call for its
+    arguments, because its name may come in pieces. ``reason`` and ``usage`` are those of the chunks so far.
     """
 
     def __init__(self) -> None:
         self.reason, self.usage = "", None
+        self._chunk: Json = {}
         self._call: int | None = None
         self._named: set[int] = set()
+        self._begun: Piece | None = None
         self._waiting: dict[int, list[Piece]] = {}
 
     def feed(self, chunk: Json) -> Iterator[Piece]:
         """Yield the pieces of the next chunk."""
+        self._chunk = chunk
         self.reason = _first_choice(chunk).get("finish_reason") or self.reason
         self.usage = chunk.get("usage") or self.usage
         for piece in pieces_of(chunk):
-            if piece.kind == "call" and piece.at not in self._named:
-                self._named.add(piece.at)
-                piece.fields["id"] = call_id(piece.fields["id"], chunk, piece.at)
-            if piece.kind == "call" and self._call is None:
-                self._call = piece.at
-            if piece.kind == "call" and piece.at != self._call:
-                self._waiting.setdefault(piece.at, []).append(piece)
+            begun, self._begun = self._begun, None
+            if begun is not None and (piece.kind, piece.at) == ("call", begun.at):
+                piece.fields["id"] = begun.fields["id"] or piece.fields["id"]
+                piece.fields["name"] = "".join(filter(None, (begun.fields["name"], piece.fields["name"])))
+            elif begun is not None:
+                yield from self._in_order(begun)
+            if piece.kind == "call" and piece.at not in self._named and not piece.text:
+                self._begun = piece
             else:
-                yield piece
+                yield from self._in_order(piece)
 
     def end(self) -> Iterator[Piece]:
         """Yield the pieces that waited."""
+        if self._begun is not None:
+            yield from self._in_order(self._begun)
         for pieces in self._waiting.values():
             yield from pieces
+
+    def _in_order(self, piece: Piece) -> Iterator[Piece]:
+        if piece.kind == "call" and piece.at not in self._named:
+            self._named.add(piece.at)
+            piece.fields["id"] = call_id(piece.fields["id"], self._chunk, piece.at)
+        if piece.kind == "call" and self._call is None:
+            self._call = piece.at
+        if piece.kind == "call" and piece.at != self._call:
+            self._waiting.setdefault(piece.at, []).append(piece)
+        else:
+            yield piece
 
 
 def pieces_of(chunk: Json) -> Iterator[Piece]:
@@ -254,8 +271,7 @@ def pieces_of(chunk: Json) -> Iterator[Piece]:
     for call in objects(delta.get("tool_calls")):
         if (call.get("type") or "function") != "function" or "custom" in call:
             continue
-        function = call.get("function")
-        fields = function if isinstance(function, dict) else {}
+        fields = next(iter(objects([call.get("function")])), {})
         named = {"id": call.get("id"), "name": fields.get("name")}
         yield Piece("call", call.get("index") or 0, arguments_of(fields), named)
 
@@ -277,7 +293,7 @@ def join_texts(chunks: Iterable[Json]) -> list[Json]:
         choice = text_choice(chunk)
         if choice is not None and last is not None and choice.get("index") == last.get("index"):
             choice["delta"]["content"] = last["delta"]["content"] + choice["delta"]["content"]
-            joined[-1] |= chunk if None not in chunk.values() else _without_null(chunk)
+            joined[-1] |= {name: value for name, value in chunk.items() if value is not None}
         else:
             joined.append(chunk)
         last = choice
@@ -294,10 +310,6 @@ def text_choice(chunk: Json) -> Json | None:
     except (LookupError, TypeError, ValueError, AttributeError):
         return None
     return choice if is_only_text else None
-
-
-def _without_null(chunk: Json) -> Json:
-    return {name: value for name, value in chunk.items() if value is not None}
 
 
 def _first_choice(chunk: Json) -> Json:

@@ -85,19 +85,17 @@ def _fields_of(block: bytes) -> tuple[str, str]:
 def _named_error(text: str) -> Json:
     """Return the event that says what one named ``error`` does, whatever its data is."""
     try:
-        data = parse_json(text)
+        return {"type": "error", "error": parse_json(text)}
     except UnreadableAnswer:
-        data = text
-    if isinstance(data, dict) and says_something(data.get("error")):
-        return {**data, "type": "error"}
-    return {"type": "error", "error": data}
+        return {"type": "error", "error": text}
 
 
-#: Why an answer ended where its server failed, in the words of OpenRouter and Mistral, DeepSeek, Zhipu, SGLang, Cohere.
-#: A filter is the answer of its vendor.
-_FAILED_REASONS: Final = frozenset({"error", "insufficient_system_resource", "network_error", "abort", "timeout"})
+#: The ends and states of an answer whose server failed, in the words of OpenRouter, Mistral, DeepSeek, Zhipu, SGLang,
+#: Cohere and OpenAI's responses. What a filter leaves is an answer.
+_FAILED: Final = frozenset(
+    {"error", "insufficient_system_resource", "network_error", "abort", "timeout", "failed", "cancelled"}
+)
 _FAILED_KINDS: Final = frozenset({"error", "response.failed", "response.error"})
-_FAILED_STATES: Final = frozenset({"failed", "cancelled"})
 
 
 def error_in(answer: Json) -> object | None:
@@ -105,17 +103,14 @@ def error_in(answer: Json) -> object | None:
 
     One that is empty, or null in all its parts, is none.
     """
-    parts = [answer, *objects([answer.get("response"), answer.get("delta")]), *objects(answer.get("choices"))]
-    found: object = next((part["error"] for part in parts if "error" in part and says_something(part["error"])), None)
-    if found is not None:
-        return found
-    if answer.get("type") in _FAILED_KINDS or answer.get("object") == "error":
-        return answer
-    for part in parts:
-        reason = part.get("finish_reason") or part.get("stop_reason")
-        if (isinstance(reason, str) and reason.lower() in _FAILED_REASONS) or part.get("status") in _FAILED_STATES:
-            return {"code": reason or part["status"]}
-    return None
+    failed: object = answer if answer.get("type") in _FAILED_KINDS or answer.get("object") == "error" else None
+    for part in (answer, *objects([answer.get("response"), answer.get("delta")]), *objects(answer.get("choices"))):
+        if says_something(error := part.get("error")):
+            return error
+        end = part.get("finish_reason") or part.get("stop_reason") or part.get("status")
+        if isinstance(end, str) and end.lower() in _FAILED:
+            failed = failed or {"code": end}
+    return failed
 
 
 class AnswerStream(Protocol):

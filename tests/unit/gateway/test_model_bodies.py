@@ -219,3 +219,28 @@ def test_names_chosen_by_callers_make_a_header_of_bounded_length(names: list[str
     line = format_field_names(names)
     assert all(" " <= letter <= "~" for letter in line)
     assert len(line) < 22 * (MAX_NAME_LENGTH + 2)
+
+
+class HalfCharacters(OtherPieces):
+    """A program whose pieces end in the middle of a character, and whose answer does too."""
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Answer in halves."""
+        pieces = ["a\ud83c", "\udfc7b", "\ud83c"]
+        for piece in pieces if on_text is not None else ():
+            on_text(piece)  # type: ignore[misc]
+        return ProviderAnswer(text="".join(pieces))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_half_of_a_character_is_replaced_in_every_api(api: ApiName, *, is_streamed: bool) -> None:
+    [request] = parse_body(api, json.dumps(ASK[api]).encode(), NO_HEADERS).requests
+    heard: list[Delta] = []
+    listener = heard.append if is_streamed else None
+    answer = await ApiConversation(HalfCharacters()).answer(request, timeout_seconds=1, on_text=listener)
+    assert answer.body is not None
+    assert '"a🏇b\ufffd"' in json.dumps(answer.body, ensure_ascii=False)
+    assert json.dumps(heard, ensure_ascii=False).encode()

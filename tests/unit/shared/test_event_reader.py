@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +36,7 @@ WRITTEN = {
 }
 
 
-def read(written: bytes, cuts: list[int]) -> list[object]:
+def read(written: bytes, cuts: list[int]) -> list[Any]:
     reader = EventReader()
     pieces = [written[start:end] for start, end in pairwise([0, *sorted(cuts), len(written)])]
     return [*(event for piece in pieces for event in reader.feed(piece)), *reader.end()]
@@ -81,6 +83,41 @@ def test_halves_of_a_character_are_joined_and_one_alone_is_replaced(
     assert read(written.encode(), []) == read(wanted.encode(), [])
 
 
+@pytest.mark.parametrize(
+    "between", ["", "null", '{"choices": [{"index": 0, "delta": {"content": ""}}]}', '{"choices": []}']
+)
+def test_what_comes_between_two_halves_does_not_part_them(between: str) -> None:
+    halves = [
+        '{"choices": [{"index": 0, "delta": {"content": "\\ud83c"}}]}',
+        '{"choices": [{"index": 0, "delta": {"content": "\\udfc7"}}]}',
+    ]
+    *_, last = read(f"data: {halves[0]}\n\ndata: {between}\n\ndata: {halves[1]}\n\n".encode(), [])
+    assert last["choices"][0]["delta"]["content"] == "🏇"
+
+
+def test_the_calls_of_two_tools_in_turns_keep_their_characters() -> None:
+    calls = [
+        {"index": 0, "type": "function", "function": {"arguments": "\ud83c"}},
+        {"index": 1, "function": {"arguments": "\ud83d"}},
+        {"index": 0, "function": {"arguments": "\udfc7"}},
+        {"index": 1, "function": {"arguments": "\ude00"}},
+    ]
+    events = [json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}) for call in calls]
+    heard = read("".join(f"data: {each}\n\n" for each in events).encode(), [])
+    assert [event["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"] for event in heard] == [
+        "",
+        "",
+        "🏇",
+        "😀",
+    ]
+
+
+def test_the_last_event_does_not_wait_for_half_of_a_character() -> None:
+    end = '{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}'
+    written = 'data: {"choices": [{"index": 0, "delta": {"content": "\\ud83c"}}]}\n\n' + f"data: {end}\n\n"
+    assert [*EventReader().feed(written.encode())][-1] == json.loads(end)
+
+
 def test_halves_of_two_texts_are_not_joined() -> None:
     written = b'data: {"index": 0, "a": "\\ud83c"}\n\ndata: {"index": 1, "a": "\\udfc7"}\n\n'
     assert read(written, []) == [{"index": 0, "a": "\ufffd"}, {"index": 1, "a": "\ufffd"}]
@@ -96,7 +133,7 @@ def test_what_is_no_json_is_named(data: str) -> None:
     ("data", "error"),
     [
         ('{"message": "boom"}', {"message": "boom"}),
-        ('{"type": "error", "error": {"message": "boom"}}', {"message": "boom"}),
+        ('{"type": "error", "error": {"message": "boom"}}', {"type": "error", "error": {"message": "boom"}}),
         ("boom", "boom"),
         ("null", None),
     ],

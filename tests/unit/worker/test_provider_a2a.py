@@ -86,6 +86,13 @@ async def test_a_task_is_asked_for_until_it_ends_whatever_fails_meanwhile(server
     assert server.requests[1].body["params"] == {"id": "t1"}
 
 
+@pytest.mark.parametrize("nothing", [None, {}, "", {"code": None, "message": None}])
+async def test_an_error_that_says_nothing_is_none(server: ModelServer, agent: Provider, nothing: object) -> None:
+    body = {"result": task("TASK_STATE_COMPLETED", "Fine."), "error": nothing}
+    server.set_responses(ScriptedResponse(body=body))
+    assert (await ask(agent)).text == "Fine."
+
+
 async def test_an_agent_may_answer_at_once(server: ModelServer, agent: Provider) -> None:
     message = {"messageId": "m1", "role": "ROLE_AGENT", "contextId": "ctx", "parts": [{"text": "Hello"}]}
     server.set_responses(result({"message": message}))
@@ -160,6 +167,12 @@ async def test_an_agent_of_version_0_3_is_asked_in_its_words(server: ModelServer
         (ScriptedResponse(status=429), None, "throttled", Billing.UNBILLED),
         (result({"task": task("TASK_STATE_COMPLETED")}), None, "provider_error", Billing.BILLED),
         (result({"neither": 1}), None, "provider_error", Billing.BILLED),
+        (
+            ScriptedResponse(body={"result": task("TASK_STATE_COMPLETED", "Fine."), "error": "It broke"}),
+            None,
+            "provider_error",
+            Billing.BILLED,
+        ),
         (ScriptedResponse(body=b"no JSON"), None, "provider_error", Billing.BILLED),
     ],
 )

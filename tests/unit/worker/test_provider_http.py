@@ -268,6 +268,41 @@ async def test_a_stream_without_its_end_is_in_doubt(
     assert (failed.billing, failed.retryable) == (billing, False)
 
 
+@pytest.mark.parametrize("said", [{"error": {"message": "It broke"}}, {"error": "It broke"}, {"status": "failed"}])
+async def test_an_answer_that_says_that_it_failed_is_none(
+    server: ModelServer, endpoint: Make, said: dict[str, object]
+) -> None:
+    stream = {"text": "/out"}
+    for keys, response, billing in (
+        (ASK, ScriptedResponse(body={"out": "par", **said}), Billing.BILLED),
+        (
+            {"body": ASK["body"], "stream": stream},
+            StreamedResponse(events=[event({"out": "par"}), event(said)]),
+            Billing.UNKNOWN,
+        ),
+    ):
+        server.set_responses(response)
+        failed = await failure(endpoint(**keys))
+        assert (failed.fault.code, failed.billing, failed.retryable) == ("provider_error", billing, False)
+    server.set_responses(ScriptedResponse(body={"out": "Fine.", "error": {"message": None}, "status": "done"}))
+    assert (await ask(endpoint(**ASK))).text == "Fine."
+    server.set_responses(ScriptedResponse(body={"error": {"message": "It broke"}}))
+    assert (await ask(endpoint(body=ASK["body"], answer="/error/message"))).text == "It broke"
+
+
+async def test_events_that_say_nothing_are_passed_over_and_halves_are_joined(
+    server: ModelServer, endpoint: Make
+) -> None:
+    halves = [
+        b'data: {"delta": "a\\ud83c"}\r\r',
+        b"data: null\r\r",
+        b'data: {"delta": "\\udfc7"}\r\r',
+        b"event: ping\rdata: ping\r\r",
+    ]
+    server.set_responses(StreamedResponse(events=halves))
+    assert (await ask(endpoint(body={"q": "{{ prompt }}"}, stream={"text": "/delta"}))).text == "a🏇"
+
+
 async def test_an_answer_has_a_limit(server: ModelServer, endpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_api, "MAX_ANSWER_BYTES", 1000)
     server.set_responses(ScriptedResponse(body={"out": "A" * 2000}))

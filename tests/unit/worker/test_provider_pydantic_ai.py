@@ -108,6 +108,16 @@ async def test_an_answer_has_its_reasoning_its_calls_and_all_its_tokens() -> Non
     assert answer.output[0].tool_calls == [ToolCall(id="c", name="add", arguments='{"a":1}')]
 
 
+async def test_an_answer_that_ended_by_an_error_is_none_and_half_of_a_character_is_replaced() -> None:
+    def reply(text: str, reason: Any) -> FunctionModel:
+        return FunctionModel(lambda _messages, _info: ModelResponse([TextPart(text)], finish_reason=reason))
+
+    failed = await failure_of(PydanticAIProvider(target_of(), reply("par", "error")))
+    assert isinstance(failed.fault, ProviderFailed)
+    assert failed.billing is Billing.UNKNOWN
+    assert (await answer_of(PydanticAIProvider(target_of(), reply("a\ud83c", "stop")))).text == "a\ufffd"
+
+
 async def test_over_a_socket_one_try_is_one_request_with_the_targets_key(server: ModelServer) -> None:
     server.set_responses(ScriptedResponse(body=chat_calls([("c", "add", '{"a": 1}')])))
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}

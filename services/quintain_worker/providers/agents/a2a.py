@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from quintain.apis.answer_json import parse_json
+from quintain.apis.answer_json import parse_json, says_something
 from quintain.apis.translation import Json, objects
 from quintain.contracts.agents import AgentStep, Continuation
 from quintain.contracts.invoke import InvokeRequest
@@ -213,8 +213,9 @@ class A2AProvider:
             values = parse_json(came)
         except ValueError:
             values = None
-        if isinstance(values, dict) and isinstance(error := values.get("error"), dict):
-            raise _RpcError(code if type(code := error.get("code")) is int else None, came)
+        if isinstance(values, dict) and says_something(error := values.get("error")):
+            code = error.get("code") if isinstance(error, dict) else None
+            raise _RpcError(code if type(code) is int else None, came)
         result = values.get("result") if isinstance(values, dict) else None
         reply = None if not isinstance(result, dict) else read_reply(result, came)
         if reply is None:

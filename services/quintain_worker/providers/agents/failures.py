@@ -7,16 +7,15 @@ later (429; 503 with Retry-After), is uncharged and tried again. Messages have t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
 from quintain.config.http_targets import HttpTarget
 from quintain.contracts.quota import RateReport, TryOutcome
-from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, ReplyTooLarge, Throttled
-from quintain.runtime.http_client import ConnectionLost, NotSent
+from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, Throttled
 from quintain_worker.providers import model_failures
 from quintain_worker.providers.model_failures import FailureKind
 from quintain_worker.providers.provider import Billing, ProviderFailure
@@ -26,7 +25,7 @@ from quintain_worker.providers.rate_limits import read_rate_report
 _CHARGED = partial(ProviderFailed, charged=True)
 _UNCHARGED = partial(ProviderFailed, charged=False)
 
-NOT_SENT, TIMED_OUT = model_failures.NOT_SENT, model_failures.TIMED_OUT
+TIMED_OUT = model_failures.TIMED_OUT
 CONNECTION_LOST = replace(model_failures.CONNECTION_LOST, retryable=False)
 STREAM_INTERRUPTED = replace(model_failures.STREAM_INTERRUPTED, retryable=False)
 UNREADABLE = FailureKind(_CHARGED, "sent an answer that cannot be used", Billing.BILLED, outcome=TryOutcome.ANSWERED)
@@ -105,16 +104,6 @@ class AgentFailures:
         said = ProviderError(status=status, message=words or None) if words or status is not None else None
         return kind.failure(f"{sentence}: {words}" if words else sentence, said, rates)
 
-    @contextmanager
-    def of_connection(self) -> Iterator[None]:
+    def of_connection(self) -> AbstractContextManager[None]:
         """Let what the HTTP client raises inside be a `ProviderFailure`."""
-        try:
-            yield
-        except NotSent as error:
-            raise self.of_error(NOT_SENT, str(error)) from None
-        except ConnectionLost as error:
-            raise self.of_error(CONNECTION_LOST, str(error)) from None
-        except TimeoutError:
-            raise self.of_error(TIMED_OUT) from None
-        except ReplyTooLarge as fault:
-            raise ProviderFailure(fault, Billing.BILLED) from None
+        return model_failures.failures_of_exchange(self.of_error, CONNECTION_LOST)
