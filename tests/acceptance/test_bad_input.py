@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,19 @@ def test_a_wrong_password_is_refused_at_once_and_not_shown(
     assert time.monotonic() - began < 8
     assert "the broker refused the user or password: check the URL" in refused.stderr
     assert "not-the-password" not in refused.stderr
+
+
+def test_a_worker_says_once_what_yaml_1_1_reads_otherwise(
+    evaluator: CommandLine, broker_url: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "quintain.yaml"
+    config.write_text(
+        "targets:\n  m: {provider: openai, model: m, settings: {cache_prompt: off, extra_body: {store: no}}}\n"
+    )
+    url = f"amqp://guest:not-the-password@{broker_url.rpartition('@')[2]}"
+    env = {"QUINTAIN_BROKER_URL": url, "OPENAI_API_KEY": "none"}
+    said = evaluator.run("serve", "worker", "--config", str(config), code=1, env=env).stderr
+    assert said.count(f"{config}: line 2: ") == said.count("no is read as") == 1
 
 
 def test_a_virtual_host_that_is_not_there_is_refused_at_once(evaluator: CommandLine, broker_url: str) -> None:

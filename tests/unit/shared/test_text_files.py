@@ -7,6 +7,8 @@ import io
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quintain.errors import ConfigError
 from quintain.runtime.text_files import InvalidLine, csv_rows, read_text
@@ -37,6 +39,18 @@ def test_quoted_cells_are_read_as_pythons_csv_reads_them_and_rows_begin_at_their
     text = 'a,b\n"x, ""y""\r\n\n, z","1"\r\n\n,\n5" pipe,""\n"""",","'
     assert [row for _, row in rows(text)] == list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     assert [number for number, _ in rows(text)] == [2, 6, 7, 8]
+
+
+CELLS = st.text(st.sampled_from('a ,"\r\n\u2028\x85\f')) | st.text(
+    st.characters(codec="utf-8", exclude_characters="\0")
+)
+
+
+@given(st.lists(st.tuples(CELLS, CELLS)), st.sampled_from(["\n", "\r\n"]))
+def test_what_pythons_csv_writes_is_read_as_the_same_cells(cells: list[tuple[str, str]], line_end: str) -> None:
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator=line_end).writerows([("a", "b"), *cells])
+    assert [row for _, row in rows(written.getvalue())] == [{"a": a, "b": b} for a, b in cells]
 
 
 def test_a_cell_is_as_long_as_a_case_whatever_the_limit_of_pythons_csv() -> None:
