@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import re
-
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quintain.runtime.http_server import host_name
 from quintain_gateway import fleet_page
 from quintain_gateway.access_log import AccessLog
 from quintain_gateway.apis import agentv, health, model_apis, quotas, sessions
@@ -58,10 +56,6 @@ def build_router(gateway: FleetGateway, access: FleetAccess) -> Router:
     return Router([*agentv_endpoints.routes_without_prefix, *routes], redirect_slashes=False)
 
 
-#: An IPv6 address in brackets, or a name, and perhaps a port.
-_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:/@\[\]\s]+))(?::[0-9]*)?")
-
-
 class HostCheck:
     """Passes requests on to an application if their ``Host`` is one of ``names``, with any port, or absent.
 
@@ -75,15 +69,8 @@ class HostCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request: answer 421 if it is for another host."""
         host = header_in_scope(scope, b"host")
-        if host is None or _name_of(host) in self._names:
+        if host is None or host_name(host) in self._names:
             await self._app(scope, receive, send)
             return
         context_in_scope(scope).code = MisdirectedRequest.code
         await error_response_of(scope, MisdirectedRequest())(scope, receive, send)
-
-
-@functools.lru_cache(maxsize=64)
-def _name_of(host: str) -> str | None:
-    """Return the name in a ``Host`` header, in lower case and without the port; None if there is none."""
-    match = _HOST.fullmatch(host.lower())
-    return None if match is None else match["address"] or match["name"].removesuffix(".")

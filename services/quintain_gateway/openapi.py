@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http
 import importlib.metadata
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from quintain.contracts.invoke import FaultReply
@@ -72,12 +73,12 @@ class OpenApiEndpoints:
         self.routes: list[Route] = [method_route(OPENAPI_PATH, {"GET": self.get_document}, PLAIN.to_endpoint)]
 
     @functools.cached_property
-    def _document(self) -> JsonDict:
-        return build_document(self._operations)
+    def _document(self) -> bytes:
+        return json.dumps(build_document(self._operations)).encode()
 
     async def get_document(self, _: Request) -> Response:
         """``GET /openapi.json``: return the document."""
-        return JSONResponse(self._document)
+        return Response(self._document, media_type=JSON_MEDIA_TYPE)
 
 
 OPERATIONS = (

@@ -345,7 +345,7 @@ def _to_origin_form(request: h11.Request, host: bytes, path: bytes) -> h11.Reque
     return h11.Request(
         method=request.method,
         target=path if path.startswith(b"/") else b"/" + path,
-        headers=[(name, host if name == b"host" else value) for name, value in request.headers],
+        headers=[(b"host", host), *((name, value) for name, value in request.headers if name != b"host")],
         http_version=request.http_version,
     )
 

@@ -9,13 +9,7 @@ from collections.abc import Mapping
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.contracts.api_request import read_request
-from quintain.contracts.headers import (
-    DEADLINE_HEADER,
-    PROOF_HEADER,
-    REQUEST_ID_HEADER,
-    ROUTED_HEADER,
-    WAIT_UNTIL_HEADER,
-)
+from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.contracts.values import is_target_name, sanitize_request_id, shorten
@@ -50,9 +44,6 @@ log = logging.getLogger(__name__)
 
 #: Until when a request may wait for the registration of its target that waits in the queue; only this service sets it.
 WAIT_ENDS_HEADER = "x-quintain-wait-ends"
-
-#: The headers that end the wait of a request.
-_ENDS = (DEADLINE_HEADER, WAIT_UNTIL_HEADER, WAIT_ENDS_HEADER)
 
 _PROCESS_SPAN = process_span(UNROUTED.name, "", UNROUTED_QUEUE.name)
 
@@ -109,7 +100,7 @@ class Router:
             now = await self._ledger.now()
         except BudgetUnavailable:
             return 0  # routing the request again says so to the caller
-        ends = [integer_header(delivery.headers, name) for name in _ENDS]
+        ends = [integer_header(delivery.headers, name) for name in (DEADLINE_HEADER, WAIT_ENDS_HEADER)]
         return min([now + int(self._timings.unknown_target_seconds * 1000), *(end for end in ends if end is not None)])
 
     async def _wait_for_registration(self, target: str, ends_at: int) -> bool:
@@ -229,7 +220,7 @@ def read_route_request(session: SessionRow, delivery: Delivery) -> SqlProgram[Ro
     Raises `BadRequest`, also if body and routing key differ, and `PayloadTooLarge`.
     """
     # A copy of the message may not carry a value of another type: the worker would take it for absent.
-    for name in _ENDS:
+    for name in (DEADLINE_HEADER, WAIT_ENDS_HEADER):
         integer_header(delivery.headers, name)
     body_target, field_name = _target_in_body(delivery)
     key_target = target_of_key(delivery.routing_key)

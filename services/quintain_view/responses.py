@@ -24,6 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintain.errors import ConfigError
+from quintain.runtime.http_server import host_name
 from quintain.web import HEADERS, STATIC_TYPES, entered_token, is_same_text, visible
 from quintain_view.filters import TrialFilter
 from quintain_view.folders import RunFolders
@@ -31,7 +32,7 @@ from quintain_view.reading import ContentMissing
 from quintain_view.render import ServedLinks, render
 
 #: The names that this machine has for itself; another name means that a foreign page has given itself our address.
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
 #: The paths that need no cookie: they hold nothing of a run.
 _OPEN_PATHS = frozenset({"/enter", *(f"/static/{name}" for name in STATIC_TYPES)})
@@ -70,7 +71,7 @@ class AccessCheck:
 
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if host.rpartition(":")[0].lower() not in LOOPBACK_NAMES and host.lower() not in LOOPBACK_NAMES:
+        if host_name(host) not in LOOPBACK_NAMES:
             return Response("This server answers only to names of this machine.\n", 421)
         if request.method == "POST" and request.headers.get("origin") != f"http://{host}":
             return Response("Only pages of this server may write.\n", 403)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -14,6 +16,17 @@ from starlette.types import ASGIApp
 from quintain.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+
+#: An IPv6 address in brackets, or a name, and perhaps a port.
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:/@\[\]\s]+))(?::[0-9]*)?")
+
+
+@functools.lru_cache(maxsize=64)
+def host_name(host: str) -> str | None:
+    """Return the name in a ``Host`` header, in lower case and without the port; None if there is none."""
+    match = _HOST.fullmatch(host.lower())
+    return None if match is None else match["address"] or match["name"].removesuffix(".")
+
 
 #: Length of the queue of connections that wait to be accepted.
 BACKLOG = 128

@@ -311,6 +311,9 @@ async def test_the_gateways_own_names_are_accepted_with_any_port(socket: RawConn
         "evil.docker.internal",
         "[",
         "a@localhost",
+        "127.0.0.1:80@evil.example",
+        "127.0.0.1:80:90",
+        "127.0.0.1, evil.example",
         ":80",
     ],
 )

@@ -75,6 +75,14 @@ def test_a_target_in_absolute_form_is_its_path_and_its_host(target: bytes, path:
     assert (request.target, dict(request.headers)[b"host"]) == (path, host)
 
 
+def test_a_target_in_absolute_form_is_the_host_of_a_request_without_the_header() -> None:
+    connection = StrictConnection(1000)
+    connection.receive_data(b"GET http://evil.example/info HTTP/1.0" + END)
+    request = connection.next_event()
+    assert isinstance(request, h11.Request)
+    assert list(request.headers) == [(b"host", b"evil.example")]
+
+
 def test_a_target_in_absolute_form_still_needs_one_host_header() -> None:
     for hosts in (b"", b"Host: x\r\nHost: z\r\n"):
         connection = StrictConnection(1000)

@@ -46,6 +46,14 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:80@evil.example", "evil.example", "[::1", "127.0.0.1:x", "", "a@localhost"]
+)
+async def test_a_page_under_another_name_is_not_answered(client: httpx2.AsyncClient, host: str) -> None:
+    assert (await client.get("/run/one", headers={"host": host})).status_code == 421
+    assert (await client.get("/run/one", headers={"host": "[::1]:8600"})).status_code != 421
+
+
 async def test_a_deleted_run_is_in_the_trash_with_all_that_was_in_it(client: httpx2.AsyncClient, runs: Path) -> None:
     await client.get("/run/one")
     held = {*names_in(runs / "one"), ".lock"}
