@@ -118,6 +118,7 @@ class CallBody(RequestModel):
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 class ChatBody(CallBody):
@@ -125,7 +126,6 @@ class ChatBody(CallBody):
 
     messages: _Objects
     n: _Choices = None
-    stream_options: StreamOptions | None = None
 
 
 class CompletionBody(CallBody):
@@ -136,7 +136,6 @@ class CompletionBody(CallBody):
 
     prompt: str | _Tokens | Annotated[list[str | _Tokens], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     n: _Choices = None
-    stream_options: StreamOptions | None = None
 
 
 class EmbeddingBody(RequestModel):
@@ -145,13 +144,13 @@ class EmbeddingBody(RequestModel):
     model: Annotated[str, Field(min_length=1)]
     input: _Prompt | Annotated[list[_Prompt], Field(min_length=1, max_length=MAX_PROMPTS)]
     stream: Literal[False] | None = None
+    stream_options: None = None
 
 
 class ResponseBody(CallBody):
     """A request of the Responses API. Nothing is stored, whatever ``store`` says."""
 
     input: Annotated[str, Field(min_length=1)] | _Objects
-    stream_options: dict[str, Any] | None = None
 
 
 class MessageBody(CallBody):
@@ -195,18 +194,14 @@ def parse_body(api: ApiName, body: bytes, headers: Headers) -> ParsedBody:
     bodies = _prompts(published) if api == "completions" else [published]
     count = (read.n or 1) if has_choices else 1
     requests = [ApiRequest(api, each, carried, read.model) for each in bodies for _ in range(count)]
-    options = read.stream_options if has_choices else None
-    given, known = sent.values.get("stream_options"), {"include_usage"} if has_choices else set()
-    if isinstance(given, dict):
-        ignored = [f"stream_options.{name}" for name in given.keys() - known if given[name] is not None]
-    else:
-        ignored = [] if given is None else ["stream_options"]
+    options = {} if read.stream_options is None else read.stream_options.model_dump(exclude_none=True)
+    include_usage = has_choices and options.pop("include_usage", False)
     return ParsedBody(
         target=read.model,
         requests=requests,
         stream=read.stream is True,
-        include_usage=options is not None and options.include_usage is True,
-        ignored=ignored,
+        include_usage=include_usage,
+        ignored=[f"stream_options.{name}" for name in options],
     )
 
 

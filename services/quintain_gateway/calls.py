@@ -9,19 +9,28 @@ the calls wait in a queue. A request repeated under the same key is the same cal
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import math
+import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+
 from quintain.client.client import Client
-from quintain.client.transport import OnChunk
+from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import Chunk, InvokeRequest, Result
-from quintain.errors import BudgetExhausted, BusError, Expired, Fault, ForbiddenTarget, NoAnswer
-from quintain.rpc.server import log_defect
-from quintain_gateway.endpoint import unreachable_fault
-from quintain_gateway.request_terms import IdempotencyKey
+from quintain.contracts.values import RequestId, require_possible_deadline
+from quintain.errors import BadRequest, BudgetExhausted, BusError, Expired, Fault, ForbiddenTarget, NoAnswer
+from quintain.rpc.server import integer_header, log_defect
+from quintain.timings import Clock
+from quintain_gateway.endpoint import context_of, unreachable_fault
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +39,6 @@ RELEASE_TIMEOUT_SECONDS = 5.0
 
 #: How often a request whose target is not registered yet looks for its registration, in seconds.
 REGISTRATION_CHECK_SECONDS = 0.5
-
 
 #: How many calls go on for their clients' retries at once, at most; further ones are cancelled immediately.
 MAX_KEPT_CALLS = 1000
@@ -60,8 +68,8 @@ class CallGroup:
         requests: Sequence[ApiRequest],
         key: IdempotencyKey,
         deadline_seconds: float,
+        timeout_seconds: float = math.inf,
         *,
-        timeout_seconds: float | None = None,
         stream: bool = False,
     ) -> None:
         self._client, self._requests, self.key = client, requests, key
@@ -87,10 +95,9 @@ class CallGroup:
         return len(self._request_ids)
 
     async def start(self) -> None:
-        """Start all calls. The budget for several calls is reserved first, for all of them or for none.
+        """Start all calls, but those that the request that this one repeats has started.
 
-        Nothing happens if they were started already, for the request that this one repeats. Raises `BudgetExhausted` if
-        the budget does not suffice, or any other `Fault` of the reservation.
+        The budget for several is reserved first, for all or none. Raises the `Fault` of the reservation.
         """
         if self._calls:
             return
@@ -211,8 +218,8 @@ class CallGroup:
                 self._client,
                 self._requests[choice],
                 self._timeout_seconds,
+                self._deadline_seconds,
                 request_id=self._request_ids[choice],
-                deadline_seconds=self._deadline_seconds,
                 on_chunk=on_chunk if self._stream else None,
                 cancel_with_task=not self.key.is_from_client,
             )
@@ -228,49 +235,34 @@ class CallGroup:
 async def send_in_time(
     client: Client,
     request: ApiRequest | InvokeRequest,
-    timeout_seconds: float | None,
-    *,
+    timeout_seconds: float,
     deadline_seconds: float,
-    on_chunk: OnChunk | None = None,
     **options: Any,
 ) -> Result:
-    """Send a call that waits no longer than its client, which gives up after ``timeout_seconds`` of its own.
+    """Send a call that waits no longer than its client, which gives up after ``timeout_seconds``.
 
-    The fleet refuses a call that waits a second before that, and one that runs then goes on. Raises `Expired` where the
-    fleet says neither. ``options`` are those of `Client.send`.
+    The fleet refuses one that waits before that, and tells of one that runs. Raises `Expired` where it says neither.
     """
-    if timeout_seconds is None or timeout_seconds >= deadline_seconds:
-        return await client.send(request, deadline_seconds=deadline_seconds, on_chunk=on_chunk, **options)
-    second = seconds_before(timeout_seconds)
+    if timeout_seconds >= deadline_seconds:
+        return await client.send(request, deadline_seconds=deadline_seconds, **options)
     try:
-        async with asyncio.timeout(timeout_seconds - second * 0.75) as limit:
+        async with asyncio.timeout(answered_seconds(timeout_seconds, 0.75)) as limit:
 
             def on_progress(_: object) -> None:
                 if not limit.expired():
                     limit.reschedule(None)
 
-            def on_piece(chunk: Chunk) -> None:
-                on_progress(chunk)
-                assert on_chunk is not None, "the caller of this call asked for pieces"
-                on_chunk(chunk)
-
-            return await client.send(
-                request,
-                deadline_seconds=deadline_seconds,
-                wait_seconds=timeout_seconds - second * 1.5,
-                on_chunk=None if on_chunk is None else on_piece,
-                on_progress=on_progress,
-                **options,
-            )
+            options |= {"on_progress": on_progress, "wait_seconds": answered_seconds(timeout_seconds, 1.5)}
+            return await client.send(request, deadline_seconds=deadline_seconds, **options)
     except TimeoutError:
         raise Expired(
-            f"The call still waits, and its client gives up after {timeout_seconds:g} s", charge_unknown=True
+            f"The call waits, and its client gives up after {timeout_seconds:g} s", charge_unknown=True
         ) from None
 
 
-def seconds_before(timeout_seconds: float) -> float:
-    """Return how long before its client's own timeout a call that waits is answered, in seconds."""
-    return min(1.0, timeout_seconds / 2)
+def answered_seconds(timeout_seconds: float, before: float) -> float:
+    """Return the seconds until so long before a client gives up; less before where that is soon."""
+    return timeout_seconds - before * min(1.0, timeout_seconds / 2)
 
 
 class RetryWindow:
@@ -313,3 +305,96 @@ class RetryWindow:
     async def _cancel_after_window(self, calls: CallGroup) -> None:
         await asyncio.sleep(self._seconds)
         await calls.cancel()
+
+
+#: The common HTTP header for a request id.
+IDEMPOTENCY_KEY_HEADER = "idempotency-key"
+
+#: In which the official clients of OpenAI and Anthropic count the retries of a request.
+RETRY_COUNT_HEADER = "x-stainless-retry-count"
+
+#: The maximum length of an idempotency key: that of a request id, less the suffix for the choice.
+MAX_KEY_LENGTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """The idempotency key of one HTTP request.
+
+    If the client sent the key (``is_from_client``), its calls continue when the client disconnects, so that a retry
+    gets their results. Calls under a generated key are cancelled.
+    """
+
+    text: str
+    is_from_client: bool
+
+    def request_ids(self, choice_count: int) -> list[str]:
+        """Return the request id of each choice: the key itself, then the key with a number."""
+        return [self.text, *(f"{self.text}.{choice}" for choice in range(1, choice_count))]
+
+
+def read_idempotency_key(request: Request) -> IdempotencyKey:
+    """Return the client's idempotency key, or a new random one. Raises `BadRequest` if the client's is not valid."""
+    value = request.headers.get(IDEMPOTENCY_KEY_HEADER)
+    if value is None:
+        return IdempotencyKey(secrets.token_urlsafe(16), is_from_client=False)
+    if not 1 <= len(value) <= MAX_KEY_LENGTH or not value.isprintable():
+        raise BadRequest(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} printable characters")
+    return IdempotencyKey(value, is_from_client=True)
+
+
+_REQUEST_ID_ADAPTER: TypeAdapter[str] = TypeAdapter(RequestId)
+
+
+def read_request_id(request: Request) -> str | None:
+    """Return the request id from ``x-quintain-request-id`` or ``idempotency-key``, or None if the client sent neither.
+
+    Raises `BadRequest` if it is empty or too long.
+    """
+    value = request.headers.get(REQUEST_ID_HEADER, request.headers.get(IDEMPOTENCY_KEY_HEADER))
+    if value is None:
+        return None
+    try:
+        return _REQUEST_ID_ADAPTER.validate_python(value)
+    except ValidationError:
+        raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters") from None
+
+
+def read_deadline_seconds(request: Request, clock: Clock) -> float:
+    """Return the seconds until the deadline that the client set, or the default if it set none.
+
+    The header holds milliseconds since the epoch, and ``clock`` is the time of the metadata service. Raises
+    `BadRequest` if it is not a whole number or too far ahead, and `Expired` if the deadline has passed.
+    """
+    deadline = integer_header(request.headers, DEADLINE_HEADER)
+    if deadline is None:
+        return DEFAULT_DEADLINE_SECONDS
+    remaining_seconds = clock.seconds_until(deadline)
+    if remaining_seconds <= 0:
+        raise Expired("The deadline had passed before the request arrived")
+    require_possible_deadline(remaining_seconds)
+    return remaining_seconds
+
+
+#: In which the official clients say their own timeout, in seconds.
+TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+
+
+def read_client_timeout(request: Request) -> float:
+    """Return the seconds after which the client gives up; infinite where it says no positive number of them."""
+    values = (value for name in TIMEOUT_HEADERS for value in request.headers.getlist(name))
+    found = (float(value) for value in values if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value))
+    return min(filter(None, found), default=math.inf)
+
+
+def retry_identity(request: Request, body: bytes) -> tuple[str, bool]:
+    """Return what identifies a request to its own retries, and whether it is a retry.
+
+    The identity covers the token, the path and the body. It is empty if the client does not count its retries, or has
+    an idempotency key, which identifies the call better.
+    """
+    count = request.headers.get(RETRY_COUNT_HEADER)
+    if count is None or not count.isdecimal() or IDEMPOTENCY_KEY_HEADER in request.headers:
+        return "", False
+    parts = (context_of(request).session_key.encode(), request.scope["raw_path"], body)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest(), bool(count.strip("0"))

@@ -24,7 +24,7 @@ from quintain.errors import BudgetUnavailable, BusError, Cancelled, Fault, NoAns
 from quintain.rpc.server import log_defect
 from quintain_gateway.errors import (
     MethodNotAllowed,
-    UnsupportedEncoding,
+    RefusedInHttp,
     anthropic_response,
     fault_response,
     openai_response,
@@ -179,10 +179,8 @@ class Api:
         response = self.error_response(fault)
         if response.status_code == Unauthorized.status:
             response.headers["WWW-Authenticate"] = "Bearer"
-        if isinstance(fault, UnsupportedEncoding):
-            response.headers["Accept-Encoding"] = "identity"
-        if isinstance(fault, MethodNotAllowed):
-            response.headers["Allow"] = fault.allowed
+        if isinstance(fault, RefusedInHttp):
+            response.headers.update(fault.headers)
         if fault.retry_after_ms is not None:
             response.headers["Retry-After"] = str(math.ceil(fault.retry_after_ms / 1000))
         return response

@@ -30,19 +30,23 @@ class NotFound(BadRequest):
     code, status = "not_found", 404
 
 
-class MethodNotAllowed(BadRequest):
+class RefusedInHttp(BadRequest):
+    """The request is no HTTP that is answered here."""
+
+    #: Headers of the response.
+    headers: Mapping[str, str] = {}
+
+
+class MethodNotAllowed(RefusedInHttp):
     """This path does not allow this method."""
 
     code, status = "method_not_allowed", 405
-
-    #: The methods that it allows.
-    allowed = ""
 
     @classmethod
     def at(cls, path: str, method: str, allowed: str) -> Self:
         """Return the fault of a method that is none of those ``allowed``."""
         fault = cls(f"{path} does not allow {method}; it allows {allowed}")
-        fault.allowed = allowed
+        fault.headers = {"Allow": allowed}
         return fault
 
 
@@ -52,10 +56,11 @@ class RequestTimeout(BadRequest):
     code, status = "request_timeout", 408
 
 
-class UnsupportedEncoding(BadRequest):
+class UnsupportedEncoding(RefusedInHttp):
     """The body has a Content-Encoding; send it without one."""
 
     code, status = "unsupported_encoding", 415
+    headers: Mapping[str, str] = {"Accept-Encoding": "identity"}
 
 
 class HeadersTooLarge(BadRequest):

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import Chunk, Result
 from quintain.errors import Fault
 from quintain_gateway.answer_encoder import KEEP_ALIVE_COMMENT, AnswerEncoder
@@ -42,7 +43,8 @@ class ResponseWriter:
     def __init__(
         self, encoder: AnswerEncoder, calls: CallGroup, context: RequestContext, limits: GatewayLimits
     ) -> None:
-        self._encoder, self._calls, self._headers, self._context = encoder, calls, calls.key.headers(), context
+        self._encoder, self._calls, self._context = encoder, calls, context
+        self._headers = {REQUEST_ID_HEADER: calls.key.text, **ignored_header(encoder.ignored)}
         self._limits, self._keep_alive_seconds = limits, limits.keep_alive_seconds
 
     async def json_response(self) -> Response:
@@ -59,16 +61,12 @@ class ResponseWriter:
                 await self._calls.check_and_reserve()
                 if self._limits.early_status:
                     return CallStreamingResponse(
-                        self._padded_json(),
-                        self._calls,
-                        self._encode_error,
-                        JSON_MEDIA_TYPE,
-                        {**self._headers, **self._result_headers([])},
+                        self._padded_json(), self._calls, self._encode_error, JSON_MEDIA_TYPE, self._headers
                     )
                 results = await self._held_results()
         await self._calls.close()
         return JSONResponse(
-            self._encoder.encode_response(results), headers={**self._headers, **self._result_headers(results)}
+            self._encoder.encode_response(results), headers={**self._headers, **result_headers(results, self._encoder)}
         )
 
     async def streaming_response(self) -> Response:
@@ -82,8 +80,12 @@ class ResponseWriter:
                 await self._calls.check_and_reserve()
             elif isinstance(first_event.payload, Fault):
                 raise first_event.payload
-        known = [] if first_event is None or not isinstance(first_event.payload, Result) else [first_event.payload]
-        headers = {**self._headers, **self._result_headers(known), **NO_BUFFERING_HEADERS}
+        known_headers = (
+            result_headers([first_event.payload], self._encoder)
+            if first_event is not None and isinstance(first_event.payload, Result)
+            else {}
+        )
+        headers = {**self._headers, **known_headers, **NO_BUFFERING_HEADERS}
         return CallStreamingResponse(
             self._encoded_events(first_event), self._calls, self._encode_stream_error, EVENT_STREAM_MEDIA_TYPE, headers
         )
@@ -134,10 +136,6 @@ class ResponseWriter:
         else:
             yield self._encoder.encode_end([results[choice] for choice in range(count)])
 
-    def _result_headers(self, results: Sequence[Result]) -> dict[str, str]:
-        """Return the headers of an answer: names of ignored parameters, and what is known of its results."""
-        return {**ignored_header(self._encoder.ignored_fields(results)), **result_headers(results)}
-
     def _encode_error(self, fault: Fault) -> bytes:
         self._context.code = fault.code
         return _json_bytes(self._encoder.encode_error(fault))
@@ -155,17 +153,14 @@ class ResponseWriter:
         return self._encoder.encode_result(event.choice, event.payload)
 
 
-def result_headers(results: Sequence[Result]) -> dict[str, str]:
-    """Return the response headers of results: budget of the session, longest wait in a queue; none without results."""
-    return (
-        {}
-        if not results
-        else {
-            "x-quintain-call-count": str(max(result.call_count for result in results)),
-            "x-quintain-max-calls": str(results[0].max_calls),
-            "x-quintain-queued-ms": f"{max(result.queued_ms for result in results):.0f}",
-        }
-    )
+def result_headers(results: Sequence[Result], encoder: AnswerEncoder) -> dict[str, str]:
+    """Return the response headers: budget of the session, longest wait in a queue, names of ignored parameters."""
+    return {
+        **ignored_header(encoder.ignored_fields(results)),
+        "x-quintain-call-count": str(max(result.call_count for result in results)),
+        "x-quintain-max-calls": str(results[0].max_calls),
+        "x-quintain-queued-ms": f"{max(result.queued_ms for result in results):.0f}",
+    }
 
 
 def format_field_names(fields: Iterable[str]) -> str:

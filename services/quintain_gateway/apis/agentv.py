@@ -24,11 +24,10 @@ from quintain.contracts.message import Message, describe_validation_error
 from quintain.contracts.session import Info
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
-from quintain_gateway.calls import send_in_time
+from quintain_gateway.calls import read_client_timeout, read_deadline_seconds, read_request_id, send_in_time
 from quintain_gateway.endpoint import HTTP_METHODS, UNMATCHED_ROUTE, Api, cancel_on_disconnect, context_of
 from quintain_gateway.errors import JSON_MEDIA_TYPE, MethodNotAllowed, NotFound
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
-from quintain_gateway.request_terms import read_client_timeout, read_deadline_seconds, read_request_id
 from quintain_gateway.response_writer import ignored_header
 
 #: Codes of provider failures, which AgentV's API answers with status 500; the body has the code.
@@ -268,13 +267,8 @@ class AgentVEndpoints:
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
             body = parse_json(await self._gateway.bodies.read(request, client))
             invoke_request = read_invoke(body)
-        call = send_in_time(
-            client,
-            invoke_request,
-            read_client_timeout(request),
-            request_id=request_id,
-            deadline_seconds=deadline_seconds,
-        )
+        timeout_seconds = read_client_timeout(request)
+        call = send_in_time(client, invoke_request, timeout_seconds, deadline_seconds, request_id=request_id)
         result = await cancel_on_disconnect(request, call)
         headers = ignored_header({*ignored_keys(body), *(result.ignored or ())})
         return Response(write_result(result).to_wire(), headers=headers, media_type=JSON_MEDIA_TYPE)

@@ -21,7 +21,14 @@ from quintain.errors import BadRequest, UnknownTarget
 from quintain_gateway.answer_encoder import AnswerEncoder
 from quintain_gateway.auth import FleetGateway, model_token, verify_token_on_body_error
 from quintain_gateway.bodies import BODIES, parse_body
-from quintain_gateway.calls import CallGroup, seconds_before
+from quintain_gateway.calls import (
+    CallGroup,
+    answered_seconds,
+    read_client_timeout,
+    read_deadline_seconds,
+    read_idempotency_key,
+    retry_identity,
+)
 from quintain_gateway.endpoint import (
     ANTHROPIC,
     MESSAGES_PATH,
@@ -38,12 +45,6 @@ from quintain_gateway.endpoint import (
 )
 from quintain_gateway.errors import AnthropicErrorResponse, NotFound, OpenAIErrorResponse
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
-from quintain_gateway.request_terms import (
-    read_client_timeout,
-    read_deadline_seconds,
-    read_idempotency_key,
-    retry_identity,
-)
 from quintain_gateway.response_writer import ResponseWriter
 
 MODELS_PATH, MODEL_PATH = "/v1/models", "/v1/models/{model}"
@@ -215,20 +216,12 @@ class ModelEndpoints:
         identity, is_retry = retry_identity(request, body)
         calls = window.take(identity) if is_retry else None
         if calls is None:
-            calls = CallGroup(
-                client,
-                parsed.requests,
-                key,
-                deadline_seconds,
-                timeout_seconds=timeout_seconds,
-                stream=parsed.stream,
-            )
+            calls = CallGroup(client, parsed.requests, key, deadline_seconds, timeout_seconds, stream=parsed.stream)
         if identity:
             calls.keep_for_retry(window, identity)
         encoder = AnswerEncoder(api, calls.key.text, parsed.target, parsed.include_usage, parsed.ignored)
-        if timeout_seconds is not None:
-            keep_alive_seconds = timeout_seconds - seconds_before(timeout_seconds) / 3
-            limits = replace(limits, keep_alive_seconds=min(limits.keep_alive_seconds, keep_alive_seconds))
+        keep_alive_seconds = min(limits.keep_alive_seconds, answered_seconds(timeout_seconds, 0.3))
+        limits = replace(limits, keep_alive_seconds=keep_alive_seconds)
         writer = ResponseWriter(encoder, calls, context_of(request), limits)
         return await cancel_on_disconnect(
             request, writer.streaming_response() if parsed.stream else writer.json_response()

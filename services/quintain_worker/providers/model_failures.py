@@ -219,9 +219,8 @@ def _error_object(body: object) -> dict[str, object] | None:
     if isinstance(body, str):
         # A proxy's error page says nothing in its first characters.
         return {"message": body} if body.strip() and not body.lstrip().startswith("<") else None
-    if isinstance(body, list) and len(body) == 1:
-        # Google's way.
-        return _error_object(body[0])
+    if isinstance(body, list) and body:
+        return _error_object(body[0])  # Google's way
     if not isinstance(body, dict):
         return None
     inner = next((body[key] for key in ("error", "detail") if isinstance(body.get(key), dict)), body.get("error"))

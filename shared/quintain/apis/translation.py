@@ -43,12 +43,7 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 
 #: The same, of fields that change an answer with other values.
-_WITHOUT_EFFECT_AS: Final[Mapping[str, tuple[object, ...]]] = {
-    "allowed_callers": (["direct"],),
-    "async": (False,),
-    "caller": ({"type": "direct"},),
-    "defer_loading": (False,),
-}
+_DEFAULTS: Json = {"allowed_callers": ["direct"], "async": False, "caller": {"type": "direct"}, "defer_loading": False}
 
 
 class Translation:
@@ -87,7 +82,7 @@ class Translation:
             if value[name] in (None, [], {}):
                 continue
             last = name.rpartition(".")[2]
-            if last not in WITHOUT_EFFECT and value[name] not in _WITHOUT_EFFECT_AS.get(last, ()):
+            if last not in WITHOUT_EFFECT and value[name] != _DEFAULTS.get(last):
                 self.leave_out(f"{path}{name}", value=value[name])
             elif value[name] is not False:
                 self.note(f"{path}{name}")

@@ -96,9 +96,7 @@ class _GatewayProxy:
             async with self._client.request(request.method, path, body, headers, FORWARD_SECONDS) as response:
                 content = response.content.iter_any()
                 # The client has decoded the answer.
-                answer = StreamingResponse(
-                    content, response.status, _passed_on(response.headers, but="content-encoding")
-                )
+                answer = StreamingResponse(content, response.status, _passed_on(response.headers, "content-encoding"))
                 await answer(scope, receive, send)
         except (NotSent, ConnectionLost, TimeoutError) as error:
             if answer is not None:
@@ -110,7 +108,7 @@ class _GatewayProxy:
             )
 
 
-def _passed_on(headers: Mapping[str, str], *, but: str = "") -> dict[str, str]:
+def _passed_on(headers: Mapping[str, str], but: str = "") -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in {*_OF_CONNECTION, but}}
 
 
