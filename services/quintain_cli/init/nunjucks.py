@@ -136,6 +136,11 @@ def paths_in(template: str, *, required: bool = False) -> set[tuple[str, ...]]:
     return {path for path in found if path[0] not in re.findall(r"\{%-?\s*for\s+(\w+)", template)}
 
 
+def is_empty(template: str, variables: Mapping[str, Any]) -> bool:
+    """Whether a template is nothing but variables, none of which has a text."""
+    return not _ANY.sub("", template).strip() and not any(variables.get(path[0]) for path in paths_in(template))
+
+
 def renamed(template: str, names: Collection[str]) -> str:
     """A template in which these variables have the prefix ``var_``."""
 

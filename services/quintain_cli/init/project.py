@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from quintain.config.yaml_file import write_yaml
+from quintain.errors import ConfigError
 from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict
-from quintain_cli.init.nunjucks import paths_in, renamed
+from quintain_cli.init.nunjucks import is_empty, paths_in, renamed
 
 #: The target of an evaluation none of whose own targets could be carried.
 STAND_IN = "mock"
@@ -33,8 +34,14 @@ def project_files(carried: CarriedEvaluation) -> dict[str, str]:
         at = At(carried.source, lambda _: 1)
         carried.leave_out(at, f"its target: {STAND_IN}, which repeats the question, stands in; edit quintain.yaml")
     prompts = _without_direct_input(carried)
-    for case in carried.cases:
-        _fill(carried, case, [text for prompt in prompts for text in _texts(prompt)])
+    templates = [text for prompt in prompts for text in _texts(prompt)]
+    for case in [*carried.cases]:
+        _fill(carried, case, templates)
+        if any(is_empty(text, case.variables) for text in templates):
+            carried.leave_out(case.at, "a test that asks nothing, as the variables of a prompt are missing or empty")
+            carried.cases.remove(case)
+    if not carried.cases:
+        raise ConfigError(f"{carried.source}: none of its tests asks anything")
     names = _names_to_change(carried)
     cases = [_fields(carried, case, names) for case in carried.cases]
     programs = [
@@ -84,7 +91,8 @@ def _without_direct_input(carried: CarriedEvaluation) -> list[JsonDict]:
     for case in carried.cases:
         asked = case.variables.pop(only[1], None)
         case.fields["messages" if isinstance(asked, list) else "question"] = asked
-    return []
+    carried.prompts = []
+    return carried.prompts
 
 
 def _fill(carried: CarriedEvaluation, case: CarriedCase, templates: list[str]) -> None:

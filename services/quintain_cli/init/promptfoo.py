@@ -68,8 +68,7 @@ def read_promptfoo(carried: CarriedEvaluation, body: JsonDict, at: At) -> None:
     """Read an evaluation. Raises `ConfigError` for a file that it names and that cannot be read."""
     carried.leave_out_unknown(body, at, [carried.key(name) for name in _KNOWN])
     # As promptfoo does: without prompts, the variable prompt is asked.
-    has_prompts = body.get("prompts") is not None
-    add_prompts(carried, body["prompts"] if has_prompts else "{{ prompt }}", at.under("prompts"))
+    add_prompts(carried, "{{ prompt }}" if body.get("prompts") is None else body["prompts"], at.under("prompts"))
     key = "providers" if "providers" in body else "targets"
     (add_targets_of_agentv if carried.is_agentv else add_providers)(carried, body.get(key), at.under(key))
     key = carried.key("defaultTest")
@@ -83,11 +82,11 @@ def read_promptfoo(carried: CarriedEvaluation, body: JsonDict, at: At) -> None:
     # As promptfoo does: without tests the prompts are asked as they are.
     for test, where in _tests(carried, body.get("tests") or ({} if "scenarios" not in body else []), at.under("tests")):
         _add_test(carried, test, where, default)
-    if not has_prompts and not any("prompt" in case.variables for case in carried.cases):
-        raise ConfigError(f"{carried.source}: it has no prompts, and no test has the variable prompt")
     key = carried.key("evaluateOptions")
-    carried.leave_out_unknown(mapping(body.get(key)), at.under(key), ("repeat",))
-    carried.repeats = mapping(body.get(key)).get("repeat")
+    repeat = mapping(body.get(key)).get("repeat")
+    is_count = isinstance(repeat, int) and repeat > 0
+    carried.leave_out_unknown(mapping(body.get(key)), at.under(key), ("repeat",) if is_count else ())
+    carried.repeats = repeat if is_count else None
 
 
 def _leave_out_of_test(carried: CarriedEvaluation, test: object, at: At) -> None:
@@ -196,8 +195,10 @@ def _add_test(carried: CarriedEvaluation, test: JsonDict, at: At, shared: Found)
         case = CarriedCase(at=at, id=test.get("id", test.get("description")), variables=variables, metadata=metadata)
         add_graders(carried, [] if changing else asserted, case, Judged(variables, options.get("provider")))
         case.lost += changing if asserted else []
-        if case.graders and threshold is not None:
-            case.graders = [{"name": "assertions", "all": case.graders, "threshold": threshold}]
+        programs = [grader for grader in case.graders if "command" in grader]
+        if len(case.graders) > len(programs) and threshold is not None:
+            graders = [grader for grader in case.graders if grader not in programs]
+            case.graders = [{"name": "assertions", "all": graders, "threshold": threshold}, *programs]
         carried.cases.append(case)
 
 

@@ -326,11 +326,16 @@ def test_a_test_without_assertions_passes_as_it_does_there(read: Read) -> None:
         "tests: [{input: [{role: user, content: [{type: image}]}]}]",
         "prompts: [a]\ntests: [1]\n",
         "prompts: [a]\ntests: gone.csv\n",
+        "tests: [{vars: {a: b}}]\nproviders: [echo]\n",
     ],
 )
-def test_an_evaluation_without_a_prompt_or_a_test_is_refused(read: Read, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"line \d"):
-        read(text)
+def test_an_evaluation_that_asks_nothing_is_refused(read: Read, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"none of its"):
+        project_files(read(text))
+
+
+def test_a_text_of_any_length_is_a_prompt(read: Read) -> None:
+    assert [len(one["user"]) for one in read(f"prompts: [{'x' * 5000}, a]\nproviders: [echo]\n").prompts] == [5000, 1]
 
 
 @pytest.mark.parametrize(
