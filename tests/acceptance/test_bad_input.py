@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from pathlib import Path
@@ -35,7 +36,6 @@ def test_a_broker_that_is_not_there_is_told_with_what_was_tried_and_for_how_long
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"amqp://127.0.0.1:{closed.getsockname()[1]}/"
-        began = time.monotonic()
         services = [evaluator.start("serve", name, env={"QUINTAIN_BROKER_URL": url}) for name in ("metadata", "worker")]
         commands = [
             evaluator.start(*words, env={"QUINTAIN_BROKER_URL": url})
@@ -44,12 +44,12 @@ def test_a_broker_that_is_not_there_is_told_with_what_was_tried_and_for_how_long
         ended = [command.wait(seconds=45) for command in commands]
         for service in services:
             service.wait_for(lambda one: "waiting" in one.stderr, seconds=15)
-        took = time.monotonic() - began
-    assert took < 30
     for command in ended:
         assert command.code == 1
         said = str(command.json["error"]) if "--json" in command.args else command.stderr.removeprefix("error  ")
-        assert said.startswith(f"No broker at {url} within ")
+        within = re.match(rf"No broker at {re.escape(url)} within ([\d.]+) s \(", said)
+        assert within is not None, said
+        assert 0 < float(within[1]) <= 10
         assert "refused" in said or "Connect call failed" in said
         assert "start one, or set QUINTAIN_BROKER_URL" in said
         assert len((command.stdout + command.stderr).splitlines()) == 1, "one sentence, and nothing of the library's"
