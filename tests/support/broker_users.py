@@ -102,7 +102,7 @@ def apply_policies(admin: BrokerAdmin, vhost: str = "/", *, byte_share: float = 
         if "stream-max-segment-size-bytes" in definition:
             definition["stream-max-segment-size-bytes"] = int(definition["stream-max-segment-size-bytes"] * byte_share)
         texts = (vhost, policy["name"], policy["pattern"], json.dumps(definition))
-        quoted = ", ".join(f"<<{json.dumps(text)}>>" for text in texts)
+        quoted = ", ".join(map(_binary, texts))
         arguments = f'{quoted}, {policy["priority"]}, <<"{policy["apply-to"]}">>, <<"test">>'
         admin.evaluate(f"ok = rabbit_policy:parse_set({arguments})")
 
@@ -110,10 +110,13 @@ def apply_policies(admin: BrokerAdmin, vhost: str = "/", *, byte_share: float = 
 def apply_limits(admin: BrokerAdmin, vhost: str = "/") -> None:
     """Set the limits of the definitions: the most queues, and each user's connections and channels."""
     for parameter in DEFINITIONS["parameters"]:
-        value = json.dumps(json.dumps(parameter["value"]))
-        admin.evaluate(f'ok = rabbit_vhost_limit:parse_set(<<"{vhost}">>, <<{value}>>, <<"test">>)')
+        value = _binary(json.dumps(parameter["value"]))
+        admin.evaluate(f'ok = rabbit_vhost_limit:parse_set(<<"{vhost}">>, {value}, <<"test">>)')
     for user in DEFINITIONS["users"]:
-        value = json.dumps(json.dumps(user["limits"]))
-        admin.evaluate(
-            f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{user["name"]}">>, <<{value}>>, <<"test">>)'
-        )
+        value = _binary(json.dumps(user["limits"]))
+        admin.evaluate(f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{user["name"]}">>, {value}, <<"test">>)')
+
+
+def _binary(text: str) -> str:
+    """Return the text as Erlang writes it by its bytes: not every image's `rabbitmqctl` keeps quotes in quotes."""
+    return f"<<{', '.join(map(str, text.encode()))}>>"
