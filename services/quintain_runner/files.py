@@ -110,7 +110,7 @@ def extract_fenced_json(text: str) -> str:
 
 
 #: So many characters that only begin like JSON are read, one after the other beginning.
-_MAX_TRIED_CHARACTERS = 20_000_000
+_MAX_TRIED_CHARACTERS = 10_000_000
 
 
 def json_values_in(text: str) -> Iterator[JsonValue]:
@@ -123,6 +123,8 @@ def json_values_in(text: str) -> Iterator[JsonValue]:
             yield value
         except (ValueError, RecursionError) as error:
             begin = match.start() + 1
+            # The error itself counts the lines before it.
+            tried += begin // _COUNTED_AT_ONCE
             tried += error.pos - match.start() if isinstance(error, json.JSONDecodeError) else _UNKNOWN_CHARACTERS
             if tried > _MAX_TRIED_CHARACTERS:
                 raise InvalidJson("too much of it begins like JSON, and is none") from None
@@ -130,8 +132,8 @@ def json_values_in(text: str) -> Iterator[JsonValue]:
 
 _JSON_BEGIN = re.compile(r"[{\[]")
 
-#: What an attempt counts that ended without a place.
-_UNKNOWN_CHARACTERS = 10_000
+#: What an attempt counts that ended without a place, and the characters that are counted in the time one is read.
+_UNKNOWN_CHARACTERS, _COUNTED_AT_ONCE = 10_000, 64
 
 
 def _decoder(parse_float: Callable[[str], float | int]) -> json.JSONDecoder:

@@ -262,7 +262,10 @@ def _compare_distance(spec: EditDistanceGrader, right: Sequence[JsonValue], answ
 
 def _find_json(schema: Validator | None, answer: str) -> GraderRow:
     """The comparison of the contains-json grader."""
-    found = [value for value in json_values_in(answer) if schema is not None or isinstance(value, dict)]
+    try:
+        found = [value for value in json_values_in(answer) if schema is not None or isinstance(value, dict)]
+    except InvalidJson as error:
+        raise GraderError(f"JSON cannot be looked for in the answer: {error}") from None
     if not found:
         return _verdict(passed=False, reason="there is no JSON in the answer")
     if schema is None or any(map(schema.is_valid, found)):

@@ -21,7 +21,7 @@ EXACT: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 #: What looks like a number. Digits next to letters (42nd) are none, nor are those with points between them (versions).
 _NUMBER = re.compile(
-    r"(?<![\w.])(?<!\d,)[-+]?(?:\d|[.,]\d)(?:\d|[.,\u066b\u066c]\d|['\u2019\u00a0\u2009\u202f]\d{3}(?!\d))*+"
+    r"(?<![\w.])(?<!\d[,\u066b\u066c])(?<!\d['\u2019\u00a0\u2009\u202f](?=\d{3}(?!\d)))[-+]?(?:\d|[.,]\d)(?:\d|[.,\u066b\u066c]\d|['\u2019\u00a0\u2009\u202f]\d{3}(?!\d))*+"
     r"(?:[eE][-+]?\d+)?[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215f]*+(?!\w|\.\d)",
     re.ASCII,
 )
@@ -34,6 +34,9 @@ _READABLE: Final = {
     )
     for mark, group in ((".", ","), (",", r"\."))
 }
+
+#: A digit of another script than ASCII's.
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 
 #: Characters that stand for those of ASCII in numbers.
 _SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\uff0b": "+", "\uff0e": "."})
@@ -86,7 +89,7 @@ def _plain_digits(text: str) -> str:
     """The text with the digits of all scripts, and full-width and typographic signs, as those of ASCII."""
     if text.isascii():
         return text
-    return "".join(str(int(one)) if one.isdecimal() else one for one in text.translate(_SIGNS))
+    return _OTHER_DIGIT.sub(lambda digit: str(int(digit[0])), text.translate(_SIGNS))
 
 
 def right_answers(expected: JsonValue) -> list[JsonValue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -65,6 +66,22 @@ def answered(text: str = "", **fields: Any) -> Result:
         ({"builtin": "numeric"}, 3, "three", False),
         ({"builtin": "numeric"}, 2, "version 1.2.2", False),
         ({"builtin": "numeric"}, 0, "1e999", False),
+        ({"builtin": "numeric"}, "1e999", "1E999", True),
+        ({"builtin": "numeric"}, 10, "She is 5'10", True),
+        ({"builtin": "numeric"}, 1234, "1'234", False),
+        ({"builtin": "numeric", "decimal": ","}, "-1.234,5", "It is \u22121.234,50.", True),
+        ({"builtin": "numeric", "decimal": ","}, 3, "version 3.14", False),
+        ({"builtin": "exact"}, {"a": [1, True]}, '{"a": [1.0, true]}', True),
+        ({"builtin": "exact"}, {"a": 1}, '{"a": true}', False),
+        ({"builtin": "exact", "strip": False}, "Paris", "Paris\n", False),
+        ({"builtin": "contains"}, " no ", "nothing", False),
+        ({"builtin": "starts-with", "ignore_case": True}, ["no", "pa"], "PARIS", True),
+        ({"builtin": "ends-with"}, 1.0, "Number 1", True),
+        ({"builtin": "regex", "pattern": ["^a", "s$"]}, None, "Paris", True),
+        ({"builtin": "contains-json"}, None, "see [1] and {x}", False),
+        ({"builtin": "contains-json"}, None, 'so {"a": NaN}', False),
+        ({"builtin": "contains-json"}, None, 'so {x} {"a": 1}.', True),
+        ({"builtin": "contains-json", "schema": {"type": "array"}}, None, "so [1].", True),
         ({"builtin": "json-schema", "schema": SCHEMA}, None, '{"city": "Paris"}', True),
         ({"builtin": "json-schema", "schema": SCHEMA}, None, '{"city": 3}', False),
         ({"builtin": "json-schema", "schema": SCHEMA}, None, '```json\n{"city": "Paris"}\n```', False),
@@ -118,6 +135,27 @@ def test_an_answer_of_digits_alone_is_read_in_time() -> None:
     began = time.monotonic()
     assert not verdict("9" * 1_000_000 + "x", 1, builtin="numeric").passed
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ({"builtin": "numeric"}, "1" + "'111" * 250_000 + "x"),
+        ({"builtin": "numeric"}, "1,1" * 300_000 + "x"),
+        ({"builtin": "numeric"}, "1\u066b" * 300_000 + "x"),
+        ({"builtin": "numeric"}, "1e999999999"),
+        ({"builtin": "numeric"}, "-1e-999999999999999999999"),
+        ({"builtin": "contains-json"}, "{" * 1_000_000),
+        ({"builtin": "contains-json"}, '{"a":[' * 200_000),
+        ({"builtin": "edit-distance", "max": 3}, "Paris" * 100_000),
+        ({"builtin": "json-schema", "schema": {}, "fenced": True}, "```\n" * 100_000 + "x"),
+    ],
+)
+def test_no_answer_keeps_a_grader_busy(options: dict[str, object], answer: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(GraderError):
+        assert not verdict(answer, "1", **options).passed
+    assert time.process_time() - began < 5
 
 
 def test_a_schema_may_stand_in_a_file_beside_the_evaluation(tmp_path: Path) -> None:

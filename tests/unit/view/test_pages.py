@@ -272,7 +272,7 @@ def test_the_latest_note_of_an_answer_counts_and_a_torn_line_is_passed_over(tmp_
 
 
 def test_what_a_judge_was_sent_and_what_it_replied_is_beside_its_verdict(tmp_path: Path) -> None:
-    spec = JudgeGrader(name="same", builtin="llm-judge", prompt="Is it right?", judge_targets=["sage", "owl"])
+    spec = JudgeGrader(name="same", builtin="llm-judge", instructions="Is it right?", judge_targets=["sage", "owl"])
     row = graded_row("1", 1.0).with_fields(case=RowCase(question="Why?"), answer=Answer(request_id="r"))
     case = Case(id="1", question="Why?")
     sent = {name: build_judge_request(spec, "Is it right?", case, row.result, target=name) for name in ("sage", "owl")}
