@@ -26,6 +26,10 @@ _FAMILIES = (
 #: What the names of all these headers begin with: most answers have none of them.
 _PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-", "retry-after")
 
+#: The longest time until a limit is full again, in seconds: 31 days. A larger number is no duration but a time since
+#: 1970.
+_MAX_RESET_SECONDS = 31 * 86_400.0
+
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?")
 _DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?(?:ms|us|µs|ns|[smhd]))+")
 _DURATION_PART = re.compile(r"([\d.]+)(ms|us|µs|ns|[smhd])")
@@ -60,7 +64,7 @@ def _figures(headers: Mapping[str, str], kind: int, now: float) -> RateFigures |
     for family in _FAMILIES:
         limit, remaining = (_number(headers.get(family[kind].format(word))) for word in ("limit", "remaining"))
         reset = _seconds_until(headers.get(family[kind].format("reset")), now)
-        if limit and remaining is not None and reset is not None and remaining <= limit:
+        if limit and remaining is not None and remaining <= limit and reset is not None and reset <= _MAX_RESET_SECONDS:
             return RateFigures(limit=limit, remaining=remaining, reset_seconds=reset)
     return None
 
@@ -85,6 +89,8 @@ def _seconds_until(text: str | None, now: float) -> float | None:
 
 def _http_date(text: str | None) -> float | None:
     try:
-        return email.utils.parsedate_to_datetime(text or "").timestamp()
+        time = email.utils.parsedate_to_datetime(text or "")
+        # One of C's `asctime`, which HTTP allows, names no zone: it is in UTC.
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +74,9 @@ def test_durations_are_read_as_they_are_written(reset: str, seconds: float) -> N
         {"reset": "soon"},
         {"reset": "-3s"},
         {"reset": "1s 2s"},
+        {"reset": "1795694460"},
+        {"reset": "1795694460000"},
+        {"reset": "PT1M"},
         {"reset": "99999-01-01T00:00:00Z"},
     ],
 )
@@ -82,6 +88,17 @@ def test_figures_that_cannot_be_are_left_out_and_the_others_are_not(wrong: dict[
     assert report.tokens is not None
 
 
+@pytest.fixture
+def far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine's zone that is not UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_from_utc")
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
@@ -96,6 +113,15 @@ def test_figures_that_cannot_be_are_left_out_and_the_others_are_not(wrong: dict[
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
         ({"retry-after": "Thu, 26 Nov 2026 12:00:30 GMT"}, 30),
+        ({"retry-after": "Thursday, 26-Nov-26 12:00:30 GMT"}, 30),
+        ({"retry-after": "Thu Nov 26 12:00:30 2026"}, 30),
+        ({"retry-after": "Thu, 26 Nov 2026 13:00:30 +0100"}, 30),
+        ({"retry-after": " 2 "}, 2),
+        ({"retry-after": "+2"}, None),
+        ({"retry-after": "1h2m"}, None),
+        ({"retry-after": "1e3"}, None),
+        ({"retry-after-ms": "-5", "retry-after": "7"}, 7),
+        ({"retry-after-ms": "0.5"}, 0.0005),
         ({"retry-after": "Thu, 26 Nov 2026 11:00:00 GMT"}, 0),
         ({"retry-after": "Thu, 99 Nov 2026 11:00:00 GMT"}, None),
     ],
