@@ -51,6 +51,12 @@ def nothing_found(streams: bool) -> Script:
     return ScriptedResponse(body={"other": "Fine."})
 
 
+def error_inside(streams: bool) -> Script:
+    if streams:
+        return StreamedResponse(events=[EVENTS[0], b'data: {"error": {"message": "It broke"}}\n\n', *EVENTS[1:]])
+    return ScriptedResponse(body={"out": "Fine.", "error": {"message": "It broke"}})
+
+
 def no_json(_: bool) -> Script:
     return ScriptedResponse(body=b"<html>It works!</html>", headers={"content-type": "text/html"})
 
@@ -75,7 +81,8 @@ ROWS: Mapping[str, Mapping[str, Failure | None]] = {
         "redirect": status(307, location="http://127.0.0.1:9/"),
     },
     "an answer that is no JSON, or in which a pointer finds nothing": {"nothing": nothing_found, "no JSON": no_json},
-    "a connection lost after a byte was sent, an incomplete stream": {
+    "a connection lost after a byte was sent, an incomplete stream, an answer that says that it failed": {
+        "error inside": error_inside,
         "lost": lost,
         "lost at once": lost_at_once,
         "without end": without_end,

@@ -161,6 +161,8 @@ def _system_words(error: BaseException) -> str:
         # The library's own errors are errors of TLS too, without a message or a reason.
         if (untrusted := getattr(cause, "verify_message", None)) is not None:
             return f"TLS: its certificate is not trusted: {untrusted}"
+        if isinstance(cause, aiohttp.http_exceptions.ContentEncodingError):
+            return "its content-encoding cannot be decoded"
         if isinstance(cause, ssl.SSLError) and (reason := getattr(cause, "reason", None)):
             return f"TLS: {reason}"
         if isinstance(cause, OSError) and cause.errno is not None:

@@ -115,6 +115,26 @@ async def test_an_answer_that_says_that_it_failed_is_none(
         await assert_failed(server, wire, request, [])
 
 
+@pytest.mark.parametrize(
+    ("api", "answer"),
+    [
+        ("embeddings", {"data": [{"index": 0, "embedding": [0.5]}], "error": ERROR}),
+        ("completions", {"choices": [{"index": 0, "text": "par", "finish_reason": "error"}]}),
+        ("completions", {"choices": [{"index": 0, "text": "par", "finish_reason": "stop", "error": ERROR}]}),
+    ],
+)
+async def test_embeddings_and_completions_say_that_they_failed(
+    server: ModelServer, api: ApiName, answer: dict[str, Any]
+) -> None:
+    server.set_responses(ScriptedResponse(body=answer))
+    provider = CHAT.provider(server.url, api=api)
+    field = "input" if api == "embeddings" else "prompt"
+    with pytest.raises(ProviderFailure) as caught:
+        await provider.answer(ApiRequest(api, json_text({field: "q"})), timeout_seconds=10)  # type: ignore[arg-type]
+    await provider.close()
+    assert caught.value.billing is Billing.UNKNOWN
+
+
 @pytest.mark.parametrize(("wire", "failed"), STREAMED, ids=named)
 async def test_a_stream_that_says_that_it_failed_is_no_answer(server: ModelServer, wire: Wire, failed: bytes) -> None:
     events = wire.events(["par", "tial"])

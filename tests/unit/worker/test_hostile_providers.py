@@ -127,6 +127,13 @@ async def test_an_error_inside_an_answer_of_status_200_is_a_failure(
     assert failed.fault.provider_error.message == "It broke"
 
 
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip"])
+async def test_a_content_encoding_that_cannot_be_decoded_is_named(server: ModelServer, coding: str) -> None:
+    server.set_responses(ScriptedResponse(body=b"{}", headers={"content-encoding": coding}))
+    failed = await failure_of(CHAT.provider(server.url))
+    assert (failed.billing, "content-encoding" in failed.fault.message) == (Billing.UNKNOWN, True)
+
+
 @wires
 async def test_a_stream_without_an_end_is_ended_at_the_deadline(server: ModelServer, wire: Wire) -> None:
     server.set_responses(StreamedResponse(events=wire.events(["Fine."]), event_count=2, then="stall"))

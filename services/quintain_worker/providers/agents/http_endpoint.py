@@ -25,7 +25,7 @@ from quintain.contracts.quota import TryOutcome
 from quintain.errors import BadRequest
 from quintain.runtime.http_client import HttpClient
 from quintain_worker.providers.agents.a2a import A2AProvider
-from quintain_worker.providers.agents.failures import FAILED, STREAM_INTERRUPTED, UNREADABLE, AgentFailures
+from quintain_worker.providers.agents.failures import FAILED_INSIDE, STREAM_INTERRUPTED, UNREADABLE, AgentFailures
 from quintain_worker.providers.conversation import (
     MAX_SESSION_LENGTH,
     ignored_settings,
@@ -37,7 +37,6 @@ from quintain_worker.providers.conversation import (
     state_of,
 )
 from quintain_worker.providers.model_api import KEEPALIVE_SECONDS, read_body, read_stream
-from quintain_worker.providers.model_failures import FailureKind
 from quintain_worker.providers.model_requests import chat_message
 from quintain_worker.providers.provider import (
     Billing,
@@ -110,7 +109,7 @@ class HttpProvider:
                 whole = parse_json(came)
             except UnreadableAnswer as error:
                 raise self._failures.of_error(UNREADABLE, str(error), came) from None
-            self._check(whole, FAILED)
+            self._check(whole)
             answer.feed(whole)
         try:
             found = answer.answer(call.state, is_turn=request.turn is not None)
@@ -118,11 +117,11 @@ class HttpProvider:
             raise self._failures.of_error(UNREADABLE, str(error), came) from None
         return dataclasses.replace(found, ignored=call.ignored, rates=read_rate_report(response.headers, time.time()))
 
-    def _check(self, document: object, kind: FailureKind) -> None:
+    def _check(self, document: object) -> None:
         """Raise the failure that an answer, or an event, says itself, unless the answer is looked for in its error."""
         error = error_in(document) if isinstance(document, dict) else None
         if error is not None and not (self._target.answer or "").startswith("/error"):
-            raise self._failures.of_error(kind, "it says so itself", json.dumps(error))
+            raise self._failures.of_error(FAILED_INSIDE, "it says so itself", json.dumps(error))
 
     async def _read_stream(self, response: aiohttp.ClientResponse, answer: HttpAnswer) -> bytes:
         """Read a stream up to its end; returns its beginning."""
@@ -143,7 +142,7 @@ class HttpProvider:
             for event in events:
                 if event == DONE:
                     return True
-                self._check(event, STREAM_INTERRUPTED)
+                self._check(event)
                 answer.feed(event)
                 if answer.has_ended:
                     return True
