@@ -57,6 +57,26 @@ def _printed(value: Any) -> str:
     return "[object Object]" if isinstance(value, dict) else answer_text(value)
 
 
+class _Array(list[Any]):
+    """A list as JavaScript has it: it is true."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Object(dict[str, Any]):
+    """An object as JavaScript has it: it is true."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def _as_there(value: Any) -> Any:
+    if isinstance(value, list):
+        return _Array(map(_as_there, value))
+    return _Object({key: _as_there(one) for key, one in value.items()}) if isinstance(value, dict) else value
+
+
 _ENGINE = ImmutableSandboxedEnvironment(undefined=ChainableUndefined, finalize=_printed, keep_trailing_newline=True)
 
 
@@ -87,7 +107,7 @@ def rendered(value: Any, variables: Mapping[str, Any]) -> Any:
         return value
     _require_same(value)
     try:
-        return _ENGINE.from_string(value).render(variables)
+        return printed(value, variables)
     except (TemplateError, TypeError) as error:
         raise ValueError(str(error)) from None
 
@@ -136,9 +156,9 @@ def paths_in(template: str, *, required: bool = False) -> set[tuple[str, ...]]:
     return {path for path in found if path[0] not in re.findall(r"\{%-?\s*for\s+(\w+)", template)}
 
 
-def is_empty(template: str, variables: Mapping[str, Any]) -> bool:
-    """Whether a template is nothing but variables, none of which has a text."""
-    return not _ANY.sub("", template).strip() and not any(variables.get(path[0]) for path in paths_in(template))
+def printed(template: str, variables: Mapping[str, Any]) -> str:
+    """What a template that means the same in Jinja2 prints there."""
+    return _ENGINE.from_string(template).render(_as_there(dict(variables)))
 
 
 def renamed(template: str, names: Collection[str]) -> str:

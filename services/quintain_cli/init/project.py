@@ -9,8 +9,12 @@ from typing import Any
 
 from quintain.config.yaml_file import write_yaml
 from quintain.errors import ConfigError
+from quintain.graders import Case
+from quintain.runtime.text_files import InvalidLine
 from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict
-from quintain_cli.init.nunjucks import is_empty, paths_in, renamed
+from quintain_cli.init.nunjucks import paths_in, printed, renamed
+from quintain_runner.plan.cases import case_from_fields, require_question
+from quintain_runner.spec.templates import parse_template
 
 #: The target of an evaluation none of whose own targets could be carried.
 STAND_IN = "mock"
@@ -35,14 +39,13 @@ def project_files(carried: CarriedEvaluation) -> dict[str, str]:
         carried.leave_out(at, f"its target: {STAND_IN}, which repeats the question, stands in; edit quintain.yaml")
     prompts = _without_direct_input(carried)
     templates = [text for prompt in prompts for text in _texts(prompt)]
-    for case in [*carried.cases]:
-        _fill(carried, case, templates)
-        if any(is_empty(text, case.variables) for text in templates):
-            carried.leave_out(case.at, "a test that asks nothing, as the variables of a prompt are missing or empty")
-            carried.cases.remove(case)
-    if not carried.cases:
-        raise ConfigError(f"{carried.source}: none of its tests asks anything")
+    for case in carried.cases:
+        _fill(case.variables, templates)
     names = _names_to_change(carried)
+    carried.cases = [case for case in carried.cases if _is_asked(carried, case, names, templates)]
+    if not carried.cases:
+        reasons = "; ".join(dict.fromkeys(f"line {note.line}: {note.reason}" for note in carried.left_out))
+        raise ConfigError(f"{carried.source}: none of its tests can be carried over: {reasons}")
     cases = [_fields(carried, case, names) for case in carried.cases]
     programs = [
         one for one in cases[0]["graders"] if "command" in one and all(one in case["graders"] for case in cases)
@@ -95,9 +98,24 @@ def _without_direct_input(carried: CarriedEvaluation) -> list[JsonDict]:
     return carried.prompts
 
 
-def _fill(carried: CarriedEvaluation, case: CarriedCase, templates: list[str]) -> None:
+def _is_asked(carried: CarriedEvaluation, case: CarriedCase, names: frozenset[str], templates: list[str]) -> bool:
+    """Whether a case fills the prompts; else it is left out. What they print otherwise than there is noted."""
+    fields = {**_fields(carried, case, names), "id": "case", "graders": []}
+    try:
+        row = require_question(case_from_fields(fields)) if not templates else case_from_fields(fields)
+        texts = [parse_template(renamed(text, names)).render(row) for text in templates if isinstance(row, Case)]
+    except (ValueError, ConfigError) as error:
+        row, texts = InvalidLine(str(error)), []
+    if not isinstance(row, Case) or not all(map(str.strip, texts)):
+        carried.leave_out(case.at, row if isinstance(row, InvalidLine) else "a test that asks nothing")
+        return False
+    if texts != [printed(text, case.variables) for text in templates]:
+        carried.leave_out(case.at.under("vars"), "how a prompt prints them: lists and objects are JSON here")
+    return True
+
+
+def _fill(variables: JsonDict, templates: list[str]) -> None:
     """Give a case an empty text for what a prompt asks for and promptfoo prints as nothing."""
-    variables = case.variables
     variables |= {name: "" for name, value in variables.items() if value is None}
     for template in templates:
         for *keys, last in paths_in(template, required=True):
@@ -106,9 +124,6 @@ def _fill(carried: CarriedEvaluation, case: CarriedCase, templates: list[str]) -
                 values = values.setdefault(key, {}) if isinstance(values, dict) else None
             if isinstance(values, dict):
                 values.setdefault(last, "")
-        for name in re.findall(r"\{\{-?\s*(\w+)\s*-?\}\}", template):
-            if isinstance(variables[name], dict | list):
-                carried.leave_out(case.at.under("vars", name), "how it is printed, which here is its JSON")
 
 
 def _names_to_change(carried: CarriedEvaluation) -> frozenset[str]:
