@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -192,17 +193,22 @@ class CarriedEvaluation:
     def add_target(self, name: object, target: JsonDict) -> str:
         """Add a target under a name that queues may have, made unique; returns it. One that is there is not added."""
         base = _NAME_CHARACTERS.sub("-", str(name)).strip("-.") or "target"
-        chosen, number = base, 2
-        while self.targets.get(chosen, target) != target:
-            chosen, number = f"{base}-{number}", number + 1
+        chosen = unique(base, {name for name, other in self.targets.items() if other != target})
         self.targets[chosen] = target
         return chosen
 
     def add_prompt(self, prompt: JsonDict, label: object) -> None:
         """Add a prompt, named by its label."""
         base = _NAME_CHARACTERS.sub("-", label).strip("-.")[:60] if isinstance(label, str) else ""
-        number = sum(str(one.get("name")).startswith(base) for one in self.prompts)
-        self.prompts.append({**({"name": f"{base}-{number + 1}" if number else base} if base else {}), **prompt})
+        taken = {str(one.get("name")) for one in self.prompts}
+        self.prompts.append({**({"name": unique(base, taken)} if base else {}), **prompt})
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """Return the name, with a number if it is taken; it is taken then."""
+    chosen = next(one for one in chain([name], (f"{name}-{n}" for n in count(2))) if one not in taken)
+    taken.add(chosen)
+    return chosen
 
 
 def mapping(value: object) -> JsonDict:

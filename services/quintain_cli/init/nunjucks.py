@@ -142,8 +142,8 @@ def _final(value: Any, values: Mapping[str, Any], *, within: bool) -> Any:
         and {path[0] for path in paths_in(value)} <= {"env", *values}
     ):
         return rendered(value, values)
-    if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 1e15 else answer_text(value)
+    if isinstance(value, float) and repr(value) != (text := answer_text(value)):
+        return int(value) if value.is_integer() and abs(value) < 1e15 else text
     return value
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from quintain.config.yaml_file import write_yaml
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.runtime.text_files import InvalidLine
-from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict
+from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict, unique
 from quintain_cli.init.nunjucks import paths_in, printed, renamed
 from quintain_runner.plan.cases import case_from_fields, require_question
 from quintain_runner.spec.templates import parse_template
@@ -47,6 +46,9 @@ def project_files(carried: CarriedEvaluation) -> dict[str, str]:
         reasons = "; ".join(dict.fromkeys(f"line {note.line}: {note.reason}" for note in carried.left_out))
         raise ConfigError(f"{carried.source}: none of its tests can be carried over: {reasons}")
     cases = [_fields(carried, case, names) for case in carried.cases]
+    ids: set[str] = set()
+    for number, fields in enumerate(cases, start=1):
+        fields["id"] = unique(str(fields["id"] or f"case-{number}"), ids)
     programs = [
         one for one in cases[0]["graders"] if "command" in one and all(one in case["graders"] for case in cases)
     ]
@@ -77,7 +79,7 @@ def project_files(carried: CarriedEvaluation) -> dict[str, str]:
     return {
         "quintain.yaml": write_yaml({"targets": targets}),
         "eval.yaml": write_yaml(evaluation),
-        "cases.jsonl": "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in _with_ids(cases)),
+        "cases.jsonl": "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases),
     }
 
 
@@ -153,20 +155,5 @@ def _fields(carried: CarriedEvaluation, case: CarriedCase, names: frozenset[str]
 
 def _named(graders: list[JsonDict]) -> list[JsonDict]:
     """The graders of a case, none with the name of another."""
-    names = [one.get("name") for one in graders]
-    return [
-        {**one, "name": f"{names[n]}-{n + 1}"} if names[n] is not None and names[n] in names[:n] else one
-        for n, one in enumerate(graders)
-    ]
-
-
-def _with_ids(cases: list[JsonDict]) -> Iterator[JsonDict]:
-    """Iterate over the cases, each with an id of its own."""
-    ids: set[str] = set()
-    for number, case in enumerate(cases, start=1):
-        base, suffix = str(case["id"] or f"case-{number}"), 2
-        name = base
-        while name in ids:
-            name, suffix = f"{base}-{suffix}", suffix + 1
-        ids.add(name)
-        yield {**case, "id": name}
+    names: set[str] = set()
+    return [{**one, "name": unique(one["name"], names)} if "name" in one else one for one in graders]
