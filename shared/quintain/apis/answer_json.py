@@ -112,7 +112,7 @@ class CharacterJoiner:
             if "\ud800" <= holder[name][-1:] <= "\udbff":
                 self._halves[place] = holder, name
         self._waiting.append(event)
-        if not self._halves or len(self._waiting) > _MAX_WAITING or _ends(event):
+        if not self._halves or len(self._waiting) > _MAX_WAITING or _ends(event, self._waiting[0]):
             yield from self.end()
 
     def end(self) -> Iterator[Any]:
@@ -125,10 +125,14 @@ class CharacterJoiner:
 _MAX_WAITING: Final = 8
 
 
-def _ends(event: object) -> bool:
-    """Whether no text of an event goes on in the next one."""
-    if not isinstance(event, dict) or event.get("type") is not None:
-        return not isinstance(event, dict) or not str(event["type"]).endswith(("delta", "ping"))
+def _ends(event: object, first: object) -> bool:
+    """Whether an event says that no text of the ``first`` one goes on after it."""
+    if (
+        not isinstance(event, dict)
+        or not isinstance(first, dict)
+        or event.get("type") not in ("ping", first.get("type"))
+    ):
+        return True
     return any(choice.get("finish_reason") for choice in objects(event.get("choices")))
 
 

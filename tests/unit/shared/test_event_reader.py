@@ -71,9 +71,10 @@ def test_an_event_is_not_held_back_until_the_byte_after_cr() -> None:
         '{"choices": [{"index": 0, "delta": {"content": "TEXT"}}]}',
         '{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 1, "function": {"arguments": "TEXT"}}]}}]}',
         '{"type": "response.output_text.delta", "output_index": 1, "content_index": 0, "delta": "TEXT"}',
+        '{"type": "token", "text": "TEXT"}',
         '{"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "TEXT"}}',
     ],
-    ids=["chat", "arguments", "responses", "messages"],
+    ids=["chat", "arguments", "responses", "own", "messages"],
 )
 def test_halves_of_a_character_are_joined_and_one_alone_is_replaced(
     event: str, texts: list[str], joined: list[str]
