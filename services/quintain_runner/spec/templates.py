@@ -153,7 +153,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         match operator, left, right:
             case "%", str(), _:
-                return _format(left, *(right if isinstance(right, tuple) else (right,)))
+                _check_format(left)
             case "+", str() | list(), str() | list():
                 _bound(len(left) + len(right))
             case ("*", str() | list() as text, int() as times) | ("*", int() as times, str() | list() as text):
@@ -207,9 +207,13 @@ def _join(context: Context, value: Iterable[object], d: str = "", attribute: str
     return d.join(_print(context, item) for item in items)
 
 
-def _format(value: str, *args: object, **kwargs: object) -> str:
-    if _WIDE_FORMAT.search(value):
+def _check_format(text: str) -> None:
+    if _WIDE_FORMAT.search(text):
         raise SecurityError("a width of a format has four digits at most")
+
+
+def _format(value: str, *args: object, **kwargs: object) -> str:
+    _check_format(value)
     return str(FILTERS["format"](value, *args, **kwargs))
 
 

@@ -59,6 +59,7 @@ CASE = Case(
         ("\n{{\n id\n}}\n", "\n7\n"),
         ("a\r\n\rb\n{{ lines }}{{ '\r\n' }}{%\r\nif 1 %}\x1f{% endif %}\r", "a\r\n\rb\na\r\nb\rc\r\n\x1f\r"),
         ("<{{ '&' }}>", "<&>"),
+        ("{{ '%03d' % 7 }}{{ '%(name)s' % topic }}{{ '%.2f' | format(n[3]) }}", "007Rom1.00"),
     ],
 )
 def test_a_template_is_jinja2_and_carries_texts_exactly(template: str, text: str) -> None:

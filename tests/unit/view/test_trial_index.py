@@ -312,3 +312,16 @@ def test_the_index_is_at_most_three_fifths_of_the_results(tmp_path: Path) -> Non
     update_index(tmp_path)
     share = (tmp_path / "view.sqlite3").stat().st_size / (tmp_path / "results.jsonl").stat().st_size
     assert share <= 0.6
+
+
+def test_an_answer_that_is_not_compared_yet_is_found_as_that_and_neither_as_failed_nor_as_an_error(
+    tmp_path: Path,
+) -> None:
+    waiting = graded_row("waiting", 0.0).model_copy(
+        update={"status": RowStatus.UNCOMPARED, "score": None, "graders": {}}
+    )
+    write_results(tmp_path / "run", [graded_row("good", 1.0), waiting])
+    update_index(tmp_path / "run")
+    states = {state: found(tmp_path / "run", f"show={state}") for state in TrialState}
+    assert {state: ids for state, ids in states.items() if "waiting" in ids} == {TrialState.UNCOMPARED: ["waiting"]}
+    assert found(tmp_path / "run", "is=bot:uncompared") == ["waiting"]
