@@ -71,6 +71,7 @@ def case_values(case: Case) -> dict[str, JsonValue]:
 class Template:
     """A compiled template. ``place`` says where its text is, and ``fields`` are the names that it reads."""
 
+    text: str
     compiled: CompiledTemplate
     fields: tuple[str, ...]
     place: str = "the template"
@@ -80,6 +81,8 @@ class Template:
 
         Raises `TemplateError` if the case lacks something, and `ConfigError` for what the sandbox refuses.
         """
+        if "{" not in self.text:
+            return self.text
         values = case_values(case)
         context = self.compiled.new_context({"case": values, **values, **more, _SPENT: [0]})
         pieces: list[str] = []
@@ -103,7 +106,7 @@ class Template:
 
 def parse_template(text: str, place: str = "the template") -> Template:
     """Compile a template. Raises `ValueError` with the line of what is wrong, and the mend."""
-    return Template(*_compile(text), place)
+    return Template(text, *_compile(text), place)
 
 
 @functools.lru_cache(maxsize=512)
@@ -114,7 +117,7 @@ def _compile(text: str) -> tuple[CompiledTemplate, tuple[str, ...]]:
         tree = _prepare(_ENVIRONMENT.parse(text.replace("\r", substitute)), substitute)
         return _ENVIRONMENT.from_string(tree), tuple(sorted(find_undeclared_variables(tree)))
     except TemplateSyntaxError as error:
-        raise ValueError(f"line {error.lineno}: {error.message}; {_MEND}") from None
+        raise ValueError(f"line {error.lineno}: {str(error.message).rstrip('.')}; {_MEND}") from None
     except (RecursionError, SyntaxError):
         raise ValueError("its blocks or brackets are nested too deeply") from None
 
