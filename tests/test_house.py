@@ -81,7 +81,6 @@ RUN_BY = {
     "quintain compare": "tests/acceptance/test_run_output.py",
     "quintain schema eval": "tests/acceptance/test_check.py",
     "quintain schema config": "tests/acceptance/test_check.py",
-    "quintain schema asyncapi": "tests/integration/test_asyncapi_wire.py",
     "quintain up": "tests/acceptance/test_up.py",
     "quintain serve metadata": "tests/acceptance/test_services.py",
     "quintain serve worker": "tests/acceptance/test_services.py",

@@ -61,7 +61,6 @@ COMMANDS: CommandTable = {
     "broker add-user": "broker:add_user",
     "schema eval": "schema:evaluation",
     "schema config": "schema:config",
-    "schema asyncapi": "schema:asyncapi",
 }
 
 GROUPS = {
@@ -74,7 +73,7 @@ GROUPS = {
     "ledger": "Read the ledger of QUINTAIN_LEDGER_URL, or delete old sessions of it.",
     "dlq": "Show, replay and delete messages that no service could process. They are kept in quintain.poison.",
     "broker": "Set the policies and users of a broker, through its management API or as printed definitions.",
-    "schema": "Print the JSON schema of a file, or the AsyncAPI document. A schema serves for completion in an editor "
+    "schema": "Print the JSON schema of a file. A schema serves for completion in an editor "
     "(# yaml-language-server: $schema=FILE).",
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -205,15 +204,9 @@ def _searched(texts: Iterable[str | None]) -> str:
 
 SCORE_BINS = 10
 
-#: Durations and costs are counted in quarters of a power of ten: from 1 ms, and from a ten-millionth of a dollar.
-LOG_BINS, BINS_PER_DECADE, LEAST_DURATION_MS, LEAST_COST = 32, 4, 1.0, 1e-7
-
 
 class ColumnCounts(NamedTuple):
-    """How the trials of one column ended, and how many of their scores are in each tenth from 0 to 1.
-
-    ``durations`` and ``costs`` count those above 0 in `LOG_BINS`, which grow by a quarter of a power of ten.
-    """
+    """How the trials of one column ended, and how many of their scores are in each tenth from 0 to 1."""
 
     passed: int
     failed: int
@@ -223,11 +216,9 @@ class ColumnCounts(NamedTuple):
     stale: int
     score_sum: float
     bins: tuple[int, ...]
-    durations: tuple[int, ...]
-    costs: tuple[int, ...]
 
 
-NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS, (0,) * LOG_BINS, (0,) * LOG_BINS)
+NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS)
 
 
 class CountedTrial(NamedTuple):
@@ -237,8 +228,6 @@ class CountedTrial(NamedTuple):
     score_units: int
     stale: bool
     counts: bool
-    duration_ms: int
-    cost_units: int
 
 
 #: Where the bins of scores stand in the numbers of a column: after the outcomes, the stale ones, and the sum.
@@ -255,17 +244,12 @@ class CountsByColumn:
         """Count a trial; ``times=-1`` takes it back."""
         if not trial.counts:
             return
-        numbers = self._columns.setdefault(column_no, [0] * (_BINS_AT + SCORE_BINS + 2 * LOG_BINS))
+        numbers = self._columns.setdefault(column_no, [0] * (_BINS_AT + SCORE_BINS))
         numbers[trial.outcome] += times
         numbers[len(Outcome)] += times * trial.stale
         if trial.score_units != NO_SCORE:
             numbers[len(Outcome) + 1] += times * trial.score_units
             numbers[_BINS_AT + min(SCORE_BINS - 1, max(0, trial.score_units * SCORE_BINS // SCORE_UNITS))] += times
-        measured = (0, trial.duration_ms, LEAST_DURATION_MS), (LOG_BINS, trial.cost_units, LEAST_COST * COST_UNITS)
-        for place, value, least in measured:
-            if value > 0:
-                step = int(BINS_PER_DECADE * math.log10(max(1.0, value / least)))
-                numbers[_BINS_AT + SCORE_BINS + place + min(LOG_BINS - 1, step)] += times
 
     def to_text(self) -> str:
         """The counts as the index stores them."""
@@ -280,11 +264,7 @@ class CountsByColumn:
         if numbers is None:
             return NO_COUNTS
         passed, failed, errors, in_doubt, uncompared, stale, score_units, *bins = numbers
-        scores, measured = tuple(bins[:SCORE_BINS]), bins[SCORE_BINS:]
-        sides = tuple(measured[:LOG_BINS]), tuple(measured[LOG_BINS:])
-        return ColumnCounts(
-            passed, failed, errors, in_doubt, uncompared, stale, score_units / SCORE_UNITS, scores, *sides
-        )
+        return ColumnCounts(passed, failed, errors, in_doubt, uncompared, stale, score_units / SCORE_UNITS, tuple(bins))
 
 
 def all_rows(connection: apsw.Connection, sql: str, values: Sequence[str | float | None] = ()) -> list[tuple[Any, ...]]:

@@ -54,8 +54,7 @@ STEP_BYTES = 16_000_000
 _BUSY_TIMEOUT_MS = 5_000
 
 _EARLIER_TRIAL = (
-    "SELECT scores, outcome, score_units, stale, counts, duration_ms, cost_units FROM trial "
-    "WHERE case_no = ? AND column_no = ? AND repeat = ?"
+    "SELECT scores, outcome, score_units, stale, counts FROM trial WHERE case_no = ? AND column_no = ? AND repeat = ?"
 )
 
 _INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 17)})"
@@ -237,9 +236,8 @@ class _IndexWriter:
             score_units=NO_SCORE if row.score is None else whole(row.score * SCORE_UNITS),
             stale=row.stale is not None,
             counts=row.counts,
-            duration_ms=whole(max(1.0, row.duration_ms) if row.duration_ms else 0),
-            cost_units=self._cost_units(row),
         )
+        measured = whole(max(1.0, row.duration_ms) if row.duration_ms else 0), self._cost_units(row)
         self._counts.add(column_no, trial)
         tokens = whole(row.token_usage.input), whole(row.token_usage.output)
         graders = {self._grader_bit(name): grader for name, grader in row.graders.items()}
@@ -247,7 +245,7 @@ class _IndexWriter:
         scores = {bit: grader.score for bit, grader in graders.items() if grader.score is not None}
         rest = whole(disagreement_of(row) * SCORE_UNITS), failed, json.dumps(scores, separators=(",", ":"))
         asked = key_hash(row.fingerprints.input, row.fingerprints.grading) >> _ASKED_SHIFT
-        self._connection.execute(_INSERT_TRIAL, (*place, *trial, *tokens, *rest, offset, length, asked))
+        self._connection.execute(_INSERT_TRIAL, (*place, *trial, *measured, *tokens, *rest, offset, length, asked))
         for bit, value in scores.items():
             self._connection.execute(_INSERT_SCORE, (bit, whole(value * SCORE_UNITS), *place, trial.outcome))
         # Where a case has more rows than numbers here, the index is made anew.

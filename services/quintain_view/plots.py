@@ -1,23 +1,15 @@
-"""The plots of runs: distributions of scores, durations and costs, differences of columns, and trends. No I/O."""
+"""The plots of runs: distributions of scores, differences of columns, and trends. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quintain.fleet.tables import duration
 from quintain.web import visible
 from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
 from quintain_runner.statistics.inference import Interval
-from quintain_view.index_schema import (
-    BINS_PER_DECADE,
-    LEAST_COST,
-    LEAST_DURATION_MS,
-    LOG_BINS,
-    SCORE_BINS,
-    ColumnCounts,
-)
+from quintain_view.index_schema import SCORE_BINS, ColumnCounts
 
 WIDTH, BAR_AREA_HEIGHT, LINE_HEIGHT = 240.0, 64.0, 26.0
 
@@ -53,45 +45,20 @@ class Histogram:
 
 
 def histograms(counts: Mapping[str, ColumnCounts]) -> list[Histogram]:
-    """The distributions of scores, durations and costs of the first columns; those of which something is known."""
-    durations = [LEAST_DURATION_MS * 10 ** (edge / BINS_PER_DECADE) for edge in range(LOG_BINS + 1)]
-    costs = [LEAST_COST * 10 ** (edge / BINS_PER_DECADE) for edge in range(LOG_BINS + 1)]
-    shares = [edge / SCORE_BINS for edge in range(SCORE_BINS + 1)]
-    plots: list[Histogram] = []
-    for name, column in list(counts.items())[:MAX_HISTOGRAMS]:
-        plots.append(_histogram(name, "score", column.bins, [f"{share:.1f}" for share in shares]))
-        for measure, bins, edges, words in (
-            ("duration", column.durations, durations, duration),
-            ("cost of a trial", column.costs, costs, _small_cost),
-        ):
-            if any(bins):
-                plots.append(_histogram(name, measure, *_trimmed(bins, edges, words)))
-    return plots
+    """The distributions of scores of the first columns."""
+    return [_histogram(name, column.bins) for name, column in list(counts.items())[:MAX_HISTOGRAMS]]
 
 
-def _trimmed(
-    bins: Sequence[int], edges: Sequence[float], words: Callable[[float], str]
-) -> tuple[Sequence[int], list[str]]:
-    """The bins from the first to the last that has any, and the edges of them."""
-    filled = [number for number, count in enumerate(bins) if count]
-    first, last = max(0, filled[0] - 1), min(len(bins) - 1, filled[-1] + 1)
-    return bins[first : last + 1], [words(edge) for edge in edges[first : last + 2]]
-
-
-def _small_cost(usd: float) -> str:
-    return f"${usd:.2g}"
-
-
-def _histogram(column: str, measure: str, counts: Sequence[int], edges: Sequence[str]) -> Histogram:
-    highest, step = max([*counts, 1]), WIDTH / max(len(counts), 1)
-    bars = []
+def _histogram(column: str, counts: Sequence[int]) -> Histogram:
+    highest, step = max([*counts, 1]), WIDTH / SCORE_BINS
+    bars, edges = [], [f"{edge / SCORE_BINS:.1f}" for edge in range(SCORE_BINS + 1)]
     for number, count in enumerate(counts):
         height = (BAR_AREA_HEIGHT - _COUNT_HEIGHT) * count / highest
         label = f"{edges[number]} to {edges[number + 1]}: {count:,}"
         bars.append(Bar(number * step + 1, BAR_AREA_HEIGHT - height, step - 2, height, count, label))
     filled = [bar.label for bar in bars if bar.count]
-    title = f"{measure}, {visible(column)}"
-    ticks = [(number * step, edges[number]) for number in (0, len(counts) // 2, len(counts))]
+    title = f"score, {visible(column)}"
+    ticks = [(number * step, edges[number]) for number in (0, SCORE_BINS // 2, SCORE_BINS)]
     return Histogram(title, bars, ticks, f"{title}: {'; '.join(filled) or 'none yet'}")
 
 

@@ -1,13 +1,13 @@
-"""Watches the quotas of a run's targets: says what trials wait for, records changes, and gives a target up."""
+"""Watches the quotas of a run's targets: says what trials wait for, and gives a target up."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.values import TargetName
@@ -24,7 +24,6 @@ from quintain.errors import (
 from quintain.fleet.tables import amount, duration
 from quintain_runner.graders.base import CallWaits
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.run_file import MAX_CHANGES, QuotaChange
 from quintain_runner.report.summary import ParkedTarget
 
 #: How often the quotas are read while trials are unfinished, in seconds.
@@ -90,7 +89,6 @@ class QuotaWatch(CallWaits):
         self._waits: dict[str, _Waits] = {}
         self._read_at = -math.inf
         self._lock = asyncio.Lock()
-        self.history = QuotaHistory()
 
     @property
     def quotas(self) -> list[QuotaState]:
@@ -135,7 +133,6 @@ class QuotaWatch(CallWaits):
         now = self._clock()
         for quota in quotas:
             self._waits.setdefault(quota.id, _Waits(quota)).take(quota, now)
-        self.history.record(quotas, datetime.now(UTC))
 
     def line_seconds(self, target: str) -> float:
         """Implements `CallWaits.line_seconds`."""
@@ -214,9 +211,6 @@ def _parked(waits: _Waits, reason: str, kind: type[Fault], setting: str) -> Park
 #: A wait that is estimated to be shorter is not shown, in seconds.
 MIN_SHOWN_SECONDS = 2.0
 
-#: A limit is recorded again when it is so many times the recorded one, or that part of it.
-_RECORDED_RATIO = 1.25
-
 
 def option_time(seconds: float) -> str:
     """A duration as an option of the command line has it, such as ``30m``."""
@@ -254,53 +248,3 @@ def _line_text(quota: QuotaState) -> str | None:
     limit = f"{quota.limit} in flight" if rate is None else f"{amount(round(rate, 1))} requests a minute"
     paused = "" if (quota.paused_ms or 0) < 1000 else f", asked to wait {duration(quota.paused_ms)}"
     return f"{quota.waiting:,} wait for {quota.name}: {limit}{paused}, about {duration(1000 * seconds)}"
-
-
-class QuotaHistory:
-    """The changes of the quotas of one command, the newest `MAX_CHANGES`."""
-
-    def __init__(self) -> None:
-        self.changes: list[QuotaChange] = []
-        self._last: dict[str, QuotaChange] = {}
-
-    def record(self, quotas: Iterable[QuotaState], now: datetime) -> None:
-        """Note what changed much since it was noted last; ``now`` is in UTC."""
-        for quota in quotas:
-            change = QuotaChange(
-                at=now.isoformat(timespec="seconds"),
-                quota=quota.name,
-                state=_state(quota),
-                limit=quota.limit,
-                requests_per_minute=_rounded(quota.requests_per_minute),
-                tokens_per_minute=_rounded(quota.tokens_per_minute),
-                throttled=quota.throttled,
-            )
-            if (last := self._last.get(quota.id)) is None or _differs(last, change):
-                self._last[quota.id] = change
-                self.changes = [*self.changes, change][-MAX_CHANGES:]
-
-
-def _state(quota: QuotaState) -> str:
-    if quota.refused:
-        return "refused"
-    return "open" if quota.out_ms is None else "out"
-
-
-def _rounded(rate: float | None) -> float | None:
-    return None if rate is None else round(rate, 1)
-
-
-def _differs(before: QuotaChange, after: QuotaChange) -> bool:
-    rates = (
-        (before.requests_per_minute, after.requests_per_minute),
-        (before.tokens_per_minute, after.tokens_per_minute),
-    )
-    return (
-        before.state != after.state
-        or any((one is None) != (other is None) for one, other in rates)
-        or any(_is_far(one or 0.0, other or 0.0) for one, other in ((before.limit, after.limit), *rates))
-    )
-
-
-def _is_far(one: float, other: float) -> bool:
-    return max(one, other) >= _RECORDED_RATIO * min(one, other) and one != other

@@ -176,7 +176,7 @@ class _Execution:
             async with self._displayed_progress(record), self._watched_quotas(quotas, scheduler):
                 is_budget_spent = await scheduler.run(self.plan, self.comparisons)
                 update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
-        record = (await self._with_findings(record)).with_quota_changes(quotas.history.changes)
+        record = await self._with_findings(record)
         summary = self._summary(error_limit, spent=is_budget_spent)
         refused = None if cost_gate.refused is None else to_dollars(cost_gate.refused)
         row_costs = {name: to_dollars(cost) for name, cost in cost_gate.row_costs.items()}

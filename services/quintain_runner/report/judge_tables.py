@@ -1,4 +1,4 @@
-"""The tables of what judges say: of pairs, in juries, by the lengths of answers, and beside labels. No I/O."""
+"""The tables of what judges say: of pairs, in juries, and beside labels. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.statistics.analysis import MISSING, Analysis, format_p, format_score
-from quintain_runner.statistics.inference import Interval, MeanEstimate
+from quintain_runner.statistics.inference import MeanEstimate
 from quintain_runner.statistics.label_agreement import LabelAgreement, Rate
 from quintain_runner.statistics.pairwise import ComparedPair, PairwiseStatistics, PositionBias
 from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL
@@ -20,21 +20,6 @@ def own_judge_notes(analysis: Analysis) -> Iterator[str]:
     for name, judge in analysis.judges.items():
         if judge.own:
             yield f"{name}: {', '.join(judge.own)} judged its own answers, and models favour their own"
-
-
-def length_table(analysis: Analysis) -> TextTable:
-    """The table of how the lengths of answers to one case go with their scores."""
-    rows = [
-        (name, f"{found.cases:,}", f"{found.rows:,}", f"{found.value:+.2f}", _range_text(found.interval))
-        for name, judge in analysis.judges.items()
-        if (found := judge.length) is not None
-    ]
-    note = "Spearman's rank correlation within cases; it names no cause: longer answers may be better, or only liked"
-    return TextTable("length and score", ("judge", "cases", "answers", "correlation", "95 %"), rows, notes=[note])
-
-
-def _range_text(interval: Interval | None) -> str:
-    return MISSING if interval is None else f"{interval.low:+.2f} to {interval.high:+.2f}"
 
 
 def juries_table(analysis: Analysis) -> TextTable:

@@ -168,8 +168,6 @@ class RunFile(Message):
     judges: dict[str, JsonValue] = Field(default_factory=dict, exclude_if=operator.not_)
     sessions: list[SessionUsage] = Field(default_factory=list)
     history: list[dict[str, JsonValue]] = Field(default_factory=list)
-    #: How the limits of the targets' quotas changed while the run waited for them.
-    quotas: list[QuotaChange] = Field(default_factory=list, exclude_if=operator.not_)
     started_at: str
     ended_at: str | None = None
     exit_code: int | None = None
@@ -236,10 +234,6 @@ class RunFile(Message):
             generation=fingerprints.generation,
             history=[*self.history, entry],
         )
-
-    def with_quota_changes(self, changes: Sequence[QuotaChange]) -> RunFile:
-        """The record, with what one command saw of its quotas; the newest changes are kept."""
-        return self.with_fields(quotas=[*self.quotas, *changes][-MAX_CHANGES:])
 
     def with_summary(self, summary: RunSummary) -> RunFile:
         """The record, with these counts."""
@@ -365,22 +359,3 @@ def read_run(folder: Path) -> RunFile:
 def _now() -> str:
     """The current time in UTC, in ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-#: How many changes of limits ``run.json`` keeps: the newest.
-MAX_CHANGES = 100
-
-
-class QuotaChange(Message):
-    """A change of what a quota allows, as a run saw it. ``state`` is ``open``, ``out`` or ``refused``, the key's.
-
-    ``limit`` is that of the calls in flight; ``throttled`` counts the answers that asked to slow down.
-    """
-
-    at: str
-    quota: str
-    state: str
-    limit: int
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    throttled: int = 0

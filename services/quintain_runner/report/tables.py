@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from quintain.contracts.session import Usage
 from quintain.fleet.tables import format_count
-from quintain_runner.report.judge_tables import juries_table, length_table, own_judge_notes, pairwise_tables
+from quintain_runner.report.judge_tables import juries_table, own_judge_notes, pairwise_tables
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, RunTotals, TrialCounts
 from quintain_runner.report.text_table import TextTable
@@ -43,8 +43,6 @@ def run_tables(report: RunReport) -> list[TextTable]:
     tables = [_targets_table(report)]
     if len({name for target in analysis.targets.values() for name in target.graders}) > 1:
         tables.append(_graders_table(analysis))
-    if any(judge.length is not None for judge in analysis.judges.values()):
-        tables.append(length_table(analysis))
     if analysis.juries:
         tables.append(juries_table(analysis))
     tables.extend(_tag_table(field, analysis) for field in analysis.by)

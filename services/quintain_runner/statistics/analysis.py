@@ -15,7 +15,6 @@ from quintain.contracts.message import Message
 from quintain_runner.results.row import Row
 from quintain_runner.spec.grader_options import Reducers
 from quintain_runner.statistics.frame import (
-    LENGTH,
     ROW_PASS,
     ROW_SCORE,
     FramesByTag,
@@ -33,7 +32,6 @@ from quintain_runner.statistics.inference import (
     share_interval,
 )
 from quintain_runner.statistics.jury_agreement import JuryStatistics, VoteFrame
-from quintain_runner.statistics.length_correlation import RankCorrelation, rank_correlation
 from quintain_runner.statistics.pairwise import ComparisonCollector, PairwiseStatistics
 from quintain_runner.statistics.reducers import reduce_cases
 from quintain_runner.statistics.significance import (
@@ -109,13 +107,8 @@ class TargetPair(Message):
 
 
 class JudgeStatistics(Message):
-    """What is to be known of a judge before it is believed.
+    """What is to be known of a judge before it is believed: ``own`` are the columns of which it is the target."""
 
-    ``length`` is the rank correlation of the lengths of answers with their scores, within cases; None where no case has
-    answers that differ in both. ``own`` are the columns of which the judge is the target itself.
-    """
-
-    length: RankCorrelation | None = None
     own: list[str] = Field(default_factory=list)
 
 
@@ -183,19 +176,12 @@ def analyse(
 
 
 def _judge_statistics(frames: Mapping[str, TargetFrame]) -> dict[str, JudgeStatistics]:
-    """The statistics of each grader that asked a judge, over the answers of all columns."""
+    """The statistics of each grader that asked a judge."""
     judges = sorted({name for frame in frames.values() for name in frame.judges})
-    cases = np.concatenate([frame.case_hashes for frame in frames.values()]) if judges else None
-    found: dict[str, JudgeStatistics] = {}
-    for name in judges:
-        lengths, scores = (
-            np.concatenate([frame.values(measure) for frame in frames.values()])
-            for measure in (LENGTH, Measure("score", name))
-        )
-        own = [column for column, frame in frames.items() if name in frame.self_judged]
-        length = None if cases is None else rank_correlation(cases, lengths, scores)
-        found[name] = JudgeStatistics(length=length, own=own)
-    return found
+    return {
+        name: JudgeStatistics(own=[column for column, frame in frames.items() if name in frame.self_judged])
+        for name in judges
+    }
 
 
 def paired_differences(pairs: Sequence[tuple[TargetFrame, TargetFrame]], measure: Measure) -> list[Difference | None]:

@@ -1,4 +1,4 @@
-"""The scores and passes of a run as NumPy arrays: 29 bytes for each row and 9 for each grader of a row. No I/O.
+"""The scores and passes of a run as NumPy arrays: 25 bytes for each row and 9 for each grader of a row. No I/O.
 
 A case is stored as the hash of its id, so that a run of a million rows fits in memory.
 """
@@ -35,11 +35,11 @@ Hashes = npt.NDArray[np.uint64]
 class Measure(NamedTuple):
     """A measured quantity: the score or the pass of a grader or a criterion, or of the whole row if it is None."""
 
-    kind: Literal["score", "pass", "length"]
+    kind: Literal["score", "pass"]
     grader: str | None = None
 
 
-Measures = dict[Measure, npt.NDArray[np.float64 | np.int32 | np.int8]]
+Measures = dict[Measure, npt.NDArray[np.float64 | np.int8]]
 
 
 #: The most tags of one field that are counted apart; the rows of all others are counted together as `OTHER_TAGS`.
@@ -48,9 +48,6 @@ OTHER_TAGS = "(others)"
 
 ROW_SCORE, ROW_PASS = Measure("score"), Measure("pass")
 
-#: The characters of an answer.
-LENGTH = Measure("length")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetFrame:
@@ -58,8 +55,7 @@ class TargetFrame:
 
     ``trial_hashes`` and ``case_hashes`` (uint64) identify the trial and its case. ``values_by_measure`` has one array
     per measure; where a trial has no value, as in error rows, it holds NaN for a score (float64) and -1 for a pass
-    (int8) and for a length (int32).
-    ``judges`` are the graders that asked a judge, and of ``self_judged`` ones that was this target.
+    (int8). ``judges`` are the graders that asked a judge, and of ``self_judged`` ones that was this target.
     """
 
     trial_hashes: Hashes
@@ -209,7 +205,7 @@ class _FrameBuilder:
     """Collects the rows of one target into a `TargetFrame`."""
 
     def __init__(self) -> None:
-        self._trials, self._cases, self._lengths = array("Q"), array("Q"), array("i")
+        self._trials, self._cases = array("Q"), array("Q")
         self._judges, self._self_judged = set[str](), set[str]()
         self._row_measures, self._grader_measures = _MeasureBuilder(), dict[str, _MeasureBuilder]()
 
@@ -222,7 +218,6 @@ class _FrameBuilder:
         case = case_hash(row.case_id)
         self._cases.append(case)
         self._trials.append(_combined_hash(case, row.repeat))
-        self._lengths.append(-1 if row.output is None else len(row.output))
         for name, grader in row.graders.items():
             used = [one.judge for one in (grader, *grader.votes.values()) if one.judge is not None]
             if used:
@@ -242,7 +237,6 @@ class _FrameBuilder:
         trials = np.frombuffer(self._trials, dtype=np.uint64)
         cases = np.frombuffer(self._cases, dtype=np.uint64)
         values_by_measure = self._row_measures.arrays(None)
-        values_by_measure[LENGTH] = np.frombuffer(self._lengths, dtype=np.int32)
         judges, self_judged = frozenset(self._judges), frozenset(self._self_judged)
         for name, measures in self._grader_measures.items():
             values_by_measure.update(measures.arrays(name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +15,11 @@ from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
 from quintain_runner.engine import quota_watch
-from quintain_runner.engine.quota_watch import QuotaHistory, QuotaWatch, wait_line
+from quintain_runner.engine.quota_watch import QuotaWatch, wait_line
 from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.graders import base as retry
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import Lines, LiveTable
-from quintain_runner.report.run_file import MAX_CHANGES
 from quintain_runner.report.summary import ExitCode, exit_line
 from quintain_runner.results.counts import ResumeState
 from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
@@ -145,8 +143,6 @@ async def test_a_provider_that_stays_away_is_given_up_and_the_same_command_asks_
     line = exit_line(summary, "quintain run eval.yaml")
     assert "The engine is overloaded" in line
     assert "--give-up-after" in line
-    record = json.loads((folder.output / "run.json").read_text())
-    assert [change["state"] for change in record["quotas"]] == ["open", "out"]
 
     client.answer, client.quotas = echo, [quota()]
     summary = await folder.run()
@@ -232,17 +228,6 @@ async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
 )
 def test_a_line_says_what_calls_wait_for(state: QuotaState, line: str | None) -> None:
     assert wait_line(state, trials=83, give_up_seconds=7200.0, now=NOW) == line
-
-
-def test_the_history_keeps_what_changed_much_and_not_all_of_it() -> None:
-    history = QuotaHistory()
-    for limit in (20, 21, 24, 25, 26):
-        history.record([quota(limit=limit)], NOW)
-    assert [change.limit for change in history.changes] == [20, 25]
-    for _ in range(MAX_CHANGES):
-        history.record([quota(out_ms=1)], NOW)
-        history.record([quota()], NOW)
-    assert len(history.changes) == MAX_CHANGES
 
 
 @pytest.mark.parametrize("kind", [Lines, LiveTable])

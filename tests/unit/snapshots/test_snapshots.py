@@ -30,7 +30,6 @@ from quintain.topology import Topology
 from quintain_cli import console
 from quintain_cli.__main__ import LazyCommand, app
 from quintain_cli.commands.doctor import DoctorReport
-from quintain_cli.commands.schema import asyncapi_document
 from quintain_gateway import errors as http_errors
 from quintain_gateway.app import OPERATIONS
 from quintain_gateway.openapi import build_document as openapi_document
@@ -132,10 +131,6 @@ def commands_of(command: object, words: str = "quintain") -> Iterator[tuple[str,
     if hasattr(command, "list_commands"):
         for name in command.list_commands(context):
             yield from commands_of(command.get_command(context, name), f"{words} {name}")  # type: ignore[attr-defined]
-
-
-def test_the_asyncapi_document() -> None:
-    hold(RECORDED / "asyncapi.json", without_prose(asyncapi_document()))
 
 
 def test_the_openapi_document() -> None:
