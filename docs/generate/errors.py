@@ -11,6 +11,8 @@ from quintain_host.supervisor import REPLACE_EXIT_CODE
 
 #: What to do, by the error's class.
 MENDS = {
+    "RefusedInHttp": "Send what the message names.",
+    "UnsupportedEncoding": "Send the body without `Content-Encoding`.",
     "BadRequest": "Correct the field that the message names.",
     "UnsupportedParameter": "Leave the setting in `parameter` out, or set `unsupported: ignore`.",
     "UnknownTarget": "Use a name in `availableTargets`, or start a worker that serves the target.",

@@ -75,6 +75,8 @@ def _section(title: str, model: type[BaseModel]) -> str:
 def _fields(model: type[BaseModel]) -> Fields:
     """The keys of a model, each with its JSON schema and whether it is required."""
     schema = model.model_json_schema(by_alias=True)
+    # The schema of a model that has models of its own kind is among its definitions.
+    schema = schema if "properties" in schema else schema["$defs"][model.__name__]
     required = schema.get("required", [])
     return {key: {**value, "required": key in required} for key, value in schema["properties"].items()}
 
@@ -91,7 +93,7 @@ def _default(field: dict[str, Any]) -> str:
     if field["required"]:
         return "required"
     value = field.get("default")
-    return "" if value in (None, [], {}) else code(str(value).lower() if isinstance(value, bool) else value)
+    return "" if value in (None, "", [], {}) else code(str(value).lower() if isinstance(value, bool) else value)
 
 
 def _type(schema: dict[str, Any]) -> str:
