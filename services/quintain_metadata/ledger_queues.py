@@ -7,9 +7,15 @@ and of settles how the attempts ended. A message that was sent on once is not se
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.invoke import FaultReply
@@ -26,7 +32,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.message import Message
 from quintain.contracts.quota import TryOutcome, TryReport
-from quintain.errors import BudgetUnavailable, BusError, Fault, ReplyExpired
+from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault, ReplyExpired
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_settle_span
 from quintain.observe.spans import error_type_of, record_finished_span, valid_traceparent
@@ -42,6 +48,45 @@ from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.store.base import Ledger
 
 log = logging.getLogger(__name__)
+
+
+BatchT = TypeVar("BatchT", AdmitBatch, SettleBatch)
+
+
+def read_batch(
+    kind: type[BatchT], item: type[Admit] | type[Settle], body: bytes
+) -> tuple[BatchT, list[tuple[Any, Fault]]]:
+    """Read a batch; returns it without the items that cannot be read, and these as JSON: they harm no other.
+
+    Raises `BadRequest` for what is no batch.
+    """
+    try:
+        return kind.from_wire(body), []
+    except BadRequest as unreadable:
+        try:
+            fields = json.loads(body)
+            whole = kind.from_wire(json.dumps({**fields, "items": []}))
+            values = list(fields["items"])
+        except (ValueError, TypeError, KeyError):
+            raise unreadable from None
+    found, problems = list[Any](), list[tuple[Any, Fault]]()
+    for value in values:
+        try:
+            found.append(item.from_wire(json.dumps(value)))
+        except BadRequest as problem:
+            problems.append((value, problem))
+    return whole.with_fields(items=found), problems
+
+
+def _refusals(problems: Sequence[tuple[Any, Fault]]) -> list[Admission]:
+    """Log the items of a batch that cannot be read; returns the refusals of those whose attempt is known."""
+    refusals = list[Admission]()
+    for value, problem in problems:
+        log.error("An item of a worker's batch cannot be read: %s", problem.message)
+        with contextlib.suppress(ValidationError, AttributeError):
+            attempt_id = value.get("attemptId")
+            refusals.append(Admission(attempt_id=attempt_id, fault=FaultReply.from_fault(problem)))
+    return refusals
 
 
 class OwnerSender:
@@ -137,7 +182,9 @@ class AdmitConsumer:
             if delivery.exchange == PROBE.name and delivery.type == ATTEMPTS_ENDED.key:
                 await self._admission_queue.on_ended(AttemptsEnded.from_wire(delivery.body).items)
             else:
-                batch = AdmitBatch.from_wire(delivery.body)
+                batch, problems = read_batch(AdmitBatch, Admit, delivery.body)
+                if refusals := _refusals(problems):
+                    await sender(refusals, [])
                 if self._admission_queue.quotas.is_shared:
                     batch = await self._own_part(batch, delivery)
                 if batch.items:
@@ -175,11 +222,13 @@ class SettleConsumer:
     async def __call__(self, delivery: Delivery) -> None:
         """Apply one batch, and acknowledge it; what it may have freed is given to the admits that wait."""
         try:
-            items = SettleBatch.from_wire(delivery.body).items
+            batch, problems = read_batch(SettleBatch, Settle, delivery.body)
+            _refusals(problems)
         except Fault as fault:
             log.error("An unreadable settle was dropped: %s", fault.message)
             await delivery.ack()
             return
+        items = batch.items
         self._metrics.count_settles(items)
         ended = await self._apply(items)
         await delivery.ack()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.headers import COPY_HEADER
 from quintain.contracts.invoke import Result
-from quintain.contracts.ledger import CallKey
+from quintain.contracts.ledger import PRINTABLE, CallKey
 from quintain.errors import BusError, Expired, Overloaded
 from quintain.routes import INVOKE
 from quintain_worker.returns import copy_of
@@ -295,9 +296,9 @@ class InflightCalls:
 
 
 def copied_attempt(delivery: Delivery) -> str | None:
-    """Return the attempt whose call's message this is a copy of; None where it is no copy."""
+    """Return the attempt whose call's message this is a copy of; None where it is no copy that a worker has made."""
     attempt_id = delivery.headers.get(COPY_HEADER)
-    return attempt_id if isinstance(attempt_id, str) else None
+    return attempt_id if isinstance(attempt_id, str) and re.fullmatch(PRINTABLE, attempt_id) else None
 
 
 class EndedAttempts:

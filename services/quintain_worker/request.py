@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from quintain.bus.base import Delivery
-from quintain.contracts.api_request import ApiRequest, read_api_request
+from quintain.contracts.api_request import ApiRequest, parse_json, read_api_request
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import (
     ACCEPT_HEADER,
@@ -175,7 +175,7 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
             version = integer_header(headers, PROTOCOL_HEADER)
             if version not in {None, PROTOCOL_VERSION}:
                 raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
-            if request_id != named_id:
+            if request_id != named_id or headers.get(REQUEST_ID_HEADER, named_id) != named_id:
                 raise BadRequest(f"{REQUEST_ID_HEADER}: 1 to 128 characters, none of them U+0000")
             if (size := len(body)) > MAX_BODY_BYTES:
                 raise PayloadTooLarge(f"The body has {size} bytes; no session may send more than {MAX_BODY_BYTES}")
@@ -206,7 +206,12 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
 
 def parse_body(body: bytes, target: str, check: Callable[[ApiRequest], None]) -> InvokeRequest | ApiRequest:
     """Parse the body of a request for this target; ``check`` judges one in a vendor's words. Raises `BadRequest`."""
-    request = (read_api_request(body) if b'"api"' in body else None) or InvokeRequest.from_wire(body)
+    request: InvokeRequest | ApiRequest | None = read_api_request(body) if b'"api"' in body else None
+    if request is None:
+        parse_json(
+            body
+        )  # for what pydantic reads as something else: a name that stands twice, numbers beyond all bounds
+        request = InvokeRequest.from_wire(body)
     if request.requested_target is not None and request.requested_target != target:
         raise BadRequest(f"target: the body names {shorten(request.requested_target)!r}, the routing key {target!r}")
     # A provider is told its target's name, whether the body names it or not.

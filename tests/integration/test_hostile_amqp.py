@@ -25,7 +25,16 @@ from quintain.bus.connect import connect_bus
 from quintain.client.client import Client, connect
 from quintain.contracts.credentials import SessionToken, digest
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
-from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
+from quintain.contracts.headers import (
+    ACCEPT_HEADER,
+    CALL_HEADERS,
+    COPY_HEADER,
+    PROTOCOL_HEADER,
+    REQUEST_ID_HEADER,
+    RETURNED_HEADER,
+    ROUTED_HEADER,
+    TOKEN_HEADER,
+)
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.topology import DEAD, DEAD_QUEUE, INVOKE, POISON_QUEUE, UNROUTED_QUEUE, Exchange, exclusive_reply_topology
 from quintain_metadata.ledger import sessions
@@ -50,9 +59,11 @@ EVERY_KIND: list[object] = [
     "",
     "a\0b",
     "x" * 129,
+    "\u00e9",
+    "9" * 18,
 ]
 
-OURS = [TOKEN_HEADER, REQUEST_ID_HEADER, DEADLINE_HEADER, PROTOCOL_HEADER, ROUTED_HEADER, "x-first-death-reason"]
+OURS = [*CALL_HEADERS, TOKEN_HEADER, ACCEPT_HEADER, COPY_HEADER, RETURNED_HEADER, ROUTED_HEADER, "x-first-death-reason"]
 
 
 class RawHeaders(pika.BasicProperties):

@@ -34,7 +34,8 @@ MAX_TRIES = 1_000_000
 Milliseconds = Annotated[Whole, Field(ge=0, lt=2**53)]
 
 #: An id, a digest or a proof that a worker makes or has checked, in printable ASCII.
-Token = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,200}$")]
+PRINTABLE = r"[ -~]{0,200}"
+Token = Annotated[str, StringConstraints(pattern=f"^{PRINTABLE}$")]
 
 
 class TargetCard(Message):

@@ -96,10 +96,11 @@ def is_group(delivery: Delivery) -> bool:
 def split_group(delivery: Delivery) -> list[GroupedDelivery]:
     """Return the calls of a group as deliveries. Raises a `Fault` where the group cannot be taken apart: none of its
     calls was looked at then."""
+    items = decode_group(delivery.body)
     version = integer_header(delivery.headers, PROTOCOL_HEADER)
     if version not in {None, PROTOCOL_VERSION}:
-        raise BadRequest(f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}")
-    items = decode_group(delivery.body)
+        problem = f"{PROTOCOL_HEADER}: this fleet speaks version {PROTOCOL_VERSION}, not {version}"
+        items = [item._replace(problem=problem) for item in items]
     _require_calls(items)
     common = {name: value for name, value in delivery.headers.items() if name not in CALL_HEADERS}
     settlement = _GroupSettlement(delivery, len(items))

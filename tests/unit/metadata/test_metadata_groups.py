@@ -84,6 +84,20 @@ async def test_the_calls_of_a_group_that_nobody_can_answer_are_kept_one_by_one(
     }
 
 
+@pytest.mark.parametrize("exchange", [INVOKE, DEAD])
+async def test_each_call_of_a_group_of_another_version_is_answered(
+    metadata: RunningMetadataService, exchange: Exchange
+) -> None:
+    replies: asyncio.Queue[Delivery] = asyncio.Queue()
+    for name in "xy":
+        metadata.rpc_client.subscribe(f"c-{name}", replies.put_nowait)
+    headers: dict[str, HeaderValue] = {PROTOCOL_HEADER: 2}
+    await send_group(metadata, exchange, items("x", "y"), reply_to=metadata.rpc_client.reply_key, **headers)
+    faults = [await next_delivery(replies) for _ in range(2)]
+    assert {fault.correlation_id for fault in faults} == {"c-x", "c-y"}
+    assert all(b"speaks version 1, not 2" in fault.body for fault in faults)
+
+
 async def test_a_group_that_cannot_be_taken_apart_is_answered_as_a_whole(metadata: RunningMetadataService) -> None:
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     metadata.rpc_client.subscribe("the group", replies.put_nowait)

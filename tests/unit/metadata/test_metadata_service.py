@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import zlib
 from collections.abc import AsyncIterator
 
@@ -120,6 +121,27 @@ async def test_a_held_admit_is_answered_when_the_call_is_settled(
     assert told.attempt_id == second.attempt_id
     assert told.replay is not None
     assert told.replay.raw_text == "yes"
+
+
+@pytest.mark.parametrize(
+    "change", [{"copyOf": "\u00e9"}, {"deadline": "soon"}, {"target": ""}, {"requestId": ""}, {"attemptId": 7}]
+)
+async def test_an_item_that_cannot_be_read_harms_no_other_of_its_batch(
+    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, change: dict[str, object]
+) -> None:
+    bad, good = admit_request(session, "bad"), admit_request(session, "good")
+    broken = json.dumps({**json.loads(bad.to_wire()), **change}).encode()
+    await worker.publish("admit", b'{"incarnation":"w1","items":[%s,7,%s]}' % (broken, good.to_wire()))
+    told = list[Admission]()
+    while len(told) < 1 + ("attemptId" not in change):
+        told += (await worker.next_reply()).items
+    codes = {item.attempt_id: item.fault and item.fault.code for item in told}
+    refused = {} if "attemptId" in change else {bad.attempt_id: "bad_request"}
+    assert codes == {**refused, good.attempt_id: None}
+    settle = settle_request(session, good).to_wire()
+    unread = json.dumps({**json.loads(settle), "outcome": "lucky"}).encode()
+    await worker.publish("settle", b'{"incarnation":"w1","items":[%s,%s]}' % (unread, settle))
+    await wait_for_counters(metadata, session, committed=1, running=0)
 
 
 def large_settle(session: SessionOpened, admit: Admit) -> bytes:

@@ -150,6 +150,10 @@ async def test_a_token_of_the_wrong_shape_is_refused_without_asking_the_ledger(
         (b'{"question": "x"}', {DEADLINE_HEADER: 1.5}, f"{DEADLINE_HEADER}: it must be a whole number"),
         (b'{"question": "x"}', {DEADLINE_HEADER: True}, f"{DEADLINE_HEADER}: it must be a whole number"),
         (b'{"question": "x"}', {REQUEST_ID_HEADER: "r" * 129}, f"{REQUEST_ID_HEADER}: 1 to 128 characters"),
+        (b'{"question": "x"}', {REQUEST_ID_HEADER: ""}, f"{REQUEST_ID_HEADER}: 1 to 128 characters"),
+        (b'{"question": "x"}', {REQUEST_ID_HEADER: 7}, f"{REQUEST_ID_HEADER}: 1 to 128 characters"),
+        (b'{"question": "x", "question": "y"}', {}, "question: the name stands twice"),
+        (b'{"question": "x", "settings": {"seed": 1, "seed": 2}}', {}, "seed: the name stands twice"),
         (b'{"question": "%s"}' % (b"x" * MAX_BODY_BYTES), {}, "no session may send more than 16777216"),
     ],
 )
