@@ -46,7 +46,13 @@ from quintain_runner.spec.text_graders import (
     StartsWithGrader,
     TextGrader,
 )
-from quintain_runner.untrusted import BACKTRACK_LIMIT, BacktrackLimitExceeded, compile_pattern, pattern_problem
+from quintain_runner.untrusted import (
+    BACKTRACK_LIMIT,
+    BacktrackLimitExceeded,
+    compile_pattern,
+    pattern_problem,
+    plain_line,
+)
 
 
 def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Validator:
@@ -149,7 +155,14 @@ def _text_comparison(spec: TextGrader, folder: Path) -> CompareText:
             schema = None if spec.json_schema is None else build_validator(spec.json_schema, folder)
             return lambda _, answer: _find_json(schema, answer)
         case _:
-            return lambda case, answer: _compare(spec, _right(spec, case), answer)
+            return lambda case, answer: _with_reason(spec, case, _compare(spec, _right(spec, case), answer))
+
+
+def _with_reason(spec: ComparingGrader, case: Case, row: GraderRow) -> GraderRow:
+    """The verdict with what was right, where it fails, and the row does not say it as what its case expected."""
+    if row.passed or row.reason is not None or not spec.has_value:
+        return row
+    return row.with_fields(reason=plain_line("right is " + " or ".join(map(answer_text, spec.answers(case)))))
 
 
 #: Whether an answer has the text that a grader looks for.
