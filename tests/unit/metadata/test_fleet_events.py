@@ -119,6 +119,11 @@ async def test_a_listener_hears_what_becomes_of_calls_and_what_changes() -> None
         topology += Topology((EVENTS,), (paused,), (Binding(EVENTS, paused, "target.a.paused"),))
         await metadata.bus.declare(topology)
         await metadata.bus.consume(topology.queues[0], hear, prefetch=8)
+        consumed = await wait_for("changed.consumers")
+        assert {name: consumed.consumers[name] for name in ("quintain.metadata", "quintain.ledger.settle")} == {
+            "quintain.metadata": 1,
+            "quintain.ledger.settle": 1,
+        }
         driver = metadata.ledger_driver
         await wait_for("changed")  # and with it the first reading, before which nothing is a change
         await driver.register("a")
