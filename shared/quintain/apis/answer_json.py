@@ -170,8 +170,8 @@ class _Call:
 class CallNumbers:
     """Gives each call of a streamed chat completion an index of its own: some servers give several the same, or none.
 
-    A new id begins a new call; without ids, a name does after arguments that are complete. An id or a name that is said
-    again is left out, because clients join what comes.
+    A new id begins a new call; without ids, a name does after arguments that are complete. What is null, and an id or
+    a name that is said again, is left out, because clients join what comes.
     """
 
     def __init__(self) -> None:
@@ -201,8 +201,9 @@ def _number(calls: list[_Call], call: Json) -> None:
         taken = {known.index for known in calls}
         index = given if isinstance(given, int) and given not in taken else max(taken, default=-1) + 1
         calls.append(own := _Call(index, given))
-    for key, holder, is_again in (("id", call, call_id == own.id), ("name", function, name == own.name)):
-        if holder.get(key) and is_again:
+    again = {"id": call_id == own.id, "name": name == own.name}
+    for holder in (call, function):
+        for key in [key for key, value in holder.items() if value is None or (value and again.get(key))]:
             del holder[key]
     own.id, own.name = call_id or own.id, own.name + (function.get("name") or "")
     own.arguments.append(arguments)

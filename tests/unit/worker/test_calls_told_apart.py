@@ -113,6 +113,20 @@ async def test_the_calls_of_a_chat_completion_are_told_apart(
     assert await calls_of(server, CHAT, api, deltas(*pieces)) == CALLS
 
 
+async def test_nulls_of_a_call_are_left_out_for_clients_that_join_what_comes(server: ModelServer) -> None:
+    calls = [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "id": None, "type": None, "function": {"name": None, "arguments": "{}"}},
+    ]
+    server.set_responses(deltas(*calls))
+    provider, heard = CHAT.provider(server.url), list[Delta]()
+    request = ApiRequest("chat", json_text(REQUESTS["chat"]))
+    await provider.answer(request, timeout_seconds=10, on_text=heard.append)  # type: ignore[arg-type]
+    await provider.close()
+    parts: Any = [event["choices"][0]["delta"].get("tool_calls") for event in heard if event.get("choices")]  # type: ignore[union-attr]
+    assert [part for part in parts if part][1] == [{"index": 0, "function": {"arguments": "{}"}}]
+
+
 @apis
 async def test_a_name_may_come_in_pieces(server: ModelServer, api: ApiName) -> None:
     pieces = [piece(0, "a", "get_"), piece(0, None, "weather"), piece(0, None, None, "{}"), piece(1, "b", "g", "{}")]
