@@ -18,7 +18,7 @@ from quintain.graders import Case
 from quintain.runtime.text_files import InvalidLine
 from quintain_cli.init.carried import FILE_PREFIX, At, CarriedCase, CarriedEvaluation, Found, JsonDict, mapping
 from quintain_cli.init.nunjucks import rendered
-from quintain_cli.init.targets import add_provider
+from quintain_cli.init.targets import add_provider, judge_target
 from quintain_runner.graders.builtin import build_validator
 from quintain_runner.plan.case_graders import with_own_graders
 from quintain_runner.spec.graders import GraderSpec
@@ -259,7 +259,8 @@ def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test
     asked = next((value[key] for key in keys if value.get(key) is not None), test.criteria)
     provider = value.get("provider") or test.provider
     provider = mapping(provider).get("text", provider)
-    judge = None if provider is None or carried.is_agentv else add_provider(carried, provider, at)
+    provider = value.get("target", provider) if carried.is_agentv else provider
+    judge = None if provider is None else judge_target(carried, provider, at)
     graders = []
     for one, place in at.items(asked):
         fields = mapping(one) if carried.is_agentv else {}

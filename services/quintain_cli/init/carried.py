@@ -95,7 +95,8 @@ class CarriedEvaluation:
     """What was read of another tool's evaluation, in the shape of our files.
 
     ``source`` is its file, and ``output`` the folder that our files are written to. ``evaluated`` are the targets that
-    are asked, the others judge. ``outside`` are the files that it names and that are not in its folder.
+    are asked, the others judge; ``known_targets`` are those of AgentV by name. ``outside`` are the files that it names
+    and that are not in its folder.
     """
 
     source: Path
@@ -106,6 +107,7 @@ class CarriedEvaluation:
     prompts: list[JsonDict] = field(default_factory=list)
     cases: list[CarriedCase] = field(default_factory=list)
     repeats: int | None = None
+    known_targets: dict[str, Found] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
 

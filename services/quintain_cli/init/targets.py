@@ -117,17 +117,25 @@ def add_targets_of_agentv(carried: CarriedEvaluation, wanted: object, at: At) ->
     """
     folders = (carried.folder, *carried.folder.resolve().parents)
     path = next((one for folder in folders for name in _TARGET_FILES if (one := folder / name).is_file()), None)
-    known = {} if path is None else _named_targets(*read_document(path))
+    carried.known_targets = {} if path is None else _named_targets(*read_document(path))
     for one, place in at.items(wanted):
-        name = str(mapping(one).get("label", mapping(one).get("id"))) if isinstance(one, dict) else str(one)
-        found = (one, place) if isinstance(one, dict) else known.get(name)
-        if found is None:
-            where = (
-                "no targets.yaml or .agentv/providers.yaml beside or above" if path is None else f"not in {path.name}"
-            )
-            carried.leave_out(place, f"the target {name}: {where}")
-        elif (target := _target_of_agentv(carried, found, known)) is not None:
-            carried.evaluated.append(carried.add_target(name, target))
+        name = judge_target(carried, one, place)
+        carried.evaluated += [] if name is None or name in carried.evaluated else [name]
+
+
+def judge_target(carried: CarriedEvaluation, provider: object, at: At) -> str | None:
+    """The target of a provider that is written out, or of AgentV's of this name; None, with a note, of others."""
+    fields = mapping(provider)
+    identifier = str(fields.get("id", provider))
+    if not carried.is_agentv or ":" in identifier or identifier == "echo":
+        return add_provider(carried, provider, at)
+    found = (provider, at) if fields else carried.known_targets.get(identifier)
+    if found is None:
+        where = "its file of targets has not" if carried.known_targets else "no targets.yaml or providers.yaml has"
+        carried.leave_out(at, f"the target {identifier}, which {where}")
+        return None
+    target = _target_of_agentv(carried, found, carried.known_targets)
+    return None if target is None else carried.add_target(fields.get("label", identifier), target)
 
 
 def _named_targets(value: object, at: At) -> dict[str, Found]:

@@ -456,3 +456,14 @@ def test_agentv_5_is_promptfoos_shape_in_snake_case(read: Read) -> None:
         "local": {"provider": "openai", "base_url": "http://127.0.0.1/v1", "model": "${{ MODEL }}"}
     }
     assert places(carried) == ["evaluate_options.max_concurrency", "tests[0]"]
+
+
+def test_the_judges_of_agentv_are_its_targets(read: Read) -> None:
+    carried = read(
+        "prompts: ['{{ a }}']\nproviders: [echo, gone]\ndefault_test: {options: {provider: judge}}\n"
+        "tests: [{vars: {a: b}, assert: [Is kind, {type: llm-rubric, value: Is short, provider: gone}]}]\n",
+        _dot_agentv__providers_dot_yaml="- {id: mock, label: judge, response: '{}'}\n",
+    )
+    judges = [one.get("judge_target") for one in cases_of(carried)[0]["graders"]]
+    assert (carried.evaluated, judges) == (["echo"], ["judge", None])
+    assert places(carried) == ["providers[1]", "tests[0].assert[1]"]
