@@ -17,6 +17,7 @@ from quintain_runner.files import read_text_file
 from quintain_runner.graders.judge_request import build_judge_request, filled
 from quintain_runner.graders.judge_sections import attachments
 from quintain_runner.graders.pairwise import filled_prompt
+from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import FILLS_TEMPLATES, CaseRequirement
 from quintain_runner.spec.comparing_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
@@ -70,15 +71,31 @@ def judge_problems(
 
 
 def judge_warnings(
-    evaluation: Evaluation, targets: Sequence[str], judge_targets: Mapping[str, str | None]
+    evaluation: Evaluation,
+    dataset: DatasetStats | None,
+    targets: Sequence[str],
+    judge_targets: Mapping[str, str | None],
 ) -> Iterator[str]:
-    """A line for each judge that judges its own answers."""
-    for index, judge in _judges(evaluation):
-        own = [name for name in targets if name in judges_of(judge, name, judge_targets)]
-        if own:
+    """A line for each judge, of the evaluation or of a case, that judges its own answers."""
+    judged = {
+        f"{evaluation.path}: graders[{index}] ({judge.name})": [
+            name for name in targets if name in judges_of(judge, name, judge_targets)
+        ]
+        for index, judge in _judges(evaluation)
+    }
+    if dataset is not None:
+        own = dataset.own_graders
+        judged |= {
+            f"{dataset.source.path}: graders ({name})": [
+                one for one in targets if one in own.judges_of(one, judge_targets, name)
+            ]
+            for name in own.targets
+        }
+    for place, names in judged.items():
+        if names:
             yield (
-                f"{evaluation.path}: graders[{index}] ({judge.name}): {', '.join(own)} would judge its own answers, "
-                "and models favour their own; name another target as judge"
+                f"{place}: {', '.join(names)} would judge its own answers, and models favour their own; name another "
+                "target as judge"
             )
 
 

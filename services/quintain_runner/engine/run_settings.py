@@ -304,6 +304,8 @@ async def inspect_evaluation(
         _inspect_providers(found, resolved)
     if found.evaluation is not None:
         _inspect_dataset(found, found.evaluation, results_folder)
+        judge_targets = judge_targets_of(found.config)
+        found.warnings += judge_warnings(found.evaluation, found.dataset, found.targets, judge_targets)
     return found
 
 
@@ -343,7 +345,6 @@ async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_fo
             named = ((judge_place(evaluation, index), to) for index, to in found.judge_references)
             check_targets_available(named, list(found.config.targets))
         found.problems += judge_problems(evaluation, found.targets, found.config.targets)
-    found.warnings += judge_warnings(evaluation, found.targets, judge_targets_of(found.config))
 
 
 async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) -> Evaluation:

@@ -406,3 +406,11 @@ async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
     assert len(judged.not_checked) == len(on_fleet.not_checked) + 1
     write_evaluation(tmp_path)
     assert (await check_evaluation(options, read_settings({}))).not_checked == []
+
+
+async def test_a_judge_of_a_case_that_judges_its_own_answers_is_a_warning(tmp_path: Path) -> None:
+    own = {"builtin": "llm-judge", "instructions": "Is it kind?"}
+    cases: list[dict[str, object]] = [{"id": "1", "question": "q", "expected": "q", "graders": [own]}]
+    found = await inspect(write_evaluation(tmp_path, EXACT, cases=cases))
+    (warning,) = [line for line in found.warnings if "judge its own answers" in line]
+    assert "cases.jsonl: graders (llm-judge)" in warning
