@@ -223,8 +223,6 @@ async def test_vectors_that_are_missing_are_a_provider_error(fleet: ModelFleet, 
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("completions", {"model": "model"}, "prompt"),
-    ("completions", {"model": "model", "prompt": ""}, "prompt"),
     ("completions", {"model": "model", "prompt": []}, "prompt"),
     ("completions", {"model": "model", "prompt": [[]]}, "prompt"),
     ("completions", {"model": "model", "prompt": ["x", 5]}, "prompt"),
