@@ -102,6 +102,7 @@ class HealthEndpoints:
 
     def __init__(self, metrics: ServiceMetrics, check: HealthCheck) -> None:
         self._metrics, self._probe = metrics, ReadinessProbe(check)
+        self._scrape: asyncio.Task[bytes] | None = None
 
     async def live(self, _: Request) -> Response:
         """Handle ``GET /health/live``."""
@@ -114,8 +115,10 @@ class HealthEndpoints:
         return Response(verdict.to_wire(), status_code=status, media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
-        """Handle ``GET /metrics``."""
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        """Handle ``GET /metrics``; requests at the same time are answered alike."""
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.get_running_loop().create_task(self._metrics.exposition_beside())
+        return Response(await asyncio.shield(self._scrape), media_type=CONTENT_TYPE_LATEST)
 
 
 class OpsEndpoints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -43,6 +44,7 @@ class ServiceMetrics:
     def __init__(self, service: str) -> None:
         self.service = service
         self.registry = CollectorRegistry()
+        self._callbacks: list[_CallbackCollector] = []
         self._broker: BrokerState | None = None
         self._card: Callable[[], ServiceCard] | None = None
         build = Info("quintain_build", "The service and its version", registry=self.registry)
@@ -63,6 +65,12 @@ class ServiceMetrics:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
+    async def exposition_beside(self) -> bytes:
+        """Return the same, written in a thread: the loop only calls the functions, which read what it changes."""
+        for each in self._callbacks:
+            each.take()
+        return await asyncio.to_thread(self.exposition)
+
     def counter(self, name: str, documentation: str, *labels: str) -> Counter:
         """Create a counter ``quintain_<service>_<name>`` with these labels."""
         return Counter(self.full_name(name), documentation, labels, registry=self.registry)
@@ -79,7 +87,8 @@ class ServiceMetrics:
 
     def add_callback(self, collect_metrics: Callable[[], Iterable[Metric]]) -> None:
         """Add metrics that this function returns at each scrape."""
-        self.registry.register(_CallbackCollector(collect_metrics))
+        self._callbacks.append(_CallbackCollector(collect_metrics))
+        self.registry.register(self._callbacks[-1])
 
     def full_name(self, name: str) -> str:
         """Return the full name of a metric of this service."""
@@ -121,7 +130,13 @@ class _CallbackCollector(Collector):
 
     def __init__(self, collect_metrics: Callable[[], Iterable[Metric]]) -> None:
         self._collect_metrics = collect_metrics
+        self._taken: list[Metric] | None = None
+
+    def take(self) -> None:
+        """Call the function now, for the next `collect`."""
+        self._taken = list(self._collect_metrics())
 
     def collect(self) -> Iterable[Metric]:
         """Return the function's metrics."""
-        return self._collect_metrics()
+        taken, self._taken = self._taken, None
+        return self._collect_metrics() if taken is None else taken

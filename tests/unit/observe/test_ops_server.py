@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -35,6 +36,21 @@ from support.memory_fleet import ADMIN_TOKEN
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
 READY = (200, {"status": "ready"})
+
+
+async def test_a_scrape_costs_the_loop_next_to_nothing() -> None:
+    metrics = ServiceMetrics("worker")
+    counter = metrics.counter("calls", "Calls", "target")
+    for number in range(3_000):
+        counter.labels(f"target-{number}").inc()
+    began = time.thread_time()
+    scraped = await metrics.exposition_beside()
+    assert time.thread_time() - began < 0.005
+    assert scraped.count(b'{target="target-') == 2 * 3_000
+    assert len(scraped) > 100_000
+    began = time.thread_time()
+    metrics.exposition()
+    assert time.thread_time() - began > 0.005, "a scrape of so many is work"
 
 
 async def passes() -> str | None:
