@@ -100,6 +100,7 @@ def hostile_properties(token: str) -> list[pika.BasicProperties]:
     long = "x" * 130_800
     return [
         *(pika.BasicProperties(headers={**honest, name: kind}, **answered) for name in OURS for kind in EVERY_KIND),
+        pika.BasicProperties(headers={TOKEN_HEADER: SessionToken.mint().text, COPY_HEADER: "\u00e9"}, **answered),
         pika.BasicProperties(headers=honest, reply_to=b"\xff\xfe", correlation_id=b"\xff\xfe"),
         pika.BasicProperties(headers=honest, type=b"\xff\xfe", timestamp=2**63, **answered),
         pika.BasicProperties(headers=honest, timestamp=2**60),
@@ -152,8 +153,9 @@ async def run_services(broker_url: str) -> AsyncIterator[tuple[SessionOpened, Cl
 
 @pytest.mark.parametrize(
     ("exchange", "key"),
-    [("quintain.invoke", "a"), ("quintain.invoke", ""), ("quintain.metadata", "info"), ("quintain.ledger", "admit"),
-     ("quintain.ledger", "settle"), ("quintain.dead", "a"), ("quintain.cancel", "")],
+    [("quintain.invoke", "a"), ("quintain.invoke", ""), ("quintain.metadata", "info"), ("quintain.metadata", "reserve"),
+     ("quintain.metadata", "quotas"), ("quintain.ledger", "register"), ("quintain.ledger", "heartbeat"),
+     ("quintain.ledger", "admit"), ("quintain.ledger", "settle"), ("quintain.dead", "a"), ("quintain.cancel", "")],
 )  # fmt: skip
 async def test_no_hostile_message_ends_a_connection(
     broker_url: str,
