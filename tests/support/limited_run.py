@@ -58,7 +58,8 @@ class LimitFigures:
     result: CommandResult
     rows: int
     error_rows: Counter[str]
-    #: The calls that the ledger charged, and the most calls in flight that were allowed.
+    #: The calls that the ledger charged, and the most calls in flight that were allowed; 0 where no limit was met, as
+    #: on a machine that is too busy to ask so fast.
     charged: int
     most_in_flight: int
     answered: Counter[int]
@@ -160,7 +161,7 @@ async def run_limited(
         error_rows=errors,
         charged=run_json["totals"]["calls"],
         used_later=sum(amount for second, amount in provider.used.items() if second - first >= 60),
-        most_in_flight=max((each["limit"] for each in run_json["quotas"]), default=0),
+        most_in_flight=max((each["limit"] for each in run_json.get("quotas", ())), default=0),
         answered=answered,
         answered_later=later,
         seconds=seconds,
