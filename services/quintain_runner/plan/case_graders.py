@@ -30,7 +30,7 @@ from quintain_runner.spec.text_graders import ComparingGrader
 
 _GRADERS: TypeAdapter[list[GraderSpec]] = TypeAdapter(list[GraderSpec])
 
-_MODELS = {("graders", "*", *place): model for place, model in GRADER_MODELS.items()}
+_MODELS = {("*", *place): model for place, model in GRADER_MODELS.items()}
 
 
 def with_own_graders(row: Case | InvalidLine, taken: Collection[str]) -> Case | InvalidLine:

@@ -361,11 +361,17 @@ def judges_of(grader: GraderSpec, target: str, judge_targets: Mapping[str, str |
     return (judge_target_of(grader, target, judge_targets),) if isinstance(grader, CallingGrader) else ()
 
 
-#: The model at each place of a list of graders, used to suggest known keys in error messages.
-GRADER_MODELS: Final[ModelsByPlace] = {
+_SINGLE_MODELS: Final[ModelsByPlace] = {
     **{(kind_tag(name),): kind for name, kind in GRADER_KINDS.items()},
     **{(kind_tag(name), "target"): GraderCalls for name in ("command", "function", _INVALID_KIND)},
     (kind_tag("tool-calls"), "called", "*"): ExpectedToolCall,
     (kind_tag("llm-judge"), "rubric", "*"): RubricCriterion,
     (kind_tag(_INVALID_KIND),): InvalidGrader,
+}
+
+#: The model at each place of a list of graders, used to suggest known keys in error messages.
+GRADER_MODELS: Final[ModelsByPlace] = {
+    (*within, *place): model
+    for within in ((), *((kind_tag(kind), kind, "*") for kind in ("all", "any")))
+    for place, model in _SINGLE_MODELS.items()
 }
