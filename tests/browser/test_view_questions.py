@@ -29,7 +29,7 @@ LONG_ANSWER = (
 )
 
 
-JUDGE = JudgeGrader(name="judge", builtin="llm-judge", prompt="Is it a good plan?", judge_target="sage")
+JUDGE = JudgeGrader(name="judge", builtin="llm-judge", instructions="Is it a good plan?", judge_target="sage")
 
 
 def some_row(number: int, target: str, repeat: int, *, is_worse: bool) -> Row:
@@ -44,7 +44,7 @@ def some_row(number: int, target: str, repeat: int, *, is_worse: bool) -> Row:
         answer=Answer(request_id=f"{target}-{number}-{repeat}", steps=[tool_step(1, 2)] * 201 if number == 8 else None),
     )
     case = Case(id=row.case_id, question=f"What of {number}?", expected="a plan")
-    request = build_judge_request(JUDGE, JUDGE.prompt or "", case, row.result, target="sage")
+    request = build_judge_request(JUDGE, JUDGE.instructions or "", case, row.result, target="sage")
     used = JudgeUsed(target="sage", request=request_hash(request), reply=f'{{"score": {judge}, "reason": "{said}"}}')
     graders = {
         "exact": GraderRow(score=float(is_pass), passed=is_pass),

@@ -24,6 +24,7 @@ def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
         "body_sha256": "b",
         "body_bytes": None,
         "deadline": 5,
+        "wait_until": None,
         "problem": None,
         "traceparent": None,
         "alone": None,
