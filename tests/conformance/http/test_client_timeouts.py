@@ -71,7 +71,7 @@ async def test_a_call_at_its_provider_goes_on_and_the_clients_retry_joins_it(
     fleet.provider.set_responses(ScriptedResponse(body=answer, delay_seconds=3))
     fleet.provider.requests.clear()
     token, model = await fleet.token(), "model" if client == "openai" else "claude"
-    assert await ask(fleet, client, model, token, timeout=2, max_retries=2, **options) == "Fine."
+    assert await ask(fleet, client, model, token, timeout=2, max_retries=9, **options) == "Fine."
     assert len(fleet.provider.requests) == 1
 
 
@@ -91,7 +91,7 @@ async def test_the_smallest_timeout_counts_on_every_path(fleet: ModelFleet) -> N
     async with fleet.worker(FULL):
         token = await fleet.token()
         running = asyncio.create_task(ask(fleet, "openai", "full", token, timeout=30))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2)  # it has the only slot by now
         said = [
             ("x-stainless-read-timeout", "2"),
             ("x-stainless-timeout", "600.0"),
