@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
 import httpx2
 import openai
 import pytest
+import pytest_asyncio
 
 from support.gateway_client import open_gateway_client
-from support.model_fleet import OVER_MEMORY, ModelFleet
+from support.model_fleet import OVER_MEMORY, ModelFleet, model_fleet
 from support.model_server import ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT
 
@@ -19,6 +21,13 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), OVER_MEMORY]
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 FULL = "targets: {full: {provider: mock, delay_ms: 6000, max_concurrency: 1}}\n"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(bus_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelFleet]:
+    """A fleet with the limits of a deployment: a call goes on for as long as its client may wait before it retries."""
+    async with model_fleet(tmp_path_factory.mktemp("fleet"), broker_url=bus_url) as fleet:
+        yield fleet
 
 
 async def ask(fleet: ModelFleet, client: str, model: str, token: str, *, stream: bool = False, **options: Any) -> Any:
