@@ -105,7 +105,6 @@ RUN_BY = {
     "quintain dlq replay": "tests/acceptance/test_dlq.py",
     "quintain dlq drop": "tests/acceptance/test_dlq.py",
     "quintain ledger prune": "tests/acceptance/test_ledger_command.py",
-    "quintain broker apply": "tests/integration/test_broker_commands.py",
     "quintain broker add-user": "tests/integration/test_broker_commands.py",
 }
 

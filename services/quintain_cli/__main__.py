@@ -57,7 +57,6 @@ COMMANDS: CommandTable = {
     "dlq show": "dlq:show_message",
     "dlq drop": "dlq:drop_messages",
     "dlq replay": "dlq:replay",
-    "broker apply": "broker:apply",
     "broker add-user": "broker:add_user",
     "schema eval": "schema:evaluation",
     "schema config": "schema:config",
@@ -72,7 +71,7 @@ GROUPS = {
     "serve": "Run one service until SIGTERM.",
     "ledger": "Read the ledger of QUINTAIN_LEDGER_URL, or delete old sessions of it.",
     "dlq": "Show, replay and delete messages that no service could process. They are kept in quintain.poison.",
-    "broker": "Set the policies and users of a broker, through its management API or as printed definitions.",
+    "broker": "Add users of a broker, through its management API or as printed definitions.",
     "schema": "Print the JSON schema of a file. A schema serves for completion in an editor "
     "(# yaml-language-server: $schema=FILE).",
 }

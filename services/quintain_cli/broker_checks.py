@@ -135,7 +135,11 @@ _NAMED_QUEUES: Final = (
     (re.compile(r"quintain\.(cancel|conversation|discovery|events|lease|ledger\.admit|reply|run)\..+"), "classic"),
 )
 
-_APPLY = "quintain broker apply"
+_POLICIES_MEND = (
+    "rabbitmqctl import_definitions, of the policies of deploy/rabbitmq/definitions.json: docs/operations.md"
+)
+
+_LIMITS_MEND = "rabbitmqctl set_user_limits and set_vhost_limits, as in docs/operations.md"
 
 
 def management_checks(api: Management, queues: Collection[str]) -> Iterator[DoctorCheck]:
@@ -160,10 +164,15 @@ def _policies(api: Management, queues: Collection[str]) -> Iterator[DoctorCheck]
         size = limits.get("max-length-bytes", limits.get("x-max-length-bytes"))
         what = f"limit of {name}"
         if size is None:
-            yield DoctorCheck(what=what, verdict="fail", says="none: a client can fill the broker's disk", mend=_APPLY)
+            yield DoctorCheck(
+                what=what, verdict="fail", says="none: a client can fill the broker's disk", mend=_POLICIES_MEND
+            )
         elif name != "quintain.poison" and limits.get("overflow", limits.get("x-overflow")) != "reject-publish":
             yield DoctorCheck(
-                what=what, verdict="fail", says="what is beyond it drops the oldest messages unanswered", mend=_APPLY
+                what=what,
+                verdict="fail",
+                says="what is beyond it drops the oldest messages unanswered",
+                mend=_POLICIES_MEND,
             )
         else:
             yield DoctorCheck(what=what, verdict="ok", says=f"{int(size) / 1024**2:,.0f} MiB")
@@ -326,7 +335,7 @@ def _limits(api: Management) -> DoctorCheck:
     if not any("max-queues" in each["value"] for each in api.get("vhost-limits/{vhost}")):
         absent.insert(0, "any number of queues may be declared")
     if absent:
-        return DoctorCheck(what=what, verdict="fail", says="; ".join(absent), mend="quintain broker apply")
+        return DoctorCheck(what=what, verdict="fail", says="; ".join(absent), mend=_LIMITS_MEND)
     return DoctorCheck(what=what, verdict="ok", says="all are limited")
 
 

@@ -1,4 +1,4 @@
-"""RabbitMQ's management API, and the policies, limits and permissions that `quintain broker` sets with it.
+"""RabbitMQ's management API, and the limits and permissions that `quintain broker add-user` sets with it.
 
 They are read from ``deploy/rabbitmq/definitions.json``, which is a part of this package.
 """
@@ -122,17 +122,6 @@ def vhost_of(broker_url: str) -> str:
 
 #: The users, permissions, policies and limits of a broker: the file with which Compose starts one.
 _DEFINITIONS: Final = json.loads(resources.files("quintain_cli").joinpath("definitions.json").read_text("utf-8"))
-
-#: Limits for every name that a user may declare. Bodies alone count as bytes: what headers may fill is the length times
-#: frame_max. A policy with a key that a type of queue does not have is not applied to that type, therefore the two last
-#: ones: for a client's own queues, and for streams of any name. A full queue with copies of one message for many drops
-#: the oldest, because it must not refuse the message of all.
-QUEUE_POLICIES: Final[list[dict[str, object]]] = [
-    {name: value for name, value in policy.items() if name != "vhost"} for policy in _DEFINITIONS["policies"]
-]
-
-#: The limits of a virtual host, of whose queues there is a limit: RabbitMQ has none for a user.
-VHOST_LIMITS: Final[Mapping[str, int]] = _DEFINITIONS["parameters"][0]["value"]
 
 #: The most connections and channels of each user.
 USER_LIMITS: Final[Mapping[str, int]] = _DEFINITIONS["users"][0]["limits"]

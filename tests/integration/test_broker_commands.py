@@ -1,4 +1,4 @@
-"""``quintain broker``: policies and users through the management API, and what a user of one's own may do."""
+"""``quintain broker``: users through the management API, and what a user of one's own may do."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from quintain.bus.connect import connect_bus
 from quintain.errors import ConfigError
 from quintain.topology import METADATA_TOPOLOGY, host_topology, reply_topology, target_topology
 from quintain_cli.broker_management import (
-    QUEUE_POLICIES,
     ROLES,
     USER_LIMITS,
-    VHOST_LIMITS,
     user_permissions,
 )
-from quintain_cli.commands.broker import add_user, apply
+from quintain_cli.commands.broker import add_user
 from support.broker_users import DEFINITIONS, broker_users
 from support.command_line import CommandLine, command_line
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
@@ -32,12 +30,11 @@ BROKER_URL = "amqp://root:word@127.0.0.1:5672/evals"
 
 @dataclass
 class ManagementApi:
-    """A management API that keeps what it is asked, and answers with ``answers``."""
+    """A management API that keeps what it is asked."""
 
     url: str = ""
     status: int = 200
     requests: list[tuple[str, str, object]] = field(default_factory=list)
-    answers: dict[str, object] = field(default_factory=dict)
 
     def written(self) -> dict[str, object]:
         """The bodies of what was written, by path."""
@@ -52,11 +49,9 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManagementApi]:
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             made.requests.append((self.command, self.path, json.loads(body) if body else None))
-            text = json.dumps(made.answers.get(self.path, {})).encode()
             self.send_response(made.status)
-            self.send_header("content-length", str(len(text)))
+            self.send_header("content-length", "0")
             self.end_headers()
-            self.wfile.write(text)
 
         do_GET = do_PUT = do_DELETE = answer  # noqa: N815 -- the names of http.server
 
@@ -86,20 +81,6 @@ def test_the_deployment_gives_its_users_the_rights_and_limits_of_their_roles() -
     assert all(user["limits"] == USER_LIMITS for user in DEFINITIONS["users"])
 
 
-@pytest.mark.parametrize(("vhost", "path"), [(None, "evals"), ("other/one", "other%2Fone")])
-def test_apply_sets_every_policy_and_limit_in_one_virtual_host(
-    api: ManagementApi, shell: CommandLine, vhost: str | None, path: str
-) -> None:
-    api.answers["/api/users"] = [{"name": "root", "tags": ["administrator"]}, {"name": "worker", "tags": []}]
-    api.answers[f"/api/vhosts/{path}/permissions"] = [{"user": "root"}, {"user": "worker"}]
-    shell.run("broker", "apply", "--management", api.url, *(() if vhost is None else ("--vhost", vhost)))
-    assert api.written() == {
-        **{f"/api/policies/{path}/{each['name']}": each for each in QUEUE_POLICIES},
-        **{f"/api/vhost-limits/{path}/{name}": {"value": most} for name, most in VHOST_LIMITS.items()},
-        **{f"/api/user-limits/worker/{name}": {"value": most} for name, most in USER_LIMITS.items()},
-    }
-
-
 @pytest.mark.parametrize(
     ("url", "vhost", "printed_vhost"),
     [
@@ -119,10 +100,6 @@ def test_printed_definitions_are_of_the_urls_virtual_host_and_change_nothing(
     printed_vhost: str,
 ) -> None:
     monkeypatch.setenv("QUINTAIN_BROKER_URL", url)
-    apply(management=api.url, vhost=vhost, print_only=True)
-    printed = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in printed["policies"]] == [each["name"] for each in QUEUE_POLICIES]
-    assert {each["vhost"] for each in printed["policies"] + printed["parameters"]} == {printed_vhost}
     add_user("worker-a", role="worker", only=["echo"], management=api.url, vhost=vhost, print_only=True)
     told = capsys.readouterr()
     definitions = json.loads(told.out)
@@ -134,12 +111,15 @@ def test_printed_definitions_are_of_the_urls_virtual_host_and_change_nothing(
     assert api.requests == []
 
 
-def test_a_user_is_added_with_the_permissions_of_its_role(api: ManagementApi, shell: CommandLine) -> None:
-    there = ("--management", api.url)
+@pytest.mark.parametrize(("vhost", "path"), [(None, "evals"), ("other/one", "other%2Fone")])
+def test_a_user_is_added_with_the_permissions_of_its_role(
+    api: ManagementApi, shell: CommandLine, vhost: str | None, path: str
+) -> None:
+    there = ("--management", api.url, *(() if vhost is None else ("--vhost", vhost)))
     added = shell.run("broker", "add-user", "evaluator-alice", "--role", "evaluator", *there, "--json").json
     assert api.written() == {
         "/api/users/evaluator-alice": {"password": added["password"], "tags": ""},
-        "/api/permissions/evals/evaluator-alice": user_permissions("evaluator", "evaluator-alice"),
+        f"/api/permissions/{path}/evaluator-alice": user_permissions("evaluator", "evaluator-alice"),
         **{f"/api/user-limits/evaluator-alice/{name}": {"value": most} for name, most in USER_LIMITS.items()},
     }
 
@@ -148,7 +128,7 @@ def test_a_user_is_added_with_the_permissions_of_its_role(api: ManagementApi, sh
 def test_what_the_api_refuses_ends_the_command(api: ManagementApi, status: int) -> None:
     api.status = status
     with pytest.raises(typer.Exit):
-        apply(management=api.url)
+        add_user("worker-a", role="worker", management=api.url)
 
 
 @pytest.mark.parametrize(

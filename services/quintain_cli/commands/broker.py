@@ -1,13 +1,10 @@
-"""``quintain broker``: a broker's limits, and a user of it for each evaluator, host and group of workers."""
+"""``quintain broker``: a user of the broker for each evaluator, host and group of workers."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import json
 import secrets
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
 from urllib.parse import quote
@@ -18,11 +15,8 @@ from quintain.errors import BusError, ConfigError
 from quintain.settings import environment, read_settings
 from quintain_cli.broker_management import (
     DEFAULT_VHOST,
-    QUEUE_POLICIES,
     ROLES,
     USER_LIMITS,
-    VHOST_LIMITS,
-    Management,
     open_management,
     user_permissions,
     vhost_of,
@@ -42,49 +36,6 @@ PrintOption = Annotated[
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The user.")]
 
 _HASHING = "rabbit_password_hashing_sha256"
-
-
-def apply(
-    management: ManagementOption = None,
-    vhost: VhostOption = None,
-    print_only: PrintOption = False,
-    as_json: AsJson = False,
-) -> None:
-    """Set the limits of every queue that a user can declare or fill, and of each user.
-
-    They are policies, the most queues of the virtual host, and each user's most connections and channels. They can be
-    applied at any time, also to queues with messages. The user of QUINTAIN_BROKER_URL needs the tag administrator;
-    other administrators have no limits.
-    """
-    if print_only:
-        where = vhost or _vhost_of_url()
-        policies = [{"vhost": where, **policy} for policy in QUEUE_POLICIES]
-        limits_of_vhost = {"vhost": where, "component": "vhost-limits", "name": "limits", "value": VHOST_LIMITS}
-        print_json({"parameters": [limits_of_vhost], "policies": policies})
-        limits = json.dumps(dict(USER_LIMITS))
-        print_stderr(f"next     for each user of the broker: rabbitmqctl set_user_limits NAME '{limits}'")
-        return
-    with _management(management, vhost, as_json=as_json) as api:
-        for policy in QUEUE_POLICIES:
-            api.put(f"policies/{{vhost}}/{policy['name']}", policy)
-        for limit, value in VHOST_LIMITS.items():
-            api.put(f"vhost-limits/{{vhost}}/{limit}", {"value": value})
-        administrators = {user["name"] for user in api.get("users") if "administrator" in user["tags"]}
-        users = {each["user"] for each in api.get("vhosts/{vhost}/permissions")} - administrators
-        for user in sorted(users):
-            _limit_user(api, user)
-    names, max_queues = [str(policy["name"]) for policy in QUEUE_POLICIES], VHOST_LIMITS["max-queues"]
-    if as_json:
-        print_json({"policies": names, "maxQueues": max_queues, "limitedUsers": sorted(users)})
-        return
-    limited = f"{max_queues} queues; limits of {', '.join(sorted(users)) or 'no user'}"
-    print_stdout(f"applied  {', '.join(names)}; {limited}")
-    print_stderr("next     quintain doctor")
-
-
-def _limit_user(api: Management, name: str) -> None:
-    for limit, value in USER_LIMITS.items():
-        api.put(f"user-limits/{quote(name, safe='')}/{limit}", {"value": value})
 
 
 def add_user(
@@ -114,25 +65,20 @@ def add_user(
         print_json({"users": [{**user, "limits": dict(USER_LIMITS)}], "permissions": [granted]})
         print_stderr(f"password {password}")
         return
-    with _management(management, vhost, as_json=as_json) as api:
+    try:
+        api = open_management(read_settings(environment()).require_broker_url(), management)
+        api = api if vhost is None else replace(api, vhost=vhost)
         api.put(f"users/{quote(name, safe='')}", {"password": password, "tags": tags})
-        _limit_user(api, name)
+        for limit, value in USER_LIMITS.items():
+            api.put(f"user-limits/{quote(name, safe='')}/{limit}", {"value": value})
         api.put(f"permissions/{{vhost}}/{quote(name, safe='')}", permissions)
+    except (BusError, ConfigError) as error:
+        exit_with_error(error, as_json=as_json)
     if as_json:
         print_json({"name": name, "role": role, "password": password, **permissions})
         return
     print_stdout(f"added    {name}, as {role}\npassword {password}")
     print_stderr(f"next     QUINTAIN_BROKER_URL=amqp://{name}:PASSWORD@HOST/ for this {role} alone")
-
-
-@contextlib.contextmanager
-def _management(address: str | None, vhost: str | None, *, as_json: bool) -> Iterator[Management]:
-    """Open the management API of this virtual host, or of that of the URL; its errors end the command."""
-    try:
-        api = open_management(read_settings(environment()).require_broker_url(), address)
-        yield api if vhost is None else replace(api, vhost=vhost)
-    except (BusError, ConfigError) as error:
-        exit_with_error(error, as_json=as_json)
 
 
 def _vhost_of_url() -> str:
