@@ -347,7 +347,7 @@ class AdmissionQueue:
                 after_others = admit.target in awaited_targets
                 credential = admit.credential()
                 has_quota = admit.target in self.quotas.quota_of
-                after_quota = has_quota and not self.quotas.offer(admit.attempt_id, admit.target)
+                after_quota = has_quota and not self.quotas.offer(admit)
                 owned = self.quotas.owned(admit.target) if has_quota else None
                 payers = awaited_payers[number] if awaited_payers else ()
                 operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, owned, payers))

@@ -9,6 +9,8 @@ The rules between the two:
   a place, because its first grant was lost on the way, is counted as running.
 - A granted call keeps its place until its settle, whose report the governor learns from, or until a sweep finds that no
   live worker runs it. A report of a call that has no place here is learned from too.
+- An attempt whose call has a former one with a place waits for the end of that one, whose report may ask to wait: the
+  ledger has the settle before the governor.
 - A target's own limit bounds its calls within the quota: they are counted here. Where the ledger finds a target full or
   paused all the same, nothing of it starts until it has capacity.
 
@@ -28,14 +30,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from quintain.contracts.credentials import public_id
-from quintain.contracts.fleet import QuotaCut, QuotaState
+from quintain.contracts.fleet import QuotaState
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptEnded
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
 from quintain.errors import Expired, Throttled
+from quintain_metadata.ledger.call_rows import CallKey
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
 from quintain_metadata.quotas.fair_queue import Waiting
-from quintain_metadata.quotas.governor import Governor, QuotaFigures
+from quintain_metadata.quotas.governor import Governor
 from quintain_metadata.quotas.ownership import Known, QuotaOwners, TakenQuota
 from quintain_metadata.quotas.quota_rows import QuotaRegistration, RunningCall, read_lost, read_quotas, read_running
 from quintain_metadata.store.base import Ledger
@@ -64,6 +67,9 @@ class QuotaAdmission:
         #: The target of each attempt that has a place, and its call once the ledger has granted it.
         self.places: dict[str, str] = {}
         self._calls: dict[str, tuple[str, str, str]] = {}
+        #: The attempt that has a place, by its call, and those of the same call that wait for its end.
+        self._attempt_of: dict[CallKey, str] = {}
+        self._behind: dict[str, list[Waiting]] = {}
         self._running: Counter[str] = Counter()
         #: How many more calls of each target may run.
         self._free_slots: dict[str, int] = {}
@@ -115,12 +121,13 @@ class QuotaAdmission:
         if self._owners is not None and not self._known_targets.issuperset(targets):
             await self.refresh()
 
-    def offer(self, attempt_id: str, target: str) -> bool:
+    def offer(self, admit: Admit) -> bool:
         """Return whether the attempt has a place now, which it takes; one without a quota needs none."""
+        attempt_id, target = admit.attempt_id, admit.target
         quota_id = self.quota_of.get(target)
         if quota_id is None:
             return True
-        if not self.is_own(target):
+        if not self.is_own(target) or self._former(admit) is not None:
             return False
         is_granted = self._governor.offer(self._clock(), attempt_id, quota_id, target, self._bounds())
         if is_granted:
@@ -141,9 +148,11 @@ class QuotaAdmission:
         if isinstance(decision, Deferred) and decision.reason in {DeferReason.TARGET, DeferReason.QUOTA}:
             if decision.reason is DeferReason.TARGET and had_place:
                 self._blocked.add(admit.target)
-            self._governor.wait(
-                Waiting(attempt_id, quota_id, admit.target, *decision.share, is_takeover=decision.is_takeover)
-            )
+            waiting = Waiting(attempt_id, quota_id, admit.target, *decision.share, is_takeover=decision.is_takeover)
+            if (former := self._former(admit)) is None:
+                self._governor.wait(waiting)
+            else:
+                self._behind.setdefault(former, []).append(waiting)
             self.changed.set()
             return dataclasses.replace(decision, reason=DeferReason.QUOTA)
         if isinstance(decision, Admission):
@@ -281,7 +290,7 @@ class QuotaAdmission:
         for call in running:
             self._governor.resume(self._clock(), call.attempt_id, self.quota_of[call.target], call.target)
             self._add(call.attempt_id, call.target)
-            self._calls[call.attempt_id] = (call.session_id, call.request_id, call.attempt_id)
+            self._note_call(call.session_id, call.request_id, call.attempt_id)
 
     def _drop(self, quota_id: str) -> None:
         self._terms.pop(quota_id, None)
@@ -322,7 +331,7 @@ class QuotaAdmission:
         for target, quota_id in sorted(self.quota_of.items()):
             targets.setdefault(quota_id, []).append(target)
         return [
-            _state(now, self._quotas[figures.quota_id], targets[figures.quota_id], figures)
+            self._quotas[figures.quota_id].state(now, targets[figures.quota_id], figures)
             for figures in self._governor.describe(now)
             if figures.quota_id in targets
         ]
@@ -332,8 +341,7 @@ class QuotaAdmission:
         if attempt_id not in self.places:
             self._governor.resume(self._clock(), attempt_id, quota_id, admit.target)
             self._add(attempt_id, admit.target)
-        session_id = admit.session_id or public_id(admit.token) or ""
-        self._calls[attempt_id] = (session_id, admit.request_id, attempt_id)
+        self._note_call(*_call_key(admit), attempt_id)
         return admission.with_fields(is_probe=True) if self._governor.is_probe(attempt_id) else admission
 
     def give_back(self, attempt_id: str) -> bool:
@@ -343,6 +351,15 @@ class QuotaAdmission:
         self._governor.end(self._clock(), attempt_id, _NOT_SENT)
         self.changed.set()
         return True
+
+    def _former(self, admit: Admit) -> str | None:
+        """Return the other attempt of the same call that has a place, if one has."""
+        former = self._attempt_of.get(_call_key(admit))
+        return None if former == admit.attempt_id else former
+
+    def _note_call(self, session_id: str, request_id: str, attempt_id: str) -> None:
+        self._calls[attempt_id] = session_id, request_id, attempt_id
+        self._attempt_of[session_id, request_id] = attempt_id
 
     def _add(self, attempt_id: str, target: str) -> None:
         if attempt_id not in self.places:
@@ -356,34 +373,16 @@ class QuotaAdmission:
             return False
         self._running[target] -= 1
         self._free_slots[target] += 1
-        self._calls.pop(attempt_id, None)
+        call = self._calls.pop(attempt_id, None)
+        if call is not None and self._attempt_of.get(call[:2]) == attempt_id:
+            del self._attempt_of[call[:2]]
+        for waiting in self._behind.pop(attempt_id, ()):
+            self.wait_again(waiting)
         return True
 
     def _bounds(self) -> Mapping[str, int]:
         return {**self._free_slots, **dict.fromkeys(self._blocked, 0)} if self._blocked else self._free_slots
 
 
-def _state(now: float, quota: QuotaRegistration, targets: list[str], figures: QuotaFigures) -> QuotaState:
-    def milliseconds(until: float | None) -> int | None:
-        return None if until is None else max(0, int((until - now) * 1000))
-
-    rate, cut = figures.requests_per_minute, figures.last_cut
-    is_out = figures.out_since is not None
-    return QuotaState(
-        id=figures.quota_id,
-        name=quota.name,
-        targets=targets,
-        limit=figures.limit,
-        in_flight=figures.in_flight,
-        waiting=figures.waiting,
-        throttled=figures.throttled,
-        requests_per_minute=rate,
-        tokens_per_minute=figures.tokens_per_minute,
-        paused_ms=milliseconds(figures.paused_until),
-        last_cut=None if cut is None else QuotaCut(ago_ms=int((now - cut[0]) * 1000), cause=cut[1].value),
-        out_ms=int((now - figures.out_since) * 1000) if is_out and figures.out_since is not None else None,
-        out_targets={target: milliseconds(at) or 0 for target, at in figures.out_targets.items()} or None,
-        refused=figures.is_refused or None,
-        estimated_seconds=figures.waiting / rate * 60 if rate and figures.waiting else None,
-        differs=quota.differs or None,
-    )
+def _call_key(admit: Admit) -> CallKey:
+    return admit.session_id or public_id(admit.token) or "", admit.request_id

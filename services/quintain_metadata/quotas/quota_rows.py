@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quintain.contracts.fleet import QuotaSettings, SetQuota
+from quintain.contracts.fleet import QuotaCut, QuotaSettings, QuotaState, SetQuota
 from quintain.contracts.quota import QuotaTerms
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
-from quintain_metadata.quotas.governor import smallest_terms
+from quintain_metadata.quotas.governor import QuotaFigures, smallest_terms
 from quintain_metadata.store.base import Lookup, Moment, SqlProgram, execute, fetch_one
 
 
@@ -45,6 +45,33 @@ class QuotaRegistration:
                 "start": start,
                 "min": min(terms.min, most),
             }
+        )
+
+    def state(self, now: float, targets: list[str], figures: QuotaFigures) -> QuotaState:
+        """Return what the quota of these targets does at present."""
+
+        def milliseconds(until: float | None) -> int | None:
+            return None if until is None else max(0, int((until - now) * 1000))
+
+        rate, cut = figures.requests_per_minute, figures.last_cut
+        is_out = figures.out_since is not None
+        return QuotaState(
+            id=figures.quota_id,
+            name=self.name,
+            targets=targets,
+            limit=figures.limit,
+            in_flight=figures.in_flight,
+            waiting=figures.waiting,
+            throttled=figures.throttled,
+            requests_per_minute=rate,
+            tokens_per_minute=figures.tokens_per_minute,
+            paused_ms=milliseconds(figures.paused_until),
+            last_cut=None if cut is None else QuotaCut(ago_ms=int((now - cut[0]) * 1000), cause=cut[1].value),
+            out_ms=int((now - figures.out_since) * 1000) if is_out and figures.out_since is not None else None,
+            out_targets={target: milliseconds(at) or 0 for target, at in figures.out_targets.items()} or None,
+            refused=figures.is_refused or None,
+            estimated_seconds=figures.waiting / rate * 60 if rate and figures.waiting else None,
+            differs=self.differs or None,
         )
 
 

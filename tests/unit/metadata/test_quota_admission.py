@@ -223,6 +223,36 @@ async def test_a_throttled_call_waits_until_its_provider_takes_calls_again(
     assert info.call_count == 1
 
 
+async def test_a_second_attempt_waits_for_what_the_first_one_brought(desk: QueueDriver, session: SessionOpened) -> None:
+    """The ledger applies a settle before the governor learns of it: the next attempt may ask between the two."""
+    first = admit_request(session, "r1")
+    await desk.send(session, first)
+    settled = settle_request(session, first, AttemptOutcome.THROTTLED)
+    call, _ = await desk.driver.ledger.transact(alone(settled))
+    assert await desk.admit(session, "r1", "r2") == ["waits", "granted"]
+    report = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
+    await desk.queue.on_ended([attempt_ended(settled.with_fields(report=report), call)])
+    await desk.queue.grant_quotas()
+    assert (desk.order, desk.state().waiting) == (["r1", "r2"], 1)
+    await desk.settle(desk.attempt_of("r2"))
+    desk.now += 30
+    await desk.queue.grant_quotas()
+    assert desk.order == ["r1", "r2", "r1"]
+    assert desk.state().in_flight == 1
+
+
+async def test_a_second_attempt_starts_though_the_report_of_the_first_one_is_lost(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    first = admit_request(session, "r1")
+    await desk.send(session, first)
+    await desk.driver.ledger.transact(alone(settle_request(session, first, AttemptOutcome.THROTTLED)))
+    assert await desk.admit(session, "r1") == ["waits"]
+    await desk.sweep()
+    assert desk.order == ["r1", "r1"]
+    assert desk.state().in_flight == 1
+
+
 async def test_what_a_limit_held_until_its_deadline_was_throttled_tried_or_not(
     desk: QueueDriver, session: SessionOpened
 ) -> None:
