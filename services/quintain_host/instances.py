@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from quintain.agents.hosted_agent import target_factory
 from quintain.config.fingerprint import dependency_digests, fingerprint_of, import_digests, module_digests
-from quintain.config.python_imports import load_object
+from quintain.config.python_imports import describe_raised, load_object
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import ConfigError
 from quintain.programs.agent_urls import AgentUrl
@@ -135,7 +135,7 @@ async def _convert_base_exceptions(coroutine: Coroutine[Any, Any, Returned]) -> 
     except Exception:
         raise
     except BaseException as error:
-        raise RuntimeError(f"The target raised {type(error).__name__}: {error}") from error
+        raise RuntimeError(f"The target raised {describe_raised(error, Path.cwd())}") from error
 
 
 #: Creates one new instance of a target: a class, or a function without arguments.
@@ -168,7 +168,7 @@ def require_target(instance: Any, path: str) -> None:
     missing = sorted(name for name in Target.__abstractmethods__ if not hasattr(type(instance), name))
     if missing:
         raise ConfigError(
-            f"{path} made a {type(instance).__name__}, which is not a Target: it lacks {', '.join(missing)}. "
+            f"{path} made {type(instance).__name__}, which is not a Target: it lacks {', '.join(missing)}. "
             "An agent of another framework is hosted as it is: docs/agents.md"
         )
 
@@ -211,6 +211,6 @@ async def probe_factory(factory: InstanceFactory, path: str, boot_seconds: float
         raise
     except Exception as error:
         # A constructor may raise anything; its message is shown to the user who starts the host.
-        raise ConfigError(f"{path} made no target: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{path} made no target: {describe_raised(error, Path.cwd())}") from error
     finally:
         await instance_thread.close()

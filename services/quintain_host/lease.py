@@ -261,7 +261,7 @@ class HostedLease:
 def _require_text(value: Any, query: str) -> str:
     if isinstance(value, str):
         return value
-    raise TypeError(f"The query {query!r} was answered with a {type(value).__name__}: a target's values are text")
+    raise TypeError(f"The query {query!r} returned {type(value).__name__}, not str: return its text, as with str(...)")
 
 
 async def _await(function: Callable[[], Awaitable[None]]) -> None:

@@ -7,11 +7,9 @@ folder and keeps it running. What the function prints goes to stderr, and its st
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import sys
-import traceback
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -19,7 +17,8 @@ from typing import BinaryIO, cast
 from pydantic import BaseModel
 
 import quintain
-from quintain.contracts.credentials import mask_tokens
+from quintain.config.python_imports import describe_raised, load_object
+from quintain.errors import ConfigError
 from quintain.graders import Grader, GraderInput
 from quintain.observe import semconv
 from quintain.observe.spans import span_in_trace
@@ -56,8 +55,6 @@ class FunctionDescription(BaseModel):
 def main() -> None:
     """Answer each line of stdin with a line on stdout, until stdin ends."""
     requests, output = _take_over_stdio()
-    # As for a script, the working folder comes first on the path; it stays there, because the module may import others.
-    sys.path.insert(0, str(Path.cwd()))
     function = _load_function(sys.argv[1])
     for line in requests:
         request = FunctionRequest.model_validate_json(line)
@@ -76,14 +73,10 @@ def _take_over_stdio() -> tuple[BinaryIO, BinaryIO]:
 
 def _load_function(path: str) -> Grader[..., object] | str:
     """Import the grader function at ``module:name``; a string is the error that prevents its use."""
-    module_name, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except (Exception, SystemExit) as error:
-        # Importing a module may raise any exception.
-        return f"{module_name} cannot be imported: {_error_text(error)}"
-    if found is None:
-        return f"{module_name} has no {name}"
+        found = load_object(path, Path.cwd(), kind="function")
+    except ConfigError as error:
+        return error.message
     if not isinstance(found, Grader):
         return f"{path} is not a grader; write @quintain.grader above it"
     return found
@@ -100,7 +93,7 @@ def _handle_request(function: Grader[..., object] | str, request: FunctionReques
             returned = _call_function(function, request.given, request.session)
         return json.dumps(_verdict_fields(returned))
     except (Exception, SystemExit) as error:
-        return json.dumps({"error": _error_text(error)})
+        return json.dumps({"error": describe_raised(error, Path.cwd(), max_characters=_MAX_ERROR_CHARACTERS)})
 
 
 def _call_function(
@@ -136,14 +129,6 @@ def _verdict_fields(returned: object) -> Mapping[str, object]:
     if isinstance(returned, Mapping):
         return returned
     raise TypeError(f"it returned {type(returned).__name__}; return True or False, a score from 0 to 1, or a dict")
-
-
-def _error_text(error: BaseException) -> str:
-    """An exception as one sentence, with the line of the user's code in which it was raised, and tokens masked."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return mask_tokens(f"{type(error).__name__}: {error}")[:_MAX_ERROR_CHARACTERS] + where
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Self
 from quintain.contracts.credentials import mask_tokens
 from quintain.programs.line_program import LineProgram, ProgramEnded, line_program
 from quintain.programs.processes import run_program
-from quintain.programs.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput
+from quintain.programs.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput, describe_end
 from quintain.programs.sandbox import UNCONFINED, Confinement
 from quintain_runner.graders.verdict import GraderError
 
@@ -85,9 +85,7 @@ def timeout_message(timeout_seconds: float) -> str:
 
 def crash_message(exit_code: int, stderr: str) -> str:
     """The message about a crashed grader: its exit code or signal, and the end of its stderr with tokens masked."""
-    how = f"exit code {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
-    last = mask_tokens(stderr).strip()[-MAX_STDERR_CHARACTERS:]
-    return f"It crashed ({how}): {last}" if last else f"It crashed ({how}) and wrote nothing on stderr"
+    return f"It crashed, {describe_end(exit_code, mask_tokens(stderr).strip()[-MAX_STDERR_CHARACTERS:])}"
 
 
 class ProcessEnded(GraderError):

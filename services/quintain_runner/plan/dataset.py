@@ -14,14 +14,20 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from quintain.config.file_errors import config_error
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.processes import run_to_file
-from quintain.programs.program import CannotStart, Program, check_rights, program_environment, start_problem
+from quintain.programs.program import (
+    CannotStart,
+    Program,
+    check_rights,
+    describe_end,
+    program_environment,
+    start_problem,
+)
 from quintain.programs.sandbox import Confinement
 from quintain.runtime.text_files import InvalidLine
 from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write
@@ -347,11 +353,6 @@ def _run_command_into(path: Path, program: Program) -> None:
                 "the path, and that it may be executed"
             ) from None
         if exit_code != 0:
-            raise ConfigError(f"dataset: its command failed (exit code {exit_code}): {_stderr_tail(errors)}")
-
-
-def _stderr_tail(errors: IO[bytes]) -> str:
-    """The end of the command's stderr, with session tokens masked."""
-    errors.seek(0)
-    text = mask_tokens(errors.read().decode(errors="replace")).strip()[-_MAX_STDERR_CHARACTERS:]
-    return text or "it wrote nothing on stderr"
+            errors.seek(0)
+            stderr = mask_tokens(errors.read().decode(errors="replace")).strip()[-_MAX_STDERR_CHARACTERS:]
+            raise ConfigError(f"dataset: its command failed, {describe_end(exit_code, stderr)}")

@@ -21,11 +21,9 @@ from typing import Any
 
 from quintain.agents.conversation import AgentError, Conversation, TurnInput, TurnReport
 from quintain.agents.recognition import load_agent
+from quintain.config.python_imports import describe_raised
 from quintain.contracts.agents import AgentStep
 from quintain.errors import ConfigError
-
-#: How much of an error's text is told, in characters.
-_MAX_ERROR_LENGTH = 2000
 
 
 class Wire:
@@ -83,8 +81,8 @@ class AgentProgram:
             self._current = None
             if not isinstance(error, AgentError):
                 traceback.print_exc()
-            words = str(error) if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
-            self._wire.send(type="error", message=words[:_MAX_ERROR_LENGTH])
+            words = str(error) if isinstance(error, AgentError) else describe_raised(error, Path.cwd())
+            self._wire.send(type="error", message=words)
             return
         usage = {"input": report.input_tokens, "output": report.output_tokens}
         told = {} if report.input_tokens is None else {"usage": usage}

@@ -151,7 +151,7 @@ def answer_text(value: object) -> str:
             return to_json(value).decode()
         except (PydanticSerializationError, ValueError):
             pass
-    raise AgentError(f"its answer is {_article(type(value).__name__)}, and not text or what JSON can hold")
+    raise AgentError(f"it answered with {type(value).__name__}, not with text or what JSON can hold; return a str")
 
 
 def report_messages(messages: Iterable[Mapping[str, Any]], report: TurnReport) -> None:
@@ -174,7 +174,3 @@ def message_text(message: Mapping[str, Any]) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise AgentError("a message has content that is not text")
     return "".join(map(str, texts))
-
-
-def _article(name: str) -> str:
-    return name if name == "NoneType" else f"a {name}"

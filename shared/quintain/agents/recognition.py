@@ -83,7 +83,7 @@ def _adapter_of(agent: object, name: str) -> Callable[[object], Conversation]:
         raise ConfigError(f"{name} is a class: give an instance of it, such as agent = {agent.__name__}(...)")
     for key, remedy in _REMEDIES.items():
         if key in classes:
-            raise ConfigError(f"{name} is a {key[1]} and no agent: {remedy}")
+            raise ConfigError(f"{name} is of type {key[1]}, and no agent: {remedy}")
     if callable(agent):
         return cast("Callable[[object], Conversation]", FunctionConversation)
     raise ConfigError(f"{name} is of type {type(agent).__name__}, and no agent: an agent is {KINDS}")

@@ -14,12 +14,14 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+from quintain.contracts.credentials import mask_tokens
 from quintain.errors import ConfigError
 from quintain.programs.program import script_of
 
@@ -41,15 +43,28 @@ def load_object(reference: str, folder: Path, *, kind: str) -> object:
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A module may raise anything while it is imported.
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = f"; install it for {sys.executable}" if missing and missing != module_name else ""
-        raise ConfigError(f"{module_name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
+        raise ConfigError(f"{module_name} cannot be imported: {describe_raised(error, folder)}{hint}") from error
     found: object = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"{module_name} has no {kind} {name}")
     return found
+
+
+def describe_raised(error: BaseException, folder: Path, *, max_characters: int = 2000) -> str:
+    """An exception as one sentence: its class and message, and the last line of code below ``folder`` that it came by.
+
+    Tokens are masked.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    paths = [(Path(frame.filename), frame.lineno) for frame in frames]
+    own = [each for each in paths if each[0].is_relative_to(folder) and _INSTALLED.isdisjoint(each[0].parts)]
+    where = f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
+    words = ": ".join(filter(None, (type(error).__name__, str(error))))
+    return mask_tokens(words)[:max_characters] + where
 
 
 #: The name of the module that a script is; it is in no package.

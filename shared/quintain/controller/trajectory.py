@@ -132,7 +132,7 @@ class Trajectory(FilteredTrajectory):
             domain = get_domain(item)
             if domain is None:
                 raise ValueError(
-                    f"A {type(item).__name__} without a security_domain is in no trajectory: give it a tag"
+                    f"{type(item).__name__}: without a security_domain it is in no trajectory: give it a tag"
                 )
             self._items.append(item)
             if self._view is not None and scope_includes(self._view[0], domain):

@@ -20,7 +20,7 @@ class ProgramEnded(ProgramError):
 
     def __init__(self, exit_code: int | None) -> None:
         self.exit_code = exit_code
-        super().__init__("it closed its stdout" if exit_code is None else f"exit code {exit_code}")
+        super().__init__()
 
 
 @asynccontextmanager

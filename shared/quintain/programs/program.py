@@ -230,6 +230,16 @@ class Finished:
     stderr: bytes
 
 
+def describe_end(exit_code: int | None, stderr: str) -> str:
+    """Say how a program ended, and what it wrote to stderr: ``exit code 3: no such file``.
+
+    A negative code is the number of a signal; None is a program that runs on, and has closed its stdout.
+    """
+    how = f"exit code {exit_code}" if exit_code is None or exit_code >= 0 else f"killed by signal {-exit_code}"
+    how = "it closed its stdout" if exit_code is None else how
+    return f"{how}: {stderr}" if stderr else f"{how}, and it wrote nothing on stderr"
+
+
 def start_error(number: int | None, reason: str) -> CannotStart:
     """Return the error of a program that could not be started, by the number of the system's error."""
     return _ERRORS.get(number, CannotStart)(reason)

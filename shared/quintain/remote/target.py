@@ -165,5 +165,5 @@ class RemoteTarget:
 def to_wire_text(value: object, description: str) -> str:
     """Return a string that can be encoded as UTF-8. Raises `TypeError` for any other type."""
     if not isinstance(value, str):
-        raise TypeError(f"{description} is a {type(value).__name__}: a target's values are text")
+        raise TypeError(f"{description} is of type {type(value).__name__}, not str: give its text, as with str(...)")
     return replace_surrogates(value)

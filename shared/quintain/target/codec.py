@@ -322,7 +322,7 @@ def write_event(event: Any) -> wire.WireEvent:
 def write_response(response: Any) -> wire.WireResponse:
     """Encode a response. Raises `TypeError` for an object that is no response."""
     if not dataclasses.is_dataclass(response) or not hasattr(response, "event"):
-        raise TypeError(f"An event is answered with an EventResponse, not with a {type(response).__name__}")
+        raise TypeError(f"An event is answered with an EventResponse, not with {type(response).__name__}")
     return wire.WireResponse(
         kind=type(response).__name__,
         controllable=_write_if_present(response, "controllable", write_controllable),

@@ -18,6 +18,8 @@ def shout(messages):
     text = messages[-1]["content"]
     if text == "raise":
         raise ValueError("no")
+    if text == "assert":
+        assert messages is None
     if text == "exit":
         sys.exit(3)
     return f"{len(messages)} {text}\\ud800"
@@ -61,16 +63,18 @@ def test_turns_of_conversations_one_after_the_other(tmp_path: Path) -> None:
         turn("b", 1, "raise"),
         turn("b", 2, "after"),
         turn("c", 1, "exit"),
+        turn("c", 1, "assert"),
         turn("d", 1, "last"),
     )
     assert code == 0
     assert [line["type"] for line in printed] == [
         *("ready", "answer", "answer"),
-        *("error", "error", "error", "error", "answer"),
+        *("error", "error", "error", "error", "error", "answer"),
     ]
     # Its own answer is in the conversation, and half a character is none.
     assert [line["text"] for line in printed if line["type"] == "answer"] == ["1 one?", "3 two?", "1 last?"]
-    assert printed[4]["message"] == "ValueError: no"
+    assert printed[4]["message"] == "ValueError: no (bot.py, line 10)"
+    assert printed[7]["message"] == "AssertionError (bot.py, line 12)"
     assert stderr.count("printed by a child") == stderr.count("printed\n")
 
 

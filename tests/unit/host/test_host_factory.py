@@ -89,9 +89,7 @@ async def test_what_is_no_target_is_told_what_it_lacks() -> None:
     class Half:
         def run(self) -> None: ...
 
-    with pytest.raises(
-        ConfigError, match="bots:Half made a Half, which is not a Target: it lacks config_specs, get_con"
-    ):
+    with pytest.raises(ConfigError, match="bots:Half made Half, which is not a Target: it lacks config_specs, get_con"):
         await probe_factory(Half, "bots:Half", 10)
 
 

@@ -324,7 +324,7 @@ async def test_a_query_that_gives_no_text_is_an_error_that_says_so(host_client: 
     done = await host_client.result(await host_client.lease(), QueryTarget(name="runs"))
     assert done.failure is not None
     assert done.failure.type == "TypeError"
-    assert "'runs' was answered with a int: a target's values are text" in done.failure.message
+    assert "'runs' returned int, not str: return its text" in done.failure.message
 
 
 async def test_a_host_that_stops_tears_down_what_is_leased(host_client: HostClient) -> None:

@@ -77,8 +77,8 @@ async def test_a_run_that_is_taken_up_has_the_cases_of_before(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("import sys; print('{}'); sys.exit('no database')", r"its command failed \(exit code 1\): no database"),
-        ("raise SystemExit(3)", r"its command failed \(exit code 3\): it wrote nothing on stderr"),
+        ("import sys; print('{}'); sys.exit('no database')", r"its command failed, exit code 1: no database"),
+        ("raise SystemExit(3)", r"its command failed, exit code 3, and it wrote nothing on stderr"),
         ("print('nonsense')", "line 1: it is not JSON"),
         ("", "the dataset has no cases"),
     ],

@@ -49,7 +49,7 @@ async def test_a_crash_is_told_with_its_exit_code_and_the_end_of_stderr_tokens_m
     source = f"import sys; print('x' * 5000, {token!r}, 'the end', file=sys.stderr); sys.exit(3)"
     with pytest.raises(GraderError) as error:
         await run(tmp_path, source)
-    assert error.value.message.startswith("It crashed (exit code 3): xxx")
+    assert error.value.message.startswith("It crashed, exit code 3: xxx")
     assert error.value.message.endswith("the end")
     assert len(error.value.message) < 350
     assert "bbb" not in error.value.message

@@ -93,6 +93,10 @@ def test_lines_become_the_answer_its_tokens_and_steps(
         ("gemini", {"type": "result", "status": "error", "error": {"message": "no quota"}}, "no quota"),
         ("opencode", {"type": "error", "error": {"name": "APIError", "data": {"message": "no quota"}}}, "no quota"),
         ("opencode", {"type": "error", "error": {"name": "UnknownError"}}, "UnknownError"),
+        ("claude-code", {"type": "result", "is_error": True}, "{'type': 'result', 'is_error': True}"),
+        ("codex", {"type": "turn.failed"}, "{'type': 'turn.failed'}"),
+        ("gemini", {"type": "result", "status": "error"}, "{'type': 'result', 'status': 'error'}"),
+        ("opencode", {"type": "error", "error": "gone"}, "{'type': 'error', 'error': 'gone'}"),
     ],
 )
 def test_a_turn_that_failed_is_an_error(preset: str, line: dict[str, object], message: str) -> None:

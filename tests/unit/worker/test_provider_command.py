@@ -176,8 +176,13 @@ async def test_an_exit_code_is_charged_and_told_with_the_end_of_stderr(tmp_path:
 
 async def test_a_program_that_a_signal_ended_is_charged(tmp_path: Path) -> None:
     failed = await failure(make_provider(tmp_path, shell("kill -TERM $$")))
-    assert failed.fault.message == "it: exit code -15: "
+    assert failed.fault.message == "it: killed by signal 15, and it wrote nothing on stderr"
     assert failed.billing is Billing.BILLED
+
+
+async def test_a_program_that_ends_without_a_word_is_told_as_that(tmp_path: Path) -> None:
+    failed = await failure(make_provider(tmp_path, shell("exit 3")))
+    assert failed.fault.message == "it: exit code 3, and it wrote nothing on stderr"
 
 
 async def test_an_answer_that_was_not_written_is_charged(tmp_path: Path) -> None:

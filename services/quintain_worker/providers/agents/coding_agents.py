@@ -30,7 +30,7 @@ def read_claude_line(line: Line, reading: TurnReading) -> None:
         case "result":
             result = line.get("result")
             if line.get("is_error") or not isinstance(result, str):
-                reading.fail(str(result or line.get("subtype")))
+                reading.fail(result or line.get("subtype"), line)
             else:
                 reading.finish(PrintedAnswer(text=result, token_usage=_claude_usage(_object(line.get("usage")))))
         case _:
@@ -78,7 +78,7 @@ def read_codex_line(line: Line, reading: TurnReading) -> None:
         case "error":
             reading.add_log(str(line.get("message")))
         case "turn.failed":
-            reading.fail(str(_object(line.get("error")).get("message")))
+            reading.fail(_object(line.get("error")).get("message"), line)
         case "turn.completed":
             usage = _object(line.get("usage"))
             tokens = TokenUsage(
@@ -151,7 +151,7 @@ def read_gemini_line(line: Line, reading: TurnReading) -> None:
             )
             reading.finish(PrintedAnswer(text=reading.last_text, token_usage=tokens))
         case "result":
-            reading.fail(str(_object(line.get("error")).get("message")))
+            reading.fail(_object(line.get("error")).get("message"), line)
         case _:
             pass
 
@@ -185,7 +185,7 @@ def read_opencode_line(line: Line, reading: TurnReading) -> None:
                 reading.finish(PrintedAnswer(text=reading.last_text, token_usage=reading.tokens))
         case "error":
             error = _object(line.get("error"))
-            reading.fail(str(_object(error.get("data")).get("message") or error.get("name")))
+            reading.fail(_object(error.get("data")).get("message") or error.get("name"), line)
         case _:
             pass
 

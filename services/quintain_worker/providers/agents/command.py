@@ -20,6 +20,7 @@ from quintain.programs.program import (
     Program,
     ProgramTimedOut,
     TooMuchOutput,
+    describe_end,
     program_environment,
 )
 from quintain.programs.sandbox import Confinement
@@ -114,8 +115,8 @@ class CommandProvider:
             files.write(self._confinement)
             finished = await self._run(files, timeout_seconds)
             if finished.exit_code != 0:
-                quoted = finished.stderr.decode(errors="replace").strip()[-_MAX_QUOTED_LENGTH:]
-                raise self._failure(f"exit code {finished.exit_code}: {quoted}")
+                stderr = finished.stderr.decode(errors="replace").strip()[-_MAX_QUOTED_LENGTH:]
+                raise self._failure(describe_end(finished.exit_code, stderr))
             output = finished.stdout
             if "output_file" in self._placeholders:
                 output = await asyncio.to_thread(self._read_output_file, files.path("output_file"))

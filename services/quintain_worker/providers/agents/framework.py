@@ -12,7 +12,7 @@ from quintain.config.program_targets import AgentTarget
 from quintain.errors import ConfigError
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrls
 from quintain.programs.processes import run_to_file
-from quintain.programs.program import CannotStart
+from quintain.programs.program import CannotStart, describe_end
 from quintain_worker.providers.agents.program import (
     AgentCommand,
     AgentProgramProvider,
@@ -50,7 +50,7 @@ def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> Non
         try:
             message = from_json(printed)["message"]
         except (ValueError, KeyError):
-            message = f"exit code {exit_code}: {quoted_end(errors.strip(), agent.secrets)}"
+            message = describe_end(exit_code, quoted_end(errors.strip(), agent.secrets))
         raise ConfigError(f"targets.{name}: {message}")
 
 

@@ -172,7 +172,11 @@ class TurnReading:
             printed = printed.model_copy(update={"text": pieces})
         answer = printed.to_answer()
         if not answer.text.startswith(pieces):
-            raise ValueError("its text is not that of the pieces before")
+            same = next((at for at in range(len(answer.text)) if answer.text[at] != pieces[at]), len(answer.text))
+            raise ValueError(
+                f"its text differs from that of the pieces before at character {same + 1} of {len(pieces)}; print an "
+                "answer without text, or with the same text, and more at its end"
+            )
         if self._texts and len(answer.text) > len(pieces):
             self.add_text(answer.text[len(pieces) :])
         for step in answer.steps:
@@ -184,9 +188,9 @@ class TurnReading:
         self._end_steps()
         return self._steps.steps, self._steps.cut
 
-    def fail(self, message: str) -> None:
-        """End the turn with an error."""
-        self.error = message
+    def fail(self, message: object, line: Line) -> None:
+        """End the turn with the message of an error, or with its line where it has none."""
+        self.error = str(message or line)
 
 
 #: Reads one line of a turn. Raises `ValueError` if the line cannot be used.
@@ -215,9 +219,9 @@ def parse_line(line: bytes) -> Line:
     try:
         parsed = from_json(line)
     except ValueError:
-        raise ValueError("it is no JSON") from None
+        raise ValueError("it is no JSON; print one object a line, and all else to stderr") from None
     if not isinstance(parsed, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 -- one error for all lines that cannot be used
+        raise ValueError("it is no JSON object; print one object a line, and all else to stderr")  # noqa: TRY004 -- one error for all lines that cannot be used
     return parsed
 
 
@@ -232,7 +236,7 @@ def read_agent_line(line: Line, reading: TurnReading) -> None:
             case {"type": "answer"}:
                 reading.finish(PrintedAnswer.model_validate(line))
             case {"type": "error", "message": str(message)}:
-                reading.fail(message)
+                reading.fail(message, line)
             case _:
                 raise ValueError("its type is none of text, step, answer and error, or its text is missing")
     except ValidationError as error:

@@ -31,6 +31,7 @@ from quintain.programs.program import (
     ProgramNotExecutable,
     ProgramNotFound,
     TooMuchOutput,
+    describe_end,
     program_environment,
 )
 from quintain.programs.sandbox import Confinement
@@ -63,6 +64,7 @@ from quintain_worker.providers.quoting import quoted
 
 #: The longest line that a program may print, and all its lines of one turn together, in bytes.
 MAX_LINE_BYTES, MAX_TURN_BYTES = 8 * 1024 * 1024, 32 * 1024 * 1024
+_LIMITS = f"a line of {MAX_LINE_BYTES // 1024**2} MiB, or a turn of {MAX_TURN_BYTES // 1024**2} MiB"
 
 #: How much of the end of a program's stderr is quoted, in characters.
 MAX_STDERR_LENGTH = 300
@@ -228,8 +230,10 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
         try:
             line = parse_line(await started.read())
         except (ProgramEnded, TooMuchOutput, ValueError) as error:
-            stderr = quoted_end(started.stderr, self._agent.secrets)
-            raise self._unavailable(f"the program did not start ({error}): {stderr}") from None
+            how = str(error) if isinstance(error, ValueError) else f"it printed more than {_LIMITS}"
+            if isinstance(error, ProgramEnded):
+                how = describe_end(error.exit_code, quoted_end(started.stderr, self._agent.secrets))
+            raise self._unavailable(f"the program did not start: {how}") from None
         if line.get("type") != "ready":
             raise self._unavailable(f"the program did not start: {self._quoted(str(line.get('message', line)))}")
         self._has_turns = line.get("turns") is not False
@@ -256,12 +260,11 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
             failure = TimedOut(f"{self._name}: the program did not answer within {timeout_seconds:g} s{silence}")
             raise ProviderFailure(failure, Billing.UNKNOWN) from None
         except ProgramEnded as ended:
-            stderr = quoted_end(program.stderr, self._agent.secrets)
-            message = f"{self._name}: the program ended in the middle of a turn, {ended}: {stderr}"
+            how = describe_end(ended.exit_code, quoted_end(program.stderr, self._agent.secrets))
+            message = f"{self._name}: the program ended in the middle of a turn, {how}"
             raise ProviderFailure(ProviderFailed(message, charged=True), Billing.UNKNOWN) from None
         except TooMuchOutput:
-            limits = f"a line of {MAX_LINE_BYTES // 1024**2} MiB, or a turn of {MAX_TURN_BYTES // 1024**2} MiB"
-            too_large = ReplyTooLarge(f"{self._name}: the program printed more than {limits}")
+            too_large = ReplyTooLarge(f"{self._name}: the program printed more than {_LIMITS}")
             raise ProviderFailure(too_large, Billing.BILLED) from None
 
     async def _read(self, program: LineProgram, reading: TurnReading, idle: IdleLimit) -> None:
