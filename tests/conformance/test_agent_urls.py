@@ -121,6 +121,7 @@ async def test_in_a_sandbox_a_program_reaches_its_gateway(tmp_path: Path) -> Non
     if (refusal := sandbox_refusal()) is not None:
         pytest.skip(refusal)
     (tmp_path / "agent.py").write_text(AGENT)
+    tmp_path.chmod(0o755)  # a sandbox of root runs as another user
     config = CONFIG.replace("protocol: jsonl", "protocol: jsonl\n    sandbox: bwrap")
     async with memory_fleet(tmp_path, config, {"PATH": "/usr/bin:/bin"}) as fleet, fleet.client("agent") as client:
         assert (await ask(client, 9))[0] == [200] * 8 + [402]

@@ -43,10 +43,18 @@ _HIDDEN_NAMES = (".quintain", ".env", ".git", "runs", "secrets")
 #: Files of a results folder; a folder with the first of them is hidden.
 _RESULTS_FILES = ("session-token", "ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm")
 
+#: No user namespace: the first process in the sandbox takes the other user's rights, and has no further capability.
 _UNSHARED_BY_ROOT = (
     "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
-    "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID",
+    "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID",
 )  # fmt: skip
+
+#: The user of a sandbox that root makes and that names none: root itself is confined by none, because the kernel lets
+#: it write settings below ``/proc/sys`` without any capability, also in a user namespace.
+_USER_OF_ROOTS_SANDBOX = "nobody"
+
+#: Folders of a sandbox that are its own and empty.
+_OWN_FOLDERS = ("/tmp", "/dev/shm")  # noqa: S108 -- its own
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 
@@ -81,7 +89,8 @@ class Confinement:
     """The user and the sandbox of a program.
 
     In a sandbox it may read the folders ``read`` without ``hidden``, and write to ``write``; ``gateway`` is the only
-    address that it reaches, by the same port on its own loopback.
+    address that it reaches, by the same port on its own loopback. A sandbox that root makes runs as ``nobody`` where
+    ``run_as`` names no other user.
     """
 
     run_as: str | None = None
@@ -92,22 +101,29 @@ class Confinement:
     gateway: tuple[str, int] | None = None
 
     @property
+    def user(self) -> str | None:
+        """The other user that the program runs as; None if it runs as the user of this process."""
+        if self.run_as is None and self.sandbox is not None and os.geteuid() == 0:
+            return _USER_OF_ROOTS_SANDBOX
+        return self.run_as
+
+    @property
     def is_confined(self) -> bool:
         """Whether the program has fewer rights than this process."""
         return self.run_as is not None or self.sandbox is not None
 
     def share(self, path: Path) -> None:
         """Make the other user the owner of a file or folder that was made for the program."""
-        if self.run_as is not None:
-            entry = pwd.getpwnam(self.run_as)
+        if self.user is not None:
+            entry = pwd.getpwnam(self.user)
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the program: with the other user's home folder."""
-        if self.run_as is None:
+        if self.user is None:
             return dict(env)
         kept = {name: value for name, value in env.items() if name != "TMPDIR"}
-        return {**kept, "HOME": pwd.getpwnam(self.run_as).pw_dir}
+        return {**kept, "HOME": pwd.getpwnam(self.user).pw_dir}
 
     def user_options(self) -> dict[str, Any]:
         """Return the options of `subprocess.Popen` that start a program as the other user.
@@ -129,8 +145,8 @@ class Confinement:
         """
         if not self.is_confined:
             return
-        if self.run_as is not None:
-            _check_user(self.run_as)
+        if self.user is not None:
+            _check_user(self.user)
         if self.sandbox is not None and shutil.which("bwrap") is None:
             raise ConfigError("sandbox: bwrap is not installed; install the package bubblewrap")
         files = list(files)
@@ -158,14 +174,17 @@ class Confinement:
             )
         if tried.returncode != 0:
             said = tried.stderr.decode(errors="replace").strip()
-            raise ConfigError(f"sandbox: this machine does not allow it ({said}); allow user namespaces, or use run_as")
+            needed = "user namespaces" if self.user is None else "root CAP_SYS_ADMIN"
+            raise ConfigError(f"sandbox: this machine does not allow it ({said}); allow {needed}, or use run_as alone")
         if unreachable := os.fsdecode(tried.stdout.removesuffix(b"\n")):
             below = [file for file in files if Path(unreachable) in file.parents]
             unreachable += f", and so not {below[0]}, which it runs" if below else ""
             if self.sandbox is None:
                 fix = "give it the right to read and enter it, or move it"
                 raise ConfigError(f"run_as: the user {self.run_as!r} may not read {unreachable}; {fix}")
-            fix = "list it as its `read`, with the rights for the user of the program"
+            fix = "list it as its `read`"
+            if self.user is not None:
+                fix += f", and let the user {self.user!r} read and enter it, or name another one as its `run_as`"
             raise ConfigError(f"sandbox: the program would not reach {unreachable}; {fix}")
 
     def wrapper(self, cwd: Path | None, env: Mapping[str, str], control_fd: int) -> list[str]:
@@ -176,11 +195,12 @@ class Confinement:
         if self.sandbox is None:
             return []
         folder = cwd or Path.cwd()
+        size = str(self.sandbox.memory_mib << 20)
         port = 0 if self.gateway is None else self.gateway[1]
         # The first process in the sandbox takes the other user's rights: that user need not reach the interpreter, nor
         # be allowed to make a user namespace.
-        entry = None if self.run_as is None else pwd.getpwnam(self.run_as)
-        unshare = ("--unshare-all",) if entry is None else _UNSHARED_BY_ROOT
+        entry = None if self.user is None else pwd.getpwnam(self.user)
+        unshare = ("--unshare-all", "--cap-drop", "ALL") if entry is None else _UNSHARED_BY_ROOT
         readable = [*self.read, *(folder / path for path in self.sandbox.read), *_interpreter_folders(env)]
         user = (
             ("0", "0", "")
@@ -189,7 +209,8 @@ class Confinement:
         )
         return [
             shutil.which("bwrap") or "bwrap", *unshare, "--die-with-parent", "--new-session",
-            "--proc", "/proc", "--dev", "/dev", "--size", str(self.sandbox.memory_mib << 20), "--tmpfs", "/tmp",  # noqa: S108 -- its own
+            "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev",
+            *(word for path in _OWN_FOLDERS for word in ("--perms", "1777", "--size", size, "--tmpfs", path)),
             *_system_mounts(),
             *_open_parents([*readable, *self.write]),
             *(word for path in _outermost(readable) for word in ("--ro-bind", str(path), str(path))),
@@ -198,7 +219,7 @@ class Confinement:
             "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp",  # noqa: S108 -- the sandbox's own
             "--chdir", str(folder), "--",
             sys.executable, "-I", "-S", str(_FIRST_PROCESS),
-            str(control_fd), str(port), str(self.sandbox.memory_mib << 20), str(self.sandbox.processes), *user,
+            str(control_fd), str(port), size, str(self.sandbox.processes), *user,
         ]  # fmt: skip
 
     def _hidden_below(self, folders: list[Path]) -> list[Path]:
