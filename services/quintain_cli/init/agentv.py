@@ -10,7 +10,7 @@ import json
 from quintain.runtime.text_files import read_text
 from quintain_cli.init.assertions import Judged, add_graders
 from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, Found, JsonDict, mapping
-from quintain_cli.init.targets import add_targets_of_agentv
+from quintain_cli.init.targets import add_providers
 
 _KNOWN = ("$schema", "name", "description", "execution", "tests", "evalcases", "assertions", "target", "input")
 _KNOWN_OF_TEST = (
@@ -26,7 +26,7 @@ def read_agentv(carried: CarriedEvaluation, body: JsonDict, at: At) -> None:
     execution = mapping(body.get("execution"))
     carried.leave_out_unknown(execution, at.under("execution"), ("target", "targets"))
     wanted = execution.get("targets") or execution.get("target") or body.get("target") or "default"
-    add_targets_of_agentv(carried, wanted, at.under("execution"))
+    add_providers(carried, wanted, at.under("execution"))
     before = _messages(carried, body["input"], at.under("input")) if "input" in body else []
     if before is None:
         carried.leave_out(at.under("input"), "an input of all tests that is not all text, and so each of them")

@@ -14,13 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from quintain.config.file_errors import validation_messages
 from quintain.config.yaml_file import parse_yaml
 from quintain.errors import ConfigError
-from quintain.graders import Case
-from quintain.runtime.text_files import InvalidLine
 from quintain_cli.init.carried import FILE_PREFIX, At, CarriedCase, CarriedEvaluation, Found, JsonDict, mapping
 from quintain_cli.init.nunjucks import rendered
-from quintain_cli.init.targets import add_provider, judge_target
+from quintain_cli.init.targets import add_provider
 from quintain_runner.graders.builtin import build_validator
-from quintain_runner.plan.case_graders import with_own_graders
+from quintain_runner.spec.grader_options import IS_DATA
 from quintain_runner.spec.graders import GraderSpec
 from quintain_runner.spec.right_answers import answer_text
 
@@ -130,16 +128,8 @@ def _convert(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> li
         {**one, **common, **({"not": is_negated != one.get("not", False)} if is_negated else {})} for one in graders
     ]
     for grader in graders:
-        _require_accepted(grader)
+        _SPEC.validate_python({"name": "grader", **grader}, context={IS_DATA: True})
     return graders
-
-
-def _require_accepted(grader: JsonDict) -> None:
-    """Check that `quintain check` accepts a grader. Raises `ValueError`."""
-    if "command" in grader:
-        _SPEC.validate_python({"name": "grader", **grader})
-    elif isinstance(row := with_own_graders(Case(id="case", graders=[grader]), ()), InvalidLine):
-        raise row
 
 
 def _value(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> Any:
@@ -260,7 +250,7 @@ def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test
     provider = value.get("provider") or test.provider
     provider = mapping(provider).get("text", provider)
     provider = value.get("target", provider) if carried.is_agentv else provider
-    judge = None if provider is None else judge_target(carried, provider, at)
+    judge = None if provider is None else add_provider(carried, provider, at)
     graders = []
     for one, place in at.items(asked):
         fields = mapping(one) if carried.is_agentv else {}

@@ -57,26 +57,6 @@ def _printed(value: Any) -> str:
     return "[object Object]" if isinstance(value, dict) else answer_text(value)
 
 
-class _Array(list[Any]):
-    """A list as JavaScript has it: it is true."""
-
-    def __bool__(self) -> bool:
-        return True
-
-
-class _Object(dict[str, Any]):
-    """An object as JavaScript has it: it is true."""
-
-    def __bool__(self) -> bool:
-        return True
-
-
-def _as_there(value: Any) -> Any:
-    if isinstance(value, list):
-        return _Array(map(_as_there, value))
-    return _Object({key: _as_there(one) for key, one in value.items()}) if isinstance(value, dict) else value
-
-
 _ENGINE = ImmutableSandboxedEnvironment(undefined=ChainableUndefined, finalize=_printed, keep_trailing_newline=True)
 
 
@@ -158,7 +138,7 @@ def paths_in(template: str, *, required: bool = False) -> set[tuple[str, ...]]:
 
 def printed(template: str, variables: Mapping[str, Any]) -> str:
     """What a template that means the same in Jinja2 prints there."""
-    return _ENGINE.from_string(template).render(_as_there(dict(variables)))
+    return _ENGINE.from_string(template).render(variables)
 
 
 def renamed(template: str, names: Collection[str]) -> str:

@@ -28,7 +28,7 @@ from quintain_cli.init.carried import (
 )
 from quintain_cli.init.nunjucks import resolved
 from quintain_cli.init.prompts import add_prompts
-from quintain_cli.init.targets import add_providers, add_targets_of_agentv
+from quintain_cli.init.targets import add_providers
 
 _KNOWN = (
     "$schema",
@@ -70,7 +70,7 @@ def read_promptfoo(carried: CarriedEvaluation, body: JsonDict, at: At) -> None:
     # As promptfoo does: without prompts, the variable prompt is asked.
     add_prompts(carried, "{{ prompt }}" if body.get("prompts") is None else body["prompts"], at.under("prompts"))
     key = "providers" if "providers" in body else "targets"
-    (add_targets_of_agentv if carried.is_agentv else add_providers)(carried, body.get(key), at.under(key))
+    add_providers(carried, body.get(key), at.under(key))
     key = carried.key("defaultTest")
     default: Found = (body.get(key), at.under(key))
     if isinstance(default[0], str):

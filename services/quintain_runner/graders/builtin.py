@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,16 +36,13 @@ from quintain_runner.spec.graders import BuiltinGrader
 from quintain_runner.spec.right_answers import EXACT, answer_text, numbers_in, same_json, unreadable_number
 from quintain_runner.spec.text_graders import (
     ComparingGrader,
-    ContainsGrader,
+    ComparingTextGrader,
     ContainsJsonGrader,
     EditDistanceGrader,
-    EndsWithGrader,
     ExactGrader,
     JsonSchemaGrader,
     NumericGrader,
     RegexGrader,
-    StartsWithGrader,
-    TextGrader,
 )
 from quintain_runner.untrusted import (
     BACKTRACK_LIMIT,
@@ -130,6 +128,7 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
 
     Raises `ConfigError` if the schema cannot be used.
     """
+    compare_text: CompareText
     match spec:
         case ToolCallsGrader():
             return lambda case, result, _: check_tool_calls(spec, case, result)
@@ -139,30 +138,17 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
             return lambda _, result, price: check_cost(spec, result, price)
         case TokensGrader():
             return lambda _, result, __: check_tokens(spec, result)
-        case _:
-            compare_text = _text_comparison(spec, folder)
-            return lambda case, result, _: compare_text(case, result.raw_text)
-
-
-def _text_comparison(spec: TextGrader, folder: Path) -> CompareText:
-    match spec:
         case RegexGrader():
-            return _compare_patterns(spec)
+            compare_text = _compare_patterns(spec)
         case JsonSchemaGrader():
             validator = build_validator(spec.json_schema, folder)
-            return lambda _, answer: _validate_json(validator, answer, fenced=spec.fenced)
+            compare_text = lambda _, answer: _validate_json(validator, answer, fenced=spec.fenced)  # noqa: E731
         case ContainsJsonGrader():
             schema = None if spec.json_schema is None else build_validator(spec.json_schema, folder)
-            return lambda _, answer: _find_json(schema, answer)
+            compare_text = lambda _, answer: _find_json(schema, answer)  # noqa: E731
         case _:
-            return lambda case, answer: _with_reason(spec, case, _compare(spec, _right(spec, case), answer))
-
-
-def _with_reason(spec: ComparingGrader, case: Case, row: GraderRow) -> GraderRow:
-    """The verdict with what was right, where it fails, and the row does not say it as what its case expected."""
-    if row.passed or row.reason is not None or not spec.has_value:
-        return row
-    return row.with_fields(reason=plain_line("right is " + " or ".join(map(answer_text, spec.answers(case)))))
+            compare_text = partial(_compare, spec)
+    return lambda case, result, _: compare_text(case, result.raw_text)
 
 
 #: Whether an answer has the text that a grader looks for.
@@ -173,23 +159,23 @@ _HAS: Final[Mapping[str, Callable[[str, str], bool]]] = {
 }
 
 
-def _compare(
-    spec: ExactGrader | ContainsGrader | StartsWithGrader | EndsWithGrader | NumericGrader | EditDistanceGrader,
-    right: Sequence[JsonValue],
-    answer: str,
-) -> GraderRow:
-    """The comparison of an answer with the right ones."""
+def _compare(spec: ComparingTextGrader, case: Case, answer: str) -> GraderRow:
+    """Compare an answer with the right ones; what was right is said where it fails, and is not the case's expected."""
+    right = _right(spec, case)
     match spec:
         case NumericGrader():
-            return _compare_number(spec, right, answer)
+            row = _compare_number(spec, right, answer)
         case EditDistanceGrader():
-            return _compare_distance(spec, right, answer)
+            row = _compare_distance(spec, right, answer)
         case ExactGrader():
-            return _verdict(any(_is_exactly(spec, answer, one) for one in right))
+            row = _verdict(any(_is_exactly(spec, answer, one) for one in right))
         case _:
             cased = _cased(answer, ignore_case=spec.ignore_case)
             texts = (_cased(answer_text(one), ignore_case=spec.ignore_case) for one in right)
-            return _verdict(any(_HAS[spec.builtin](cased, text) for text in texts))
+            row = _verdict(any(_HAS[spec.builtin](cased, text) for text in texts))
+    if row.passed or row.reason is not None or not spec.has_value:
+        return row
+    return row.with_fields(reason=plain_line("right is " + " or ".join(map(answer_text, spec.answers(case)))))
 
 
 def _right(spec: ComparingGrader, case: Case) -> list[JsonValue]:

@@ -105,3 +105,7 @@ class TokensGrader(GraderOptions):
         if self.max_input is None and self.max_output is None and self.max_total is None:
             raise ValueError("give max_input, max_output or max_total")
         return self
+
+
+#: Graders that check what a target did for its answer, without a call.
+ActivityGrader = ToolCallsGrader | LatencyGrader | CostGrader | TokensGrader

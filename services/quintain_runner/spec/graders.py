@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import count
-from typing import Annotated, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Union, get_args
 
 from pydantic import (
     AfterValidator,
@@ -24,28 +24,11 @@ from quintain.contracts.session import DEFAULT_MAX_CALLS
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.results.row import criterion_name
-from quintain_runner.spec.activity_graders import (
-    CostGrader,
-    ExpectedToolCall,
-    LatencyGrader,
-    TokensGrader,
-    ToolCallsGrader,
-)
+from quintain_runner.spec.activity_graders import ActivityGrader, ExpectedToolCall
 from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Seconds, SpecModel
 from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
-from quintain_runner.spec.text_graders import (
-    ContainsGrader,
-    ContainsJsonGrader,
-    EditDistanceGrader,
-    EndsWithGrader,
-    ExactGrader,
-    JsonSchemaGrader,
-    NumericGrader,
-    RegexGrader,
-    StartsWithGrader,
-    TextGrader,
-)
+from quintain_runner.spec.text_graders import TextGrader
 
 #: Default timeout of one execution of a command or function grader, in seconds; the same as AgentV's.
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -186,7 +169,7 @@ class AnyGrader(GraderOptions):
 CombiningGrader = AllGrader | AnyGrader
 
 #: Built-in graders that make no calls.
-BuiltinGrader = TextGrader | ToolCallsGrader | LatencyGrader | CostGrader | TokensGrader
+BuiltinGrader = TextGrader | ActivityGrader
 
 #: Built-in graders that ask a target.
 AskingGrader = SimilarGrader | JudgeGrader | PairwiseGrader
@@ -197,28 +180,20 @@ ProgramGrader = CommandGrader | FunctionGrader
 #: Graders that may call a target by default.
 CallingGrader = ProgramGrader | AskingGrader
 
+#: The models of built-in graders by the names that ``builtin`` gives them.
+_BUILTINS: Final[Mapping[str, type[GraderOptions]]] = {
+    get_args(model.model_fields["builtin"].annotation)[0]: model for model in get_args(BuiltinGrader | AskingGrader)
+}
+
 GRADER_KINDS: Final[Mapping[str, type[GraderOptions]]] = {
     "command": CommandGrader,
     "function": FunctionGrader,
     "all": AllGrader,
     "any": AnyGrader,
-    "exact": ExactGrader,
-    "contains": ContainsGrader,
-    "starts-with": StartsWithGrader,
-    "ends-with": EndsWithGrader,
-    "regex": RegexGrader,
-    "numeric": NumericGrader,
-    "edit-distance": EditDistanceGrader,
-    "json-schema": JsonSchemaGrader,
-    "contains-json": ContainsJsonGrader,
-    "tool-calls": ToolCallsGrader,
-    "latency": LatencyGrader,
-    "cost": CostGrader,
-    "tokens": TokensGrader,
-    "similar": SimilarGrader,
-    "llm-judge": JudgeGrader,
-    "pairwise": PairwiseGrader,
+    **_BUILTINS,
 }
+
+_BuiltinName: Any = Literal[tuple(_BUILTINS)]
 
 
 class InvalidGrader(_ProgramSpec):
@@ -228,27 +203,7 @@ class InvalidGrader(_ProgramSpec):
     function: JsonValue = None
     all: JsonValue = None
     any: JsonValue = None
-    builtin: (
-        Literal[
-            "exact",
-            "contains",
-            "starts-with",
-            "ends-with",
-            "regex",
-            "numeric",
-            "edit-distance",
-            "json-schema",
-            "contains-json",
-            "tool-calls",
-            "latency",
-            "cost",
-            "tokens",
-            "similar",
-            "llm-judge",
-            "pairwise",
-        ]
-        | None
-    ) = None
+    builtin: _BuiltinName | None = None
 
     @model_validator(mode="after")
     def _reject(self) -> Self:
@@ -278,30 +233,16 @@ def _kind_of_input(grader: object) -> str:
     return kind if isinstance(kind, str) and kind in GRADER_KINDS else _INVALID_KIND
 
 
-GraderSpec = Annotated[
-    Annotated[CommandGrader, Tag(kind_tag("command"))]
-    | Annotated[FunctionGrader, Tag(kind_tag("function"))]
-    | Annotated[AllGrader, Tag(kind_tag("all"))]
-    | Annotated[AnyGrader, Tag(kind_tag("any"))]
-    | Annotated[ExactGrader, Tag(kind_tag("exact"))]
-    | Annotated[ContainsGrader, Tag(kind_tag("contains"))]
-    | Annotated[StartsWithGrader, Tag(kind_tag("starts-with"))]
-    | Annotated[EndsWithGrader, Tag(kind_tag("ends-with"))]
-    | Annotated[RegexGrader, Tag(kind_tag("regex"))]
-    | Annotated[NumericGrader, Tag(kind_tag("numeric"))]
-    | Annotated[EditDistanceGrader, Tag(kind_tag("edit-distance"))]
-    | Annotated[JsonSchemaGrader, Tag(kind_tag("json-schema"))]
-    | Annotated[ContainsJsonGrader, Tag(kind_tag("contains-json"))]
-    | Annotated[ToolCallsGrader, Tag(kind_tag("tool-calls"))]
-    | Annotated[LatencyGrader, Tag(kind_tag("latency"))]
-    | Annotated[CostGrader, Tag(kind_tag("cost"))]
-    | Annotated[TokensGrader, Tag(kind_tag("tokens"))]
-    | Annotated[SimilarGrader, Tag(kind_tag("similar"))]
-    | Annotated[JudgeGrader, Tag(kind_tag("llm-judge"))]
-    | Annotated[PairwiseGrader, Tag(kind_tag("pairwise"))]
-    | SkipJsonSchema[Annotated[InvalidGrader, Tag(kind_tag(_INVALID_KIND))]],
-    Discriminator(lambda grader: kind_tag(_kind_of_input(grader))),
-]
+if TYPE_CHECKING:
+    GraderSpec = ProgramGrader | CombiningGrader | BuiltinGrader | AskingGrader | InvalidGrader
+else:
+    GraderSpec = Annotated[
+        Union[
+            *(Annotated[model, Tag(kind_tag(kind))] for kind, model in GRADER_KINDS.items()),
+            SkipJsonSchema[Annotated[InvalidGrader, Tag(kind_tag(_INVALID_KIND))]],
+        ],
+        Discriminator(lambda grader: kind_tag(_kind_of_input(grader))),
+    ]
 
 
 def grader_kind(grader: GraderSpec) -> str:

