@@ -337,9 +337,10 @@ async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_fo
         try:
             found.evaluation = await _with_built_graders(evaluation, found.env)
         except UnavailableGraders as error:
+            found.evaluation = await _with_built_graders(
+                replace(evaluation, unavailable_graders=error.reasons), found.env
+            )
             _check_kept(error, results_folder, keeps_stale=found.options.rerun_policy.keep_stale)
-            kept = replace(evaluation, unavailable_graders=error.reasons)
-            found.evaluation = await _with_built_graders(kept, found.env)
     if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():
             named = ((judge_place(evaluation, index), to) for index, to in found.judge_references)
@@ -350,13 +351,13 @@ async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_fo
 async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) -> Evaluation:
     """The evaluation, with what its graders said of themselves. Raises as `open_graders`."""
     async with open_graders(evaluation, env) as graders:
-        return replace(evaluation, graders_without_session=graders_without_session(graders))
+        return replace(evaluation, graders_without_session=graders_without_session(evaluation, graders))
 
 
 def _check_kept(error: UnavailableGraders, folder: Path | None, *, keeps_stale: bool) -> None:
     """Raise the error, unless the results have verdicts of all these graders and stale rows are kept."""
     graded = {} if folder is None else read_resume_state(folder).most_grader_calls
-    if any(name not in graded for name in error.reasons):
+    if not error.may_be_kept or any(name not in graded for name in error.reasons):
         raise error
     if not keeps_stale:
         way_out = f"; {folder} has its verdicts: `quintain run --keep-stale` keeps them, marked as stale"

@@ -139,11 +139,11 @@ def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> 
 
 
 class UnavailableGraders(ConfigError):
-    """Graders whose program, module, prompt or dependency cannot be found or used, with the ``reasons`` by name."""
+    """Graders that cannot be built, with the ``reasons`` by name; ``may_be_kept``: files are the reason for all."""
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
+    def __init__(self, reasons: Mapping[str, str], *, may_be_kept: bool) -> None:
         super().__init__("\n".join(reasons.values()))
-        self.reasons = dict(reasons)
+        self.reasons, self.may_be_kept = dict(reasons), may_be_kept
 
 
 @contextlib.asynccontextmanager
@@ -153,8 +153,8 @@ async def open_graders(
     """Build the graders of an evaluation, in the order of the file, without those that are known to be unavailable.
 
     ``env`` is the environment of which their processes get what is allowed; those that are kept running end with the
-    ``async with`` block. In a sandbox they reach only ``gateway_url``, and do not see ``output``. Raises `ConfigError`
-    with one line for each grader that cannot be built: `UnavailableGraders` if files are the reason for all of them.
+    ``async with`` block. In a sandbox they reach only ``gateway_url``, and do not see ``output``. Raises
+    `UnavailableGraders` with one line for each grader that cannot be built.
     """
     async with AsyncExitStack() as stack:
         factory = _GraderFactory(evaluation.folder, env, stack, gateway_url, output)
@@ -167,10 +167,9 @@ async def open_graders(
                 errors[spec.name] = f"{place}: {result.message}"
             elif isinstance(result, BaseException):
                 raise result
-        if any(isinstance(spec, BuiltinGrader | InvalidGrader) for spec in specs if spec.name in errors):
-            raise ConfigError("\n".join(errors.values()))
         if errors:
-            raise UnavailableGraders(errors)
+            of_file = [isinstance(spec, BuiltinGrader | InvalidGrader) for spec in specs if spec.name in errors]
+            raise UnavailableGraders(errors, may_be_kept=not any(of_file))
         yield tuple(result for result in results if not isinstance(result, BaseException))
 
 
@@ -285,9 +284,12 @@ class _GraderFactory:
         return prompt
 
 
-def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
-    """The names of the graders that make no calls: built-in ones except judges, and functions that take no session."""
-    return frozenset(
+def graders_without_session(evaluation: Evaluation, graders: Iterable[GraderRunner]) -> frozenset[str]:
+    """The names of the graders that make no calls: built-in ones except judges, functions that take no session, and
+    those of which nobody knows that, because they cannot be imported.
+    """
+    unknown = frozenset(grader.name for grader in evaluation.spec.graders if isinstance(grader, FunctionGrader))
+    return unknown.intersection(evaluation.unavailable_graders) | frozenset(
         grader.name
         for grader in graders
         if (not isinstance(grader, ProgramGraderRunner) and not max_calls_of(grader.spec))

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+from quintain.config.file_errors import did_you_mean
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import ConfigError
 from quintain.programs.program import script_of
@@ -50,7 +51,7 @@ def load_object(reference: str, folder: Path, *, kind: str) -> object:
         raise ConfigError(f"{module_name} cannot be imported: {describe_raised(error, folder)}{hint}") from error
     found: object = getattr(module, name, None)
     if found is None:
-        raise ConfigError(f"{module_name} has no {kind} {name}")
+        raise ConfigError(f"{module_name} has no {kind} {name}{did_you_mean(name, vars(module))}")
     return found
 
 

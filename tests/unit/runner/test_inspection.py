@@ -408,6 +408,18 @@ async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
     assert (await check_evaluation(options, read_settings({}))).not_checked == []
 
 
+@pytest.mark.parametrize("builtin", [[], [{"name": "bad", "builtin": "json-schema", "schema": "nowhere.json"}]])
+async def test_a_grader_that_cannot_be_built_makes_no_other_one_call(
+    tmp_path: Path, builtin: list[dict[str, object]]
+) -> None:
+    (tmp_path / "kind.py").write_text("import quintain\n@quintain.grader\ndef polite(output): return True\n")
+    graders = [{"name": "typo", "function": "kind:polit"}, {"name": "good", "function": "kind:polite"}, *builtin]
+    report = await check_evaluation(RunOptions(path=write_evaluation(tmp_path, *graders)), read_settings({}))
+    assert len(report.problems) == 1 + len(builtin)
+    assert "did you mean 'polite'?" in report.problems[0]
+    assert [(grader.calls, grader.most_calls) for grader in report.graders] == [([], 0)] * len(graders)
+
+
 async def test_a_judge_of_a_case_that_judges_its_own_answers_is_a_warning(tmp_path: Path) -> None:
     own = {"builtin": "llm-judge", "instructions": "Is it kind?"}
     cases: list[dict[str, object]] = [{"id": "1", "question": "q", "expected": "q", "graders": [own]}]
