@@ -315,31 +315,5 @@ class TimedOut(Fault):
     always_charged = True
 
 
-#: Every fault class by its code on the wire.
-FAULTS: dict[str, type[Fault]] = {
-    cls.code: cls
-    for cls in (
-        BadRequest,
-        UnsupportedParameter,
-        UnknownTarget,
-        Unauthorized,
-        ForbiddenTarget,
-        RequestConflict,
-        ReplyExpired,
-        ConversationLost,
-        PayloadTooLarge,
-        Rejected,
-        BudgetExhausted,
-        Cancelled,
-        InternalFault,
-        TargetUnavailable,
-        ProviderFailed,
-        ReplyTooLarge,
-        WorkerLost,
-        Overloaded,
-        BudgetUnavailable,
-        Throttled,
-        Expired,
-        TimedOut,
-    )
-}
+#: Every fault class of this module by its code on the wire.
+FAULTS: dict[str, type[Fault]] = {cls.code: cls for cls in (*Fault.__subclasses__(), *BadRequest.__subclasses__())}
