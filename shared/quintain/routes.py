@@ -8,7 +8,7 @@ is the message type. Leases have no routes: they are conversations (`quintain.co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from quintain.contracts import fleet, hosting, ledger
 from quintain.contracts import fleet as discovery
@@ -74,13 +74,3 @@ SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
 ATTEMPTS_ENDED = Route("attempts_ended", PROBE, "ended", ledger.AttemptsEnded, Message)
 
 DESCRIBE_HOST = Route("describe_host", HOST, "describe_host", hosting.DescribeHost, hosting.HostDescribed)
-
-#: All routes.
-ROUTES: tuple[Route[Any, Any], ...] = (
-    INVOKE,
-    *(INFO, OPEN, AMEND, CLOSE, CLOSE_CHILDREN, RESERVE, RELEASE, CANCEL),
-    *(LIST, SHOW, TARGETS, PAUSE, RESUME, WORKERS, DRAIN, FLEET, QUOTAS, SET_QUOTA),
-    DISCOVER,
-    *(REGISTER, HEARTBEAT, HEARTBEAT_PROBE, ADMIT, SETTLE, ATTEMPTS_ENDED, OPEN_CHILD),
-    DESCRIBE_HOST,
-)
