@@ -310,12 +310,7 @@ def _wrong(
     run: RunFile, counts: Mapping[str, ColumnCounts], *, is_whole: bool
 ) -> Iterator[tuple[str, TrialFilter | None]]:
     """What went wrong, each with the list that shows it, if there is one."""
-    for state, words in (
-        (TrialState.ERROR, "errors"),
-        (TrialState.IN_DOUBT, "in_doubt"),
-        (TrialState.UNCOMPARED, "uncompared"),
-        (TrialState.STALE, "stale"),
-    ):
+    for state, words in _WRONG.items():
         if count := sum(getattr(column, words) for column in counts.values()):
             yield f"{count:,} {words.replace('_', ' ')}", TrialFilter(states=(state,))
     found = sum(one.passed + one.failed + one.errors + one.in_doubt + one.uncompared for one in counts.values())
