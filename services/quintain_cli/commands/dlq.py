@@ -7,7 +7,6 @@ import datetime as dt
 import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -179,14 +178,6 @@ def _format_time(message: PoisonMessage) -> str:
     return f"{dead_lettered_at:%Y-%m-%d %H:%M:%S}Z"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """The outcome of a replayed call: its result, or the fault of a call that was charged and has ended."""
-
-    result: Result | None
-    fault: Fault | None
-
-
 def replay(
     poison_id: PoisonIdArgument,
     target: Annotated[str | None, typer.Option(help="The target; by default the one it was sent to.")] = None,
@@ -199,16 +190,17 @@ def replay(
     """
     outcome = run_command(_replay_message(poison_id, target), as_json=as_json)
     # The answer is printed before the message is deleted, because it was charged.
-    if outcome.result is not None:
-        print_result(outcome.result, as_json=as_json)
+    if isinstance(outcome, Result):
+        print_result(outcome, as_json=as_json)
     run_command(drop_by_id([poison_id]))
     if not as_json:
         print_stderr(f"dropped  {single_line(poison_id)}: it is answered\nnext     quintain dlq list")
-    if outcome.fault is not None:
-        exit_with_error(outcome.fault, as_json=as_json)
+    if isinstance(outcome, Fault):
+        exit_with_error(outcome, as_json=as_json)
 
 
-async def _replay_message(poison_id: str, target: str | None) -> ReplayResult:
+async def _replay_message(poison_id: str, target: str | None) -> Result | Fault:
+    """Return the result of the call, or the fault of one that was charged and has ended."""
     if read_settings(environment()).session_token is None:
         raise ConfigError(
             "QUINTAIN_SESSION_TOKEN is not set: the message's own token is masked, so the message is sent in a session "
@@ -220,13 +212,13 @@ async def _replay_message(poison_id: str, target: str | None) -> ReplayResult:
         # The same message to the same target under the same session is the same call: charged once.
         request_id = f"dlq-{message.id[:32]}-{(request.requested_target or '')[:63]}"
         try:
-            return ReplayResult(await client.send(request, request_id=request_id), None)
+            return await client.send(request, request_id=request_id)
         except Expired:
             raise  # no reply in time: the same request id may still get the answer
         except Fault as fault:
             if not fault.charged:
                 raise
-            return ReplayResult(None, fault)
+            return fault
 
 
 def replay_request(message: PoisonMessage, body: bytes, target: str | None) -> InvokeRequest:

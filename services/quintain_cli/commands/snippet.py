@@ -75,7 +75,7 @@ class Snippet:
 
 def _openai(connection: GatewayConnection) -> Snippet:
     return Snippet(
-        variables=_openai_variables(connection),
+        variables={"OPENAI_BASE_URL": f"{connection.url}/v1", "OPENAI_API_KEY": connection.token},
         file="Python",
         text=(
             "client = openai.OpenAI()\n"
@@ -163,23 +163,16 @@ def _deepeval(connection: GatewayConnection) -> Snippet:
 
 def _agentv(connection: GatewayConnection) -> Snippet:
     # Both the old and the new names: AgentV renamed targets to providers in July 2026.
-    variable_prefixes = ("TARGET", "PROVIDER")
     return Snippet(
         variables={
-            name: value
-            for prefix in variable_prefixes
-            for name, value in (
-                (f"AGENTV_{prefix}_PROXY_URL", connection.url),
-                (f"AGENTV_{prefix}_PROXY_TOKEN", connection.token),
-            )
+            "AGENTV_TARGET_PROXY_URL": connection.url,
+            "AGENTV_TARGET_PROXY_TOKEN": connection.token,
+            "AGENTV_PROVIDER_PROXY_URL": connection.url,
+            "AGENTV_PROVIDER_PROXY_TOKEN": connection.token,
         },
         command="agentv eval evals/it.eval.yaml",
         note="a code grader inherits them; a `target:` block of its own would replace them by AgentV's proxy.",
     )
-
-
-def _openai_variables(connection: GatewayConnection) -> dict[str, str]:
-    return {"OPENAI_BASE_URL": f"{connection.url}/v1", "OPENAI_API_KEY": connection.token}
 
 
 SNIPPETS: Mapping[SnippetTool, Callable[[GatewayConnection], Snippet]] = {
